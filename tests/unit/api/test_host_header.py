@@ -48,4 +48,4 @@ def test_only_names_of_the_server_are_its_own(
 @pytest.mark.parametrize(("host", "own"), [(b"any.example", True), (host_header.UNKNOWN, False)])
 def test_the_node_that_passes_a_request_on_has_checked_it(host: bytes, own: bool) -> None:
     scope = {"type": "http", "scheme": "http", "headers": [(b"host", host)], "server": ("a", 1)}
-    assert host_header.is_own({**scope, host_header.PASSED_ON: True}, ()) is own
+    assert host_header.is_own({**scope, host_header.FORWARDED: True}, ()) is own

@@ -1,15 +1,15 @@
-"""What requests are about, by method and path."""
+"""What a request concerns, by method and path, and which headers are forwarded."""
 
 from __future__ import annotations
 
 import pytest
 
-from atoll.api.rest.forwarding.proxy import passed_on
+from atoll.api.rest.forwarding.proxy import forwarded_headers
 from atoll.api.rest.forwarding.route_target import TargetKind, target_of_request
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "kind", "needs_it", "falls_back"),
+    ("method", "path", "kind", "needs_instance", "falls_back"),
     [
         ("POST", "/sessions", TargetKind.CREATE, False, False),
         ("POST", "/sessions/s/clone", TargetKind.CLONE, False, False),
@@ -35,13 +35,17 @@ from atoll.api.rest.forwarding.route_target import TargetKind, target_of_request
         ("PUT", "/signed/s", TargetKind.SIGNED, True, False),
     ],
 )
-def test_a_request_is_about_one_thing(
-    method: str, path: str, kind: TargetKind, needs_it: bool, falls_back: bool
+def test_a_request_concerns_one_thing(
+    method: str, path: str, kind: TargetKind, needs_instance: bool, falls_back: bool
 ) -> None:
     found = target_of_request(method, f"/api/v1{path}")
     assert found is not None
     assert found.id == ("" if kind in (TargetKind.CREATE, TargetKind.INVOKE) else "s")
-    assert (found.kind, found.needs_it, found.falls_back) == (kind, needs_it, falls_back)
+    assert (found.kind, found.needs_instance, found.falls_back) == (
+        kind,
+        needs_instance,
+        falls_back,
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,11 +70,11 @@ def test_a_request_is_about_one_thing(
         ("POST", "/internal/reports"),
     ],
 )
-def test_what_the_database_answers_is_about_nothing(method: str, path: str) -> None:
+def test_requests_that_the_database_serves_are_not_forwarded(method: str, path: str) -> None:
     assert target_of_request(method, path) is None
 
 
-def test_headers_of_the_connection_stay_where_they_are() -> None:
+def test_hop_by_hop_headers_are_not_forwarded() -> None:
     kept = [(b"authorization", b"Bearer k"), (b"content-length", b"5"), (b"x-own", b"1")]
     dropped = [
         (b"connection", b"keep-alive, X-Hop"),
@@ -83,4 +87,4 @@ def test_headers_of_the_connection_stay_where_they_are() -> None:
         (b"origin", b"https://page.example"),
         (b"atoll-hop", b"of somebody"),
     ]
-    assert passed_on([*dropped, *kept]) == kept
+    assert forwarded_headers([*dropped, *kept]) == kept

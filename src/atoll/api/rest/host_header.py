@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = b"unknown.invalid"
 """The `Host` of a request that is passed on to another node when the client's was not trusted."""
-PASSED_ON = "atoll.passed_on"
+FORWARDED = "atoll.forwarded"
 """Set in the scope of a request that another node passed on."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
@@ -33,7 +33,7 @@ def is_own(scope: Scope, trusted: Collection[str]) -> bool:
         return True  # The framework then takes the address that the connection came to.
     if len(found) > 1 or found[0] == UNKNOWN:
         return False
-    if scope.get(PASSED_ON):
+    if scope.get(FORWARDED):
         return True
     text = found[0].decode("latin-1").lower()
     try:

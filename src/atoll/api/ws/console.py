@@ -97,7 +97,11 @@ class ConsoleRoute:
             return
         except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
             answer = await on_unexpected(socket.scope["path"], error)
-            await deny(socket, answer, AtollError("Internal error. See the server log.", code="internal_error"))
+            await deny(
+                socket,
+                answer,
+                AtollError("Internal error. See the server log.", code="internal_error"),
+            )
         finally:
             held.close()
 

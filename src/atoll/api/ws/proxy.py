@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from atoll.api.rest.forwarding.proxy import passed_on, target_of
+from atoll.api.rest.forwarding.proxy import forwarded_headers, target_of
 from atoll.api.ws.console import SEND_SECONDS
 from atoll.api.ws.protocol import PING_SECONDS
 from atoll.service.nodes.forward_token import Content, ForwardToken
@@ -74,7 +74,7 @@ class WebSocketProxy:
         own = (b"host", b"user-agent")
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in passed_on(self._scope["headers"])
+            for name, value in forwarded_headers(self._scope["headers"])
             if name not in own and not name.startswith(b"sec-websocket")
         ]
         hop = ForwardToken(node.id, scheme, Content.of(b""))

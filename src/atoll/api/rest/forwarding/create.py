@@ -1,10 +1,10 @@
 """
-Sessions that are made, or cloned, where there are several nodes: on the best one that takes it.
+Creates and clones sessions where there are several nodes: on the best one that accepts.
 
-Nodes are asked in the order of `Placements`; one that refuses because it is full, or does not
-answer, is followed by the next. One that may have begun is not: who asks again with the same
-`Idempotency-Key` is given what it made. That key is seen to where the session is made; its record
-is in the database, so it counts for all.
+Candidates are tried in order. One that refuses or cannot be reached is followed by the next; one
+that may have started is not, because a retry with the same `Idempotency-Key` gets the session it
+created. That key is handled by the node that creates the session; its record is in the database,
+for all nodes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import ValidationError
 
-from atoll.api.rest.forwarding.proxy import (
-    Body,
+from atoll.api.rest.forwarding.proxy import NodeNotReached, forward
+from atoll.api.rest.forwarding.refusals import CANNOT_CREATE, CANNOT_START, Refusal, RefusalFilter
+from atoll.api.rest.forwarding.request_body import (
     ClientDisconnected,
-    NodeNotReached,
-    Refusal,
-    RefusalFilter,
-    pass_on,
+    ClientRequest,
+    ReplayableBody,
 )
 from atoll.api.rest.forwarding.route_target import TargetKind
 from atoll.api.rest.problems import problem
@@ -43,104 +42,93 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-REFUSALS = frozenset(
-    {
-        "engine_unavailable",
-        "instance_not_started",
-        "node_cordoned",
-        "node_full",
-        "node_not_reached",
-        "wrong_node",
-    }
-)
-"""What a node says that another one may not say."""
-MOST_ASKED = 8
-"""Nodes that are asked for one session."""
+MAX_CANDIDATES = 8
+"""Nodes that are tried for one session."""
 
 
 class CreateForwarding:
-    def __init__(self, app: ASGIApp, found: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._peers = found.peers
-        self._placements = found.placements
-        self._templates = found.templates
-        self._store = found.store
-        self._spread_above = found.settings.node.spread_above
+        self._peers = services.peers
+        self._placements = services.placements
+        self._templates = services.templates
+        self._store = services.store
+        self._spread_above = services.settings.node.spread_above
 
     async def __call__(
-        self, asked: RouteTarget, scope: Scope, receive: Receive, send: Send
+        self, target: RouteTarget, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        body = Body(receive)
+        body = ReplayableBody(receive)
         try:
-            await body.begin(limit=None)
+            await body.read(limit=None)
         except ClientDisconnected:
             return
         try:
-            if asked.kind is TargetKind.CLONE:
-                demand, first = await self._of_clone(asked.id)
+            if target.kind is TargetKind.CLONE:
+                demand, preferred = await self._demand_of_clone(target.id)
             else:
-                demand, first = await self._demand(body.data), None
+                demand, preferred = await self._demand_of_create(body.data), None
         except (AtollError, ValidationError):
-            # It cannot be made anywhere; what is wrong is told here as everywhere.
+            # No node can create it; the application of this one responds with the reason.
             await self._app(scope, body.receive, send)
             return
         try:
             nodes = await self._candidates(demand)
-            # The files are there: they need not be saved, nor fetched.
-            nodes.sort(key=lambda node: node.id != first)
         except AtollError as error:
             await problem(error)(scope, receive, send)
             return
-        await self._try_in_turn(nodes, scope, body, send)
+        # The files of the source are there, so they need not be copied.
+        nodes.sort(key=lambda node: node.id != preferred)
+        await self._try_in_turn(nodes, ClientRequest(scope, body, send))
 
-    async def _try_in_turn(self, nodes: list[Node], scope: Scope, body: Body, send: Send) -> None:
+    async def _try_in_turn(self, nodes: list[Node], request: ClientRequest) -> None:
         refusal: Refusal | None = None
-        why = "no other node is known to answer"
+        reason = "no other node is known to be healthy"
         for node in nodes:
             try:
-                refusal = await self._try(node, scope, body, send)
+                refusal = await self._try(node, request)
                 if refusal is None:
                     return
-                why = str(refusal.code)
+                reason = str(refusal.code)
             except NodeNotReached as error:
-                why = str(error)
-                if error.begun:
+                reason = str(error)
+                if error.may_have_started:
                     refusal = None
                     break
-            log.info("session.refused", node_id=node.id, why=why)
+            log.info("session.refused", node_id=node.id, reason=reason)
             self._placements.forget()
-        if refusal is not None and refusal.code not in ("wrong_node", "node_not_reached"):
-            await refusal.tell(send)
+        if refusal is not None and refusal.code in CANNOT_START:
+            await refusal.send(request.send)
             return
-        words = f"The session could not be made: {why}."
-        await problem(NodeUnreachable(words))(scope, body.receive, send)
+        failure = problem(NodeUnreachable(f"Cannot create the session: {reason}."))
+        await failure(request.scope, request.body.receive, request.send)
 
-    async def _try(self, node: Node, scope: Scope, body: Body, send: Send) -> Refusal | None:
+    async def _try(self, node: Node, request: ClientRequest) -> Refusal | None:
         self._placements.gave(node.id)
         if node.id == self._peers.node_id:
-            body.again()
-            held = RefusalFilter(send, REFUSALS)
-            # It says in the scope what it did with it: the next one is to get it as it came.
-            await self._app(dict(scope), body.receive, held.send)
-            return held.refusal
+            request.body.rewind()
+            response = RefusalFilter(request.send, CANNOT_CREATE)
+            # A copy: the application writes to the scope, and the next node must get it unchanged.
+            await self._app(dict(request.scope), request.body.receive, response.send)
+            return response.refusal
         reached = self._peers.healthy(node.id)
         if reached is None:
             await self._peers.refresh(force=False)
             reached = self._peers.healthy(node.id)
         if reached is None:
-            raise NodeNotReached(f"node {node.id} is not known to answer", begun=False)
-        return await pass_on(self._peers, reached, scope, body, send, REFUSALS)
+            raise NodeNotReached(f"node {node.id} is not healthy", may_have_started=False)
+        return await forward(self._peers, reached, request, CANNOT_CREATE)
 
-    async def _of_clone(self, session_id: str) -> tuple[PlacementRequest, str | None]:
-        """What a copy of a session asks of a node, and the node that would do best."""
+    async def _demand_of_clone(self, session_id: str) -> tuple[PlacementRequest, str | None]:
+        """What a copy of a session demands of a node, and the node that it is best placed on."""
         source = await self._store.sessions.get(session_id)
         if source is None:
-            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
+            raise NotFound(f"Session {session_id} does not exist.", code="session_not_found")
         demand = await self._placements.demand(source)
         return self._with_files_of(source, demand), source.runtime_node
 
-    async def _demand(self, data: bytes) -> PlacementRequest:
-        """What is asked of a node; an error when no node could make it."""
+    async def _demand_of_create(self, data: bytes) -> PlacementRequest:
+        """What a new session demands of a node; raises an error if no node could create it."""
         body = CreateSession.model_validate_json(data or b"{}")
         template = await self._templates.ready(body.template_id or DEFAULT_TEMPLATE)
         volumes = [await self._store.volumes.get(mount.volume_id) for mount in body.volumes]
@@ -164,7 +152,7 @@ class CreateForwarding:
         return demand if source is None else self._with_files_of(source, demand)
 
     def _with_files_of(self, source: Session, demand: PlacementRequest) -> PlacementRequest:
-        """Where what is saved of the source can be had."""
+        """The demand, limited to nodes that can get the source's checkpoint."""
         demand = dataclasses.replace(demand, pooled=False)
         node = self._peers.get(source.runtime_node)
         if node is not None and node.shared_blobs:
@@ -173,30 +161,30 @@ class CreateForwarding:
 
     async def _candidates(self, demand: PlacementRequest) -> list[Node]:
         """
-        Those that are thought to fit, then those that fit by their own last word: what was given
-        to them since may have ended already, and they know.
+        The nodes that fit by this replica's count, then those that fit by their own last report:
+        sessions that were given to them since may have ended.
         """
         nodes = await self._placements.candidates(demand)
         known = await self._store.nodes.all()
-        asked = {node.id for node in nodes}
+        listed = {node.id for node in nodes}
         nodes += [
             node
             for node in rank(known, demand, spread_above=self._spread_above)
-            if node.id not in asked
+            if node.id not in listed
         ]
         if nodes:
-            return nodes[:MOST_ASKED]
+            return nodes[:MAX_CANDIDATES]
         lacking = [demand.require - node.provides for node in known]
         if known and all(lacking):
             missing = min((sorted(names) for names in lacking), key=len)
             raise InvalidRequest(
-                f"No node gives what the template demands: {', '.join(missing)}.",
+                f"No node meets the template's security requirements: {', '.join(missing)}.",
                 code="isolation_unavailable",
                 missing=missing,
             )
         raise TemporaryError(
-            "No node takes this session at the moment: all are full, cordoned or away, or lack "
-            "what it asks for.",
+            "No node can take this session at the moment: each is full, cordoned, unreachable, or "
+            "lacks something that the session needs.",
             code="no_node",
             retry_after=5,
         )

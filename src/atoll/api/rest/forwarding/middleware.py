@@ -1,12 +1,14 @@
 """
-Requests about sessions of other nodes, answered by these.
+Serves requests about sessions of other nodes, by forwarding them.
 
-Whoever is asked answers for every session: what is about one that another node has is passed on
-there, with the caller's own key, and the answer passed back. A request is passed on at most once,
-which its `Atoll-Hop` header says; who has such a request and not the session refuses it with
-`wrong_node`, and where it came from looks again. What may have been begun is not repeated.
+Any node can be asked about any session. A request about a session of another node is streamed
+there, with the caller's own key, and its response is streamed back. A request is forwarded at most
+once: the `Atoll-Hop` header marks it, and a node that gets it without having the session refuses it
+with `wrong_node`, after which the first node looks the session up again. A request that may have
+started is not repeated.
 
-With one node, or a session that this process reaches, this costs a look at a dictionary.
+With one node, or for a session that this process has a connection to, this costs a dictionary
+lookup.
 """
 
 from __future__ import annotations
@@ -16,18 +18,16 @@ from typing import TYPE_CHECKING
 
 from atoll.api.rest import host_header
 from atoll.api.rest.forwarding.create import CreateForwarding
-from atoll.api.rest.forwarding.proxy import (
-    Body,
+from atoll.api.rest.forwarding.proxy import NodeNotReached, forward, target_of
+from atoll.api.rest.forwarding.refusals import CANNOT_START, Refusal, RefusalFilter
+from atoll.api.rest.forwarding.request_body import (
     ClientDisconnected,
-    NodeNotReached,
-    Refusal,
-    RefusalFilter,
-    pass_on,
-    target_of,
+    ClientRequest,
+    ReplayableBody,
 )
 from atoll.api.rest.forwarding.route_target import (
     PREFIX,
-    READING,
+    SAFE_METHODS,
     RouteTarget,
     TargetKind,
     target_of_request,
@@ -46,229 +46,240 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.services import Services
 
-HOP = FORWARD_HEADER.lower().encode()
-FULL = ("engine_unavailable", "instance_not_started", "node_cordoned", "node_full")
-"""How a node refuses to start a session that another one might."""
-TRIES = 3
+_HEADER = FORWARD_HEADER.lower().encode()
+MAX_TRIES = 3
+"""Nodes that a request is sent to while its session moves."""
 
 
 class Forwarding:
-    """Belongs inside authentication and the limit of bodies, and outside of what is done once."""
+    """
+    Belongs inside authentication and the body limit, and outside of idempotency, which is the job
+    of the node that serves the request.
+    """
 
-    def __init__(self, app: ASGIApp, found: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._peers = found.peers
-        self._locations = found.locations
-        self._signed_urls = found.signed_urls
-        self._origins = found.settings.cors_origins
-        self._trusted_hosts = found.settings.trusted_hosts
-        self._creation = CreateForwarding(app, found)
+        self._peers = services.peers
+        self._locations = services.locations
+        self._signed_urls = services.signed_urls
+        self._cors_origins = services.settings.cors_origins
+        self._trusted_hosts = services.settings.trusted_hosts
+        self._create = CreateForwarding(app, services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
-        hop = next((value for name, value in scope["headers"] if name == HOP), None)
-        if hop is None and self._peers.alone:
+        token = next((value for name, value in scope["headers"] if name == _HEADER), None)
+        if token is None and self._peers.alone:
             await self._app(scope, receive, send)
             return
         caller_authorization.set(_authorization(scope))
-        is_http = scope["type"] == "http"
-        if hop is None and is_http and not host_header.is_own(scope, self._trusted_hosts):
-            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-            scope["headers"] = [*others, (b"host", host_header.UNKNOWN)]
-        asked = target_of_request(scope.get("method", "GET"), scope["path"])
+        target = target_of_request(scope.get("method", "GET"), scope["path"])
+        if token is None:
+            self._hide_untrusted_host(scope)
+            await self._route(target, scope, receive, send)
+            return
         try:
-            if hop is not None:
-                receive = await self._check_hop(hop, asked, scope, receive)
-                scope[host_header.PASSED_ON] = True
-                asked = None
-            session_id = None if asked is None else await self._session(asked, scope)
-            elsewhere = None if session_id is None else await self._locations.node_of(session_id)
+            receive = await self._check_token(token, target, scope, receive)
         except ClientDisconnected:
             return
         except AtollError as error:
-            if hop is not None:
-                await problem(error)(scope, receive, send)
-                return
-            # The application tells what is wrong, or what it remembers.
-            asked = session_id = elsewhere = None
-        if asked is not None and scope["type"] == "http":
-            if asked.kind in (TargetKind.CREATE, TargetKind.CLONE):
-                await self._creation(asked, scope, receive, send)
-                return
-            if asked.kind is TargetKind.INVOKE:
-                await self._invoke(asked, scope, receive, send)
-                return
-        here = elsewhere is None
-        if here and session_id is not None and asked is not None and asked.needs_it:
-            # Unless it runs, it may have to be started elsewhere.
-            here = self._locations.is_connected(session_id)
-        if here or asked is None or session_id is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._connect(session_id, elsewhere, scope, receive, send)
-        else:
-            body = Body(receive)
-            await self._forward(asked, session_id, elsewhere, scope, body, send)
+            await problem(error)(scope, receive, send)
+            return
+        scope[host_header.FORWARDED] = True
+        await self._app(scope, receive, send)
 
-    async def _check_hop(
-        self, value: bytes, asked: RouteTarget | None, scope: Scope, receive: Receive
+    def _hide_untrusted_host(self, scope: Scope) -> None:
+        if scope["type"] == "http" and not host_header.is_own(scope, self._trusted_hosts):
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope["headers"] = [*others, (b"host", host_header.UNKNOWN)]
+
+    async def _check_token(
+        self, header: bytes, target: RouteTarget | None, scope: Scope, receive: Receive
     ) -> Receive:
-        """Whether another node rightly takes this one for the one to answer, and for this body."""
+        """Check that another node forwarded this very request, and that the session is here."""
         method = scope.get("method", "GET")
-        hop = await self._peers.verify(value.decode("latin-1"), method, target_of(scope))
-        scope["scheme"] = _scheme(scope, hop.scheme)
-        if asked is not None:
-            await self._check_place(asked, scope)
+        token = await self._peers.verify(header.decode("latin-1"), method, target_of(scope))
+        scope["scheme"] = _scheme(scope, token.scheme)
+        session_id = None if target is None else await self._session_of(target, scope)
+        if session_id is not None:
+            elsewhere = await self._locations.node_of(session_id, fresh=True)
+            if elsewhere is not None:
+                message = f"Session {session_id} is on node {elsewhere}."
+                raise TemporaryError(message, code=WRONG_NODE)
         if scope["type"] == "websocket":
             return receive
-        body = Body(receive)
-        await body.check(hop.content, scope["headers"])
-        return body.receive if body.whole else receive
+        body = ReplayableBody(receive)
+        await body.check(token.content, scope["headers"])
+        return body.receive if body.complete else receive
 
-    async def _check_place(self, asked: RouteTarget, scope: Scope) -> None:
-        session_id = await self._session(asked, scope)
-        if session_id is None:
+    async def _route(
+        self, target: RouteTarget | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a client's request here or on the node of its session."""
+        is_http = scope["type"] == "http"
+        try:
+            session_id = None if target is None else await self._session_of(target, scope)
+            node_id = None if session_id is None else await self._locations.node_of(session_id)
+        except AtollError:
+            # The application has the right error for it, or serves it from memory.
+            await self._app(scope, receive, send)
             return
-        elsewhere = await self._locations.node_of(session_id, fresh=True)
-        if elsewhere is not None:
-            raise _wrong_node(f"Session {session_id} is on node {elsewhere}.")
+        if target is None:
+            await self._app(scope, receive, send)
+        elif is_http and target.kind in (TargetKind.CREATE, TargetKind.CLONE):
+            await self._create(target, scope, receive, send)
+        elif is_http and target.kind is TargetKind.INVOKE:
+            await self._invoke(target, scope, receive, send)
+        elif session_id is None or self._is_served_here(target, session_id, node_id):
+            await self._app(scope, receive, send)
+        elif is_http:
+            request = ClientRequest(scope, ReplayableBody(receive), send)
+            await self._forward(target, session_id, node_id, request)
+        else:
+            await self._connect(session_id, node_id, scope, receive, send)
 
-    async def _session(self, asked: RouteTarget, scope: Scope) -> str | None:
-        """The session that a request is about; None when any node can answer."""
-        if asked.kind is TargetKind.SESSION:
-            return asked.id
-        if asked.kind is TargetKind.EXECUTION:
-            return await self._locations.session_of_execution(asked.id)
-        if asked.kind is TargetKind.INVOCATION:
-            return await self._locations.session_of_invocation(asked.id)
-        if asked.kind is TargetKind.SIGNED:
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            return (await self._signed_urls.verify(asked.id, method)).session_id
-        return None
+    def _is_served_here(self, target: RouteTarget, session_id: str, node_id: str | None) -> bool:
+        # Unless the session runs, it may have to be started on another node.
+        return node_id is None and (
+            not target.needs_instance or self._locations.is_connected(session_id)
+        )
+
+    async def _session_of(self, target: RouteTarget, scope: Scope) -> str | None:
+        """The session that a request concerns; None if any node can serve it."""
+        match target.kind:
+            case TargetKind.SESSION:
+                return target.id
+            case TargetKind.EXECUTION:
+                return await self._locations.session_of_execution(target.id)
+            case TargetKind.INVOCATION:
+                return await self._locations.session_of_invocation(target.id)
+            case TargetKind.SIGNED:
+                method = "GET" if scope["method"] == "HEAD" else scope["method"]
+                return (await self._signed_urls.verify(target.id, method)).session_id
+            case _:
+                return None
 
     # HTTP
 
-    async def _invoke(self, asked: RouteTarget, scope: Scope, receive: Receive, send: Send) -> None:
-        """`POST invocations` names its session in the body."""
-        body = Body(receive)
+    async def _invoke(
+        self, target: RouteTarget, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """`POST invocations` has its session in the body."""
+        body = ReplayableBody(receive)
         try:
-            await body.begin(limit=None)
+            await body.read(limit=None)
         except ClientDisconnected:
             return
-        session_id = _named_session(body.data)
-        elsewhere = None
-        if session_id is not None:
-            try:
-                elsewhere = await self._locations.node_of(session_id)
-            except AtollError:
-                elsewhere = None
+        session_id = _session_in(body.data)
         if session_id is None:
             await self._app(scope, body.receive, send)
-        else:
-            await self._forward(asked, session_id, elsewhere, scope, body, send)
+            return
+        try:
+            node_id = await self._locations.node_of(session_id)
+        except AtollError:
+            node_id = None
+        await self._forward(target, session_id, node_id, ClientRequest(scope, body, send))
 
     async def _forward(
         self,
-        asked: RouteTarget,
+        target: RouteTarget,
         session_id: str,
         node_id: str | None,
-        scope: Scope,
-        body: Body,
-        send: Send,
+        request: ClientRequest,
     ) -> None:
-        """Have it answered by a node, or here where that is None; and by the next if need be."""
+        """Serve it on a node, this one if `node_id` is None, and follow a session that moves."""
+        scope, body = request.scope, request.body
         refusal: Refusal | None = None
-        failure = NodeNotReached("it moves from node to node", begun=False)
+        failure = NodeNotReached("the session is moving", may_have_started=False)
         try:
-            await body.begin()
-            if not body.whole and node_id is not None:
-                # It can be sent once only: better to be sure of where to.
+            await body.read()
+            if not body.complete and node_id is not None:
+                # It can be sent only once, so make sure of the node.
                 node_id = await self._locations.node_of(session_id, fresh=True)
-            for _ in range(TRIES):
-                before, refusal = node_id, None
+            for _ in range(MAX_TRIES):
+                tried, refusal = node_id, None
                 try:
-                    refusal = await self._try(node_id, scope, body, send)
+                    refusal = await self._try(node_id, request)
                     if refusal is None:
                         return
                 except NodeNotReached as error:
                     failure = error
-                may_be_repeated = refusal is not None or not failure.begun
-                if body.spent or not (may_be_repeated or scope["method"] in READING):
+                was_not_started = refusal is not None or not failure.may_have_started
+                if body.consumed or not (was_not_started or scope["method"] in SAFE_METHODS):
                     break
-                node_id = await self._now_at(asked, session_id, before, refusal)
-                if node_id == before and (refusal is not None or not failure.begun):
+                node_id = await self._locate_again(target, session_id, tried, refusal)
+                if node_id == tried and was_not_started:
                     break
         except ClientDisconnected:
             return
         except TemporaryError as error:
-            await problem(error)(scope, body.receive, send)
+            await problem(error)(scope, body.receive, request.send)
             return
         if refusal is not None and refusal.code != WRONG_NODE:
-            await refusal.tell(send)
-        elif asked.falls_back and not body.spent:
-            # What the database can tell it tells; the rest says itself where the session is.
-            body.again()
-            await self._app(scope, body.receive, send)
+            await refusal.send(request.send)
+        elif target.falls_back and not body.consumed:
+            # What is in the database is served here; for the rest the application has an error.
+            body.rewind()
+            await self._app(scope, body.receive, request.send)
         else:
-            await problem(_not_reached(session_id, failure))(scope, body.receive, send)
+            await problem(_not_reached(session_id, failure))(scope, body.receive, request.send)
 
-    async def _try(
-        self, node_id: str | None, scope: Scope, body: Body, send: Send
-    ) -> Refusal | None:
+    async def _try(self, node_id: str | None, request: ClientRequest) -> Refusal | None:
         if node_id is None:
-            body.again()
-            held = RefusalFilter(send, FULL)
-            await self._app(dict(scope), body.receive, held.send)
-            return held.refusal
+            request.body.rewind()
+            response = RefusalFilter(request.send, CANNOT_START)
+            await self._app(dict(request.scope), request.body.receive, response.send)
+            return response.refusal
         node = self._peers.healthy(node_id)
         if node is None:
-            raise NodeNotReached(f"node {node_id} is not known to answer", begun=False)
-        return await pass_on(self._peers, node, scope, body, send, (WRONG_NODE, *FULL))
+            raise NodeNotReached(f"node {node_id} is not healthy", may_have_started=False)
+        return await forward(self._peers, node, request, CANNOT_START | {WRONG_NODE})
 
-    async def _now_at(
-        self, asked: RouteTarget, session_id: str, before: str | None, refusal: Refusal | None
+    async def _locate_again(
+        self, target: RouteTarget, session_id: str, tried: str | None, refusal: Refusal | None
     ) -> str | None:
-        """Where a session is that was not found, or not started, at a node."""
+        """The node of a session that the tried node does not have, or does not start."""
         await self._peers.refresh(force=False)
-        now_at = await self._locations.node_of(session_id, fresh=True)
-        lost = refusal is None or refusal.code != WRONG_NODE
-        if now_at == before and lost and asked.needs_it and may_start.get():
-            # One that waits in the blob store can be started elsewhere.
+        node_id = await self._locations.node_of(session_id, fresh=True)
+        was_there = refusal is None or refusal.code != WRONG_NODE
+        if node_id == tried and was_there and target.needs_instance and may_start.get():
+            # If its files are in the blob store, another node can start it.
             await self._locations.reroute(session_id)
-            now_at = await self._locations.node_of(session_id, fresh=True)
-        return now_at
+            node_id = await self._locations.node_of(session_id, fresh=True)
+        return node_id
 
     # WebSockets
 
     async def _connect(
         self, session_id: str, node_id: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        socket = WebSocketProxy(self._peers, scope, receive, send)
+        proxy = WebSocketProxy(self._peers, scope, receive, send)
         try:
-            check_origin(socket.client, self._origins)
+            check_origin(proxy.client, self._cors_origins)
             for _ in range(2):
                 if node_id is None:
                     await self._app(scope, receive, send)
                     return
                 node = self._peers.healthy(node_id)
-                if node is not None and await socket.run(node):
+                if node is not None and await proxy.run(node):
                     return
                 await self._peers.refresh(force=False)
                 node_id = await self._locations.node_of(session_id, fresh=True)
         except AtollError as error:
-            await deny(socket.client, problem(error), error)
+            await deny(proxy.client, problem(error), error)
             return
-        refusal = _not_reached(session_id, NodeNotReached("it does not answer", begun=False))
-        await deny(socket.client, problem(refusal), refusal)
+        failure = NodeNotReached("it does not respond", may_have_started=False)
+        unreachable = _not_reached(session_id, failure)
+        await deny(proxy.client, problem(unreachable), unreachable)
 
 
 def _authorization(scope: Scope) -> str | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
-            found: str = value.decode("latin-1")
-            return found
+            authorization: str = value.decode("latin-1")
+            return authorization
     return None
 
 
@@ -278,21 +289,17 @@ def _scheme(scope: Scope, scheme: str) -> str:
     return scheme
 
 
-def _named_session(data: bytes) -> str | None:
+def _session_in(data: bytes) -> str | None:
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    named = found.get("session_id") if isinstance(found, dict) else None
-    return named if isinstance(named, str) else None
-
-
-def _wrong_node(words: str) -> TemporaryError:
-    return TemporaryError(words, code=WRONG_NODE)
+    session_id = content.get("session_id") if isinstance(content, dict) else None
+    return session_id if isinstance(session_id, str) else None
 
 
 def _not_reached(session_id: str, failure: NodeNotReached) -> TemporaryError:
-    words = f"The node of session {session_id} cannot be reached: {failure}."
-    if failure.begun:
-        words += " It may have begun with what was asked."
-    return NodeUnreachable(words)
+    message = f"Cannot reach the node of session {session_id}: {failure}."
+    if failure.may_have_started:
+        message += " It may have started to serve the request."
+    return NodeUnreachable(message)
