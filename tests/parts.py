@@ -1,4 +1,4 @@
-"""The parts of a control plane put together for a test, on SQLite and memory, with nothing run."""
+"""A replica that the composition root builds for a test, on SQLite and memory; nothing runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.app.backends import Backends
+from atoll.app.compute import compute_group
+from atoll.app.executions import execution_group
+from atoll.app.nodes import node_group
+from atoll.app.sessions import connection_group, session_group
+from atoll.blobs.base import Blobs
 from atoll.blobs.objects import LocalObjects
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.base import Driver
 from atoll.drivers.local.driver import LocalDriver
+from atoll.model.template import Template
 from atoll.reconcile.executions import Adoption
 from atoll.reconcile.orphans import Orphans
 from atoll.reconcile.recovery import Recovery
@@ -20,25 +28,19 @@ from atoll.reconcile.sessions import SessionReconciler
 from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.checkpoints.service import Checkpoints
-from atoll.service.contexts.service import Contexts
 from atoll.service.events.service import Feed
-from atoll.service.executions.approvals import Approvals
-from atoll.service.executions.attempt import Attempts
-from atoll.service.executions.completion import Completions
-from atoll.service.executions.offload import Offload
 from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
-from atoll.service.packages.service import Packages
 from atoll.service.pool.service import Pool
 from atoll.service.replica import Replica
+from atoll.service.sessions.access import SessionAccess
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.autosave import Autosave
-from atoll.service.sessions.clone import Clones
 from atoll.service.sessions.connections import Connections
-from atoll.service.sessions.lifecycle import Lifecycle
-from atoll.service.sessions.provisioning import Provisioning
-from atoll.service.sessions.secrets import Secrets
+from atoll.service.sessions.records import SessionRecords
 from atoll.service.sessions.service import Sessions
+from atoll.service.sessions.start import SessionStarter
+from atoll.service.sessions.timers import SessionTimers
 from atoll.service.sessions.transitions import Transitions
 from atoll.service.templates.build_inputs import BuildInputs
 from atoll.service.templates.build_logs import BuildLogs
@@ -51,11 +53,11 @@ from atoll.stores.sql.store import SqlStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
-    from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
-    from atoll.model.template import Template
+    from atoll.service.checkpoints.service import Checkpoints
 
 ME = "replica-me"
 NODE = "local"
@@ -63,19 +65,24 @@ NODE = "local"
 
 @dataclass
 class Parts:
-    replica: Replica
     settings: Settings
+    backends: Backends
+    replica: Replica
     store: RecallingStore
-    driver: LocalDriver
+    driver: Driver
     coordination: MemoryCoordination
     leases: Leases
     background: BackgroundTasks
     templates: Templates
+    pool: Pool
+    checkpoints: Checkpoints
+    access: SessionAccess
+    records: SessionRecords
     connections: Connections
+    starter: SessionStarter
     sessions: Sessions
-    lifecycle: Lifecycle
     transitions: Transitions
-    clones: Clones
+    timers: SessionTimers
     autosave: Autosave
     activity: Activity
     runner: Runner
@@ -147,163 +154,86 @@ def put_together(
     clock: Clock,
     *,
     settings: Settings | None = None,
-    driver: LocalDriver | None = None,
+    driver: Driver | None = None,
     coordination: MemoryCoordination | None = None,
     leases_clock: Clock | None = None,
+    store: RecallingStore | None = None,
 ) -> Parts:
     """Neither opened nor run."""
-    settings, background = settings or Settings(data_dir=place), BackgroundTasks()
-    url = f"sqlite:///{place / 'atoll.db'}"
-    store = RecallingStore(
-        SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
-    )
+    settings = settings or Settings(data_dir=place)
+    if store is None:
+        sql = SqlStore(
+            [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database
+        )
+        store = RecallingStore(sql, clock, settings.recall)
     if coordination is None:
         coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
-    driver = driver or LocalDriver(place, settings.local, settings.link)
     leases = Leases(coordination, leases_clock or clock, settings.coordination)
-    blobs = LocalObjects(place / "blobs")
-    replica = Replica(NODE, store, coordination, leases, background, clock)
-    templates = templates_on(replica, driver, blobs, settings)
-    packages = Packages(driver, leases, clock, settings.packages, "secret", NODE)
-    builds = Builds(replica, driver, templates, packages, settings.template)
-    pool = Pool(replica, driver, builds)
-    volumes = Volumes(store, driver, blobs, clock, settings.session, NODE)
-    checkpoints = Checkpoints(replica, blobs, volumes)
-    connections = Connections(
-        store,
-        driver,
-        pool,
-        templates,
-        leases,
-        background,
-        clock,
-        settings.session,
-        NODE,
-        checkpoints,
-    )
-    secrets = Secrets(Encryption())
-    provisioning = Provisioning(secrets, volumes, packages)
-    sessions = Sessions(
-        store,
-        driver,
-        pool,
-        templates,
-        connections,
-        leases,
-        background,
-        clock,
+    replica = Replica(NODE, store, coordination, leases, BackgroundTasks(), clock)
+    backends = Backends(
         settings,
-        NODE,
-        provisioning,
+        replica,
+        driver or LocalDriver(place, settings.local, settings.link),
+        LocalObjects(place / "blobs"),
+        Encryption(),
+        cluster="cluster",
+        secret="secret",
     )
-    transitions = Transitions(
-        store,
-        driver,
-        pool,
-        connections,
-        sessions,
-        checkpoints,
-        leases,
-        clock,
-        settings.session,
-        settings.archive,
-        NODE,
-        remote=False,
-    )
-    lifecycle = Lifecycle(
-        store, driver, templates, connections, sessions, background, clock, settings, NODE
-    )
-    sessions.settle = transitions.settle
-    activity = Activity(store, background, clock)
-    connections.touched = activity.touch
-    activity.moved = lifecycle.schedule
-    offload = Offload(blobs)
-    completions = Completions(store, offload, coordination, clock)
-    attempts = Attempts(
-        store,
-        driver,
-        connections,
-        offload,
-        leases,
-        provisioning,
-        clock,
-        settings.execution,
-        settings.link,
-    )
-    approvals = Approvals(coordination, connections, background)
-    runner = Runner(
-        store,
-        sessions,
-        connections,
-        offload,
-        attempts,
-        completions,
-        coordination,
-        leases,
-        approvals,
-        background,
-        clock,
-        settings.execution,
-        NODE,
-    )
-    autosave = Autosave(
-        checkpoints, store, driver, connections, background, clock, settings.workspace, remote=False
-    )
-    sessions.autosave = autosave
-    autosave.resting = transitions.save_resting
-    autosave.busy = runner.sessions
-    runner.saved = autosave.before_result
-    executions = Executions(
-        store,
-        connections,
-        runner,
-        completions,
-        offload,
-        coordination,
-        leases,
-        approvals,
-        Contexts(connections, driver, provisioning),
-        background,
-        clock,
-        settings,
-    )
+    compute = compute_group(backends)
+    connected = connection_group(backends, compute)
+    nodes = node_group(backends, compute, connected.connections, url=None)
+    sessions = session_group(backends, compute, connected, nodes.remote_checkpoints)
+    executions = execution_group(backends, sessions)
     return Parts(
-        replica=replica,
         settings=settings,
+        backends=backends,
+        replica=replica,
         store=store,
-        driver=driver,
+        driver=backends.driver,
         coordination=coordination,
         leases=leases,
-        background=background,
-        templates=templates,
-        connections=connections,
-        sessions=sessions,
-        lifecycle=lifecycle,
-        transitions=transitions,
-        clones=Clones(
-            store, driver, connections, sessions, lifecycle, autosave, secrets, leases, clock, NODE
+        background=replica.background,
+        templates=compute.templates,
+        pool=compute.pool,
+        checkpoints=compute.checkpoints,
+        access=sessions.access,
+        records=sessions.access.records,
+        connections=sessions.access.connections,
+        starter=sessions.access.starter,
+        sessions=sessions.service,
+        transitions=sessions.transitions,
+        timers=sessions.timers,
+        autosave=sessions.autosave,
+        activity=sessions.activity,
+        runner=executions.runner,
+        executions=executions.service,
+        builds=compute.builds,
+        recovery=Recovery(
+            store, backends.driver, sessions.timers, compute.pool, settings.pool, NODE
         ),
-        autosave=autosave,
-        activity=activity,
-        runner=runner,
-        executions=executions,
-        builds=builds,
-        recovery=Recovery(store, driver, sessions, pool, settings.pool, NODE),
-        adoption=Adoption(store, coordination, leases, runner, clock, settings.coordination),
+        adoption=Adoption(
+            store, coordination, leases, executions.runner, clock, settings.coordination
+        ),
         reconciler=SessionReconciler(
-            store, lifecycle, transitions, coordination, clock, settings.session, NODE
+            replica, sessions.timers, sessions.transitions, sessions.observers, settings.session
         ),
         sweep=partial(
-            Orphans, store, driver, sessions, pool, coordination, leases, clock, settings.session,
+            Orphans,
+            store,
+            backends.driver,
+            sessions.transitions,
+            compute.pool,
+            coordination,
+            leases,
+            clock,
+            settings.session,
             NODE,
         ),
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager
-async def parts(
-    place: Path, clock: Clock, driver: LocalDriver | None = None
-) -> AsyncIterator[Parts]:
+async def parts(place: Path, clock: Clock, driver: Driver | None = None) -> AsyncIterator[Parts]:
     found = put_together(place, clock, driver=driver)
     await found.open()
     try:

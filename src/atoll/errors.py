@@ -155,6 +155,12 @@ class InstanceNotStarted(TemporaryError):
     code = "instance_not_started"
 
 
+class InstanceNotObserved(TemporaryError):
+    """The driver cannot determine the instance's state, for example while an engine is away."""
+
+    code = "instance_not_observed"
+
+
 class SessionNotReady(TemporaryError):
     """The session has no instance at the moment, and making one failed."""
 

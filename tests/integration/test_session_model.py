@@ -26,9 +26,9 @@ from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
-from atoll.service.sessions.connections import instance_lease
-from atoll.service.sessions.lifecycle import Change
-from atoll.service.sessions.service import Terms
+from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.records import instance_lease
+from atoll.service.sessions.update import SessionChange
 from tests.integration.troubled import KINDS, METHODS, Replica, World, kill
 
 if TYPE_CHECKING:
@@ -133,11 +133,9 @@ class Life:
         known = self.known.get(slot)
         if known is not None and not known.deleted:
             return known
-        terms = Terms(idle_timeout=5 * HOURS, archive_after=5 * HOURS) if slot == 2 else Terms()
+        fields = {"idle_timeout": 5 * HOURS, "archive_after": 5 * HOURS} if slot == 2 else {}
         made = await self._tried(
-            self.replica(replica).parts.sessions.create(
-                template_id=None, limits=_as_they_are, timeout=None, env_vars={}, terms=terms
-            )
+            self.replica(replica).parts.sessions.create(NewSession(_as_they_are, fields=fields))
         )
         if made is None:
             return None
@@ -148,8 +146,8 @@ class Life:
         known = await self._slot(slot, replica)
         if known is None:
             return
-        wants = self.replica(replica).parts.lifecycle
-        await self._tried(getattr(wants, verb)(known.id, wait=PATIENCE))
+        sessions = self.replica(replica).parts.sessions
+        await self._tried(getattr(sessions, verb)(known.id, wait=PATIENCE))
         # Refused or not: it may have been written down before.
         await self._note(known)
 
@@ -186,9 +184,9 @@ class Life:
         if known is not None:
             self.written += 1
             labels: dict[str, str | None] = {"number": str(self.written)}
-            change = Change(_as_they_are, labels=labels)
-            wants = self.replica(replica).parts.lifecycle
-            changed = await self._tried(wants.update(known.id, change))
+            change = SessionChange(_as_they_are, labels=labels)
+            sessions = self.replica(replica).parts.sessions
+            changed = await self._tried(sessions.update(known.id, change))
             if changed is not None:
                 assert changed.labels == labels
 
@@ -203,8 +201,8 @@ class Life:
         if known is None or known.deleted or len(self.clones) > 2:
             return
         files = set(known.files)
-        clones = self.replica(replica).parts.clones
-        made = await self._tried(clones.clone(known.id, Change(_as_they_are)))
+        sessions = self.replica(replica).parts.sessions
+        made = await self._tried(sessions.clone(known.id, SessionChange(_as_they_are)))
         if made is not None:
             self.clones.append(Known(made.id, files=files))
         await self._note(known)
@@ -413,10 +411,8 @@ async def world(bubblewrap: str, tmp_path: Path) -> AsyncIterator[World]:
         await made.clear()
 
 
-async def new(parts: Parts, **terms: Any) -> Session:
-    return await parts.sessions.create(
-        template_id=None, limits=_as_they_are, timeout=None, env_vars={}, terms=Terms(**terms)
-    )
+async def new(parts: Parts, **fields: Any) -> Session:
+    return await parts.sessions.create(NewSession(_as_they_are, fields=fields))
 
 
 @pytest.mark.anyio
@@ -424,10 +420,10 @@ async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: 
     parts = world.replicas[0].parts
     session = await new(parts)
     async with parts.leases.lease(instance_lease(session.id), parts.leases.new_owner()):
-        stopping = await parts.lifecycle.stop(session.id, wait=0)
+        stopping = await parts.sessions.stop(session.id, wait=0)
         assert (stopping.wanted, stopping.status) == (Wanted.STOPPED, SessionStatus.RUNNING)
-        await parts.lifecycle.start(session.id, wait=0)
-    running = await parts.lifecycle.start(session.id, wait=10)
+        await parts.sessions.start(session.id, wait=0)
+    running = await parts.sessions.start(session.id, wait=10)
 
     _check_consistent(running)
     assert running.status is SessionStatus.RUNNING
@@ -442,10 +438,10 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    stopped = await parts.lifecycle.stop(session.id, wait=10)
-    left = await parts.connections.make(stopped)  # And then it died.
+    stopped = await parts.sessions.stop(session.id, wait=10)
+    left = await parts.connections._instances.make(stopped)  # And then it died.
     left.link.close()
-    running = await parts.lifecycle.start(session.id, wait=20)
+    running = await parts.sessions.start(session.id, wait=20)
 
     assert running.status is SessionStatus.RUNNING
     assert [handle.instance_id for handle in await driver.handles()] == [running.instance_id]
@@ -456,18 +452,18 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 async def test_a_driver_that_does_not_answer_holds_nobody_up(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    live = await parts.connections.get(session.id)
+    live = await parts.starter.connect(session.id)
     world.trouble.set("observe", "hang", 100)
     # The one that is reached is trusted.
     world.clock.ahead += 10
-    assert await parts.connections.get(session.id) is live
+    assert await parts.starter.connect(session.id) is live
     live.link.close()
     async with asyncio.timeout(20):
         with pytest.raises(TemporaryError) as refused:
-            await parts.connections.get(session.id)
+            await parts.starter.connect(session.id)
     assert refused.value.code == "session_not_ready"
     world.trouble.lift()
-    assert (await parts.connections.get(session.id)).instance.id == session.instance_id
+    assert (await parts.starter.connect(session.id)).instance.id == session.instance_id
 
 
 @pytest.mark.anyio
@@ -475,10 +471,12 @@ async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> 
     parts = world.replicas[0].parts
     session = await new(parts)
     assert session.instance_id is not None
-    parts.connections.let_go(session.id)
-    await parts.connections.remove_instance(session.instance_id)
+    parts.connections.disconnect(session.id)
+    await parts.connections._instances.remove(session.instance_id)
     async with asyncio.timeout(20):
-        changed = await parts.lifecycle.update(session.id, Change(_as_they_are, labels={"a": "b"}))
+        changed = await parts.sessions.update(
+            session.id, SessionChange(_as_they_are, labels={"a": "b"})
+        )
         assert changed.labels == {"a": "b"}
-        stopped = await parts.lifecycle.stop(session.id, wait=10)
+        stopped = await parts.sessions.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)

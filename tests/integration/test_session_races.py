@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +13,13 @@ from atoll.link.errors import RequestRefused
 from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
+from atoll.model.node import Node
 from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.reconcile.orphans import YOUNG
-from atoll.service.sessions.clone import AT_ONCE
-from atoll.service.sessions.connections import instance_lease
-from atoll.service.sessions.lifecycle import Change
-from atoll.service.sessions.service import Terms
+from atoll.service.sessions.clone import MAX_COPIES
+from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.records import instance_lease
+from atoll.service.sessions.update import SessionChange
 from tests.integration.troubled import World, kill
 
 if TYPE_CHECKING:
@@ -50,10 +52,8 @@ def _as_they_are(resources: Resources) -> Resources:
     return resources
 
 
-async def new(parts: Parts, **terms: Any) -> Session:
-    return await parts.sessions.create(
-        template_id=None, limits=_as_they_are, timeout=None, env_vars={}, terms=Terms(**terms)
-    )
+async def new(parts: Parts, **fields: Any) -> Session:
+    return await parts.sessions.create(NewSession(_as_they_are, fields=fields))
 
 
 async def executed(parts: Parts, session_id: str, code: str) -> Run:
@@ -67,8 +67,8 @@ async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: Wor
         pytest.skip("This machine has no freezer.")
     session = await new(parts, auto_start=False)
     accepted = world.clock.now()
-    assert (await parts.lifecycle.pause(session.id, wait=10)).status is SessionStatus.PAUSED
-    live = await parts.connections.get(session.id, asked_at=accepted)
+    assert (await parts.sessions.pause(session.id, wait=10)).status is SessionStatus.PAUSED
+    live = await parts.starter.connect(session.id, submitted_at=accepted)
     assert (live.session.status, live.instance.id) == (SessionStatus.RUNNING, session.instance_id)
 
 
@@ -88,8 +88,8 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
 
     monkeypatch.setattr(parts.store.executions, "page", just_before)
     world.clock.ahead += 3601
-    await parts.lifecycle.tick(session.id)
-    await parts.sessions.settle(session.id)
+    await parts.timers.fire(session.id)
+    await parts.transitions.settle(session.id)
     ended = await parts.executions.await_end(come[0], 20)
     assert ended.status is ExecutionStatus.COMPLETED
     assert (await parts.sessions.get(session.id)).instance_id == session.instance_id
@@ -100,17 +100,17 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
     session = await new(parts, idle_timeout=3600)
     accepted = world.clock.now()
     world.clock.ahead += 3601
-    assert await parts.lifecycle.tick(session.id)
-    await parts.sessions.settle(session.id)
+    assert await parts.timers.fire(session.id)
+    await parts.transitions.settle(session.id)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
-    live = await parts.connections.get(session.id, asked_at=accepted)
+    live = await parts.starter.connect(session.id, submitted_at=accepted)
     assert live.session.status is SessionStatus.RUNNING
 
     # Not so if somebody stopped it.
     accepted = world.clock.now()
-    await parts.lifecycle.stop(session.id, wait=10)
+    await parts.sessions.stop(session.id, wait=10)
     with pytest.raises(Conflict):
-        await parts.connections.get(session.id, asked_at=accepted)
+        await parts.starter.connect(session.id, submitted_at=accepted)
 
 
 @pytest.mark.parametrize("verb", ["extend", "start"])
@@ -119,9 +119,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.lifecycle.update(session.id, Change(_as_they_are, timeout=3600))
+    await parts.sessions.update(session.id, SessionChange(_as_they_are, timeout=3600))
     if verb == "start":
-        await parts.lifecycle.stop(session.id, wait=10)
+        await parts.sessions.stop(session.id, wait=10)
     get, looked = parts.store.sessions.get, False
 
     async def meanwhile(session_id: str) -> Session | None:
@@ -130,9 +130,9 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
         if not looked:
             looked = True
             if verb == "start":
-                await parts.lifecycle.start(session_id, wait=10)
+                await parts.sessions.start(session_id, wait=10)
             else:
-                await parts.lifecycle.update(session_id, Change(_as_they_are, timeout=7200))
+                await parts.sessions.update(session_id, SessionChange(_as_they_are, timeout=7200))
         return found
 
     for loop in world.replicas[0].loops:
@@ -140,7 +140,7 @@ async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
             loop.cancel()  # This is the only one that looks.
     monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
     world.clock.ahead += 3601
-    await parts.lifecycle.tick(session.id)
+    await parts.timers.fire(session.id)
     assert not (await parts.sessions.get(session.id)).status.ended
 
 
@@ -155,7 +155,7 @@ async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_sa
         await parts.sessions.delete(session.id)
         await world.restart()
     parts = world.replicas[0].parts
-    await parts.sessions.settle(session.id)
+    await parts.transitions.settle(session.id)
     assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
@@ -167,7 +167,7 @@ async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world
     for handle in await driver.handles():
         kill(handle)
     await parts.sessions.delete(session.id)
-    await parts.sessions.settle(session.id)
+    await parts.transitions.settle(session.id)
     assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
@@ -187,7 +187,7 @@ async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
         return copied
 
     monkeypatch.setattr(driver, "copy", slowly)
-    cloned = await parts.clones.clone(session.id, Change(_as_they_are))
+    cloned = await parts.sessions.clone(session.id, SessionChange(_as_they_are))
     assert cloned.status is SessionStatus.RUNNING
 
 
@@ -206,7 +206,7 @@ async def test_a_clone_that_is_cut_off_leaves_the_other_running(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(driver, "pause", cut_off)
-    cloning = asyncio.create_task(parts.clones.clone(session.id, Change(_as_they_are)))
+    cloning = asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
     await pausing.wait()
     cloning.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -226,8 +226,8 @@ async def with_files_of_another(parts: Parts) -> Session:
     session = await new(parts)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
-    await parts.autosave.now(session.id)
-    return await parts.clones.clone(session.id, Change(_as_they_are))
+    await parts.autosave.save_now(session.id)
+    return await parts.sessions.clone(session.id, SessionChange(_as_they_are))
 
 
 async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with(
@@ -235,9 +235,11 @@ async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with
 ) -> None:
     parts = world.replicas[0].parts
     cloned = await with_files_of_another(parts)
-    parts.connections.let_go(cloned.id)
-    await parts.connections.remove_instance(str(cloned.instance_id))
-    await parts.store.sessions.save(plan.moved(cloned, cloned.runtime_node, world.clock.now()))
+    parts.connections.disconnect(cloned.id)
+    await parts.connections._instances.remove(str(cloned.instance_id))
+    await parts.store.sessions.save(
+        plan.moved(cloned, Node(cloned.runtime_node, "local", ""), world.clock.now())
+    )
     assert await has_file(parts, cloned.id)
 
 
@@ -246,7 +248,7 @@ async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world:
     cloned = await with_files_of_another(parts)
     running = await executed(parts, cloned.id, "import os; os.remove('kept')")
     await parts.executions.await_end(running, 10)
-    archived = await parts.lifecycle.archive(cloned.id, wait=20)
+    archived = await parts.sessions.archive(cloned.id, wait=20)
     assert archived.status is SessionStatus.ARCHIVED
     assert not await has_file(parts, cloned.id)
 
@@ -256,26 +258,26 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    monkeypatch.setattr(parts.transitions, "_remote", True)
+    monkeypatch.setattr(parts.transitions._stopper, "_saves", True)
 
     async def refused(*_: Any, **__: Any) -> None:
         raise RequestRefused("no", code="no_memory")
 
     monkeypatch.setattr(parts.autosave._checkpoints, "take", refused)
-    stopped = await parts.lifecycle.stop(session.id, wait=10)
+    stopped = await parts.sessions.stop(session.id, wait=10)
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
 
 
 async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.lifecycle.stop(session.id, wait=10)
+    await parts.sessions.stop(session.id, wait=10)
     world.trouble.set("ensure", "permanent", 1000)
     with pytest.raises(PermanentError):
-        await parts.lifecycle.archive(session.id, wait=10)
+        await parts.sessions.archive(session.id, wait=10)
     assert (await parts.sessions.get(session.id)).status is SessionStatus.ERROR
     world.clock.ahead += 3601
-    await parts.lifecycle.tick(session.id)
+    await parts.timers.fire(session.id)
     ended = await parts.sessions.get(session.id)
     assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)
 
@@ -285,9 +287,9 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    await parts.autosave.now(session.id)
-    for part in (parts.transitions, parts.autosave):
-        monkeypatch.setattr(part, "_remote", True)
+    await parts.autosave.save_now(session.id)
+    monkeypatch.setattr(parts.transitions._stopper, "_saves", True)
+    monkeypatch.setattr(parts.autosave, "_remote", SimpleNamespace(away=None))
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
     checkpoints = parts.autosave._checkpoints
@@ -297,8 +299,8 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
             raise SpoolFull("no room")
 
         full.setattr(checkpoints, "take", refused)
-        await parts.lifecycle.stop(session.id, wait=10)
-    await parts.autosave.fresh(session.id)
+        await parts.sessions.stop(session.id, wait=10)
+    await parts.autosave.ensure_checkpoint(session.id)
     assert await checkpoints.find(session.id, "kept") is not None
 
 
@@ -307,20 +309,20 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    await parts.lifecycle.archive(session.id, wait=20)
-    make, changes = parts.connections.make, 0
+    await parts.sessions.archive(session.id, wait=20)
+    make, changes = parts.connections._instances.make, 0
 
     async def meanwhile(session: Session) -> ReadyInstance:
         nonlocal changes
         ready = await make(session)
         if changes < 3:
             changes += 1
-            change = Change(_as_they_are, labels={"change": str(changes)})
-            await parts.lifecycle.update(session.id, change)
+            change = SessionChange(_as_they_are, labels={"change": str(changes)})
+            await parts.sessions.update(session.id, change)
         return ready
 
-    monkeypatch.setattr(parts.connections, "make", meanwhile)
-    running = await parts.lifecycle.start(session.id, wait=20)
+    monkeypatch.setattr(parts.connections._instances, "make", meanwhile)
+    running = await parts.sessions.start(session.id, wait=20)
     assert (running.status, running.labels) == (SessionStatus.RUNNING, {"change": "3"})
     assert await driver.workspaces() == [running.workspace]
 
@@ -329,7 +331,7 @@ async def test_few_workspaces_are_copied_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
-    sessions = [await new(parts) for _ in range(AT_ONCE + 1)]
+    sessions = [await new(parts) for _ in range(MAX_COPIES + 1)]
     copy, most, now = driver.copy, 0, 0
     crowded, go = asyncio.Event(), asyncio.Event()
 
@@ -337,7 +339,7 @@ async def test_few_workspaces_are_copied_at_once(
         nonlocal most, now
         now += 1
         most = max(most, now)
-        if now == AT_ONCE:
+        if now == MAX_COPIES:
             crowded.set()
         await go.wait()
         now -= 1
@@ -345,7 +347,7 @@ async def test_few_workspaces_are_copied_at_once(
 
     monkeypatch.setattr(driver, "copy", slowly)
     cloning = [
-        asyncio.create_task(parts.clones.clone(session.id, Change(_as_they_are)))
+        asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
         for session in sessions
     ]
     await crowded.wait()
@@ -359,13 +361,13 @@ async def test_few_workspaces_are_copied_at_once(
     go.set()
     for cloned in await asyncio.gather(*cloning):
         assert cloned.status is SessionStatus.RUNNING
-    assert most == AT_ONCE
+    assert most == MAX_COPIES
 
 
 async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world: World) -> None:
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
-    await parts.lifecycle.update(other.id, Change(_as_they_are, timeout=3700))
+    await parts.sessions.update(other.id, SessionChange(_as_they_are, timeout=3700))
     async with parts.leases.lease(instance_lease(slow.id), parts.leases.new_owner()):
         world.clock.ahead += 3601
         async with asyncio.timeout(20):
@@ -374,7 +376,7 @@ async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world
             await parts.reconciler.timers()
         assert (await parts.sessions.get(slow.id)).wanted is Wanted.STOPPED
         assert (await parts.sessions.get(other.id)).status is SessionStatus.TIMEOUT
-    await parts.sessions.settle(slow.id)
+    await parts.transitions.settle(slow.id)
     assert (await parts.sessions.get(slow.id)).status is SessionStatus.STOPPED
 
 
@@ -383,7 +385,7 @@ async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_lin
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    first = await parts.connections.get(session.id)
+    first = await parts.starter.connect(session.id)
     observe = driver.observe
 
     async def gone(handle: Handle) -> Observation:
@@ -394,7 +396,7 @@ async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_lin
     monkeypatch.setattr(driver, "observe", gone)
     world.clock.ahead += 60
     assert first.link.alive
-    found = await asyncio.gather(*(parts.connections.get(session.id) for _ in range(5)))
+    found = await asyncio.gather(*(parts.starter.connect(session.id) for _ in range(5)))
     (instance_id,) = {live.instance.id for live in found}
     assert instance_id != first.instance.id
     assert [item.id for item in await parts.store.instances.all()] == [instance_id]
@@ -405,14 +407,14 @@ async def test_an_instance_that_cannot_be_observed_is_trusted_for_its_link(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
-    first = await parts.connections.get(session.id)
+    first = await parts.starter.connect(session.id)
 
     async def away(handle: Handle) -> Observation:
         raise TemporaryError("the node is away")
 
     monkeypatch.setattr(driver, "observe", away)
     world.clock.ahead += 60
-    assert await parts.connections.get(session.id) is first
+    assert await parts.starter.connect(session.id) is first
 
 
 async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_start_it(
@@ -421,10 +423,10 @@ async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_sta
     parts = world.replicas[0].parts
     session = await new(parts)
     asked_at = world.clock.now()
-    await parts.lifecycle.stop(session.id, wait=10)
+    await parts.sessions.stop(session.id, wait=10)
     with pytest.raises(Conflict) as refused:
-        await parts.connections.get(session.id, asked_at=asked_at)
+        await parts.starter.connect(session.id, submitted_at=asked_at)
     assert refused.value.code == "session_not_running"
     assert (await parts.sessions.get(session.id)).status is SessionStatus.STOPPED
-    live = await parts.connections.get(session.id)
+    live = await parts.starter.connect(session.id)
     assert live.session.status is SessionStatus.RUNNING

@@ -242,7 +242,7 @@ class World:
             loop.cancel()
         await asyncio.gather(*replica.loops, return_exceptions=True)
         await parts.background.settle(0)
-        await parts.lifecycle.close()
+        parts.timers.close()
         parts.activity.close()
         parts.autosave.close()
         await parts.connections.close()

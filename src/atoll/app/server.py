@@ -84,7 +84,7 @@ async def stop_sessions(settings: Settings) -> int:
         raise NotFound(f"There is no directory {settings.data_dir}.", code="data_dir_not_found")
     count = await _left_running(settings)
     async with application(settings) as found:
-        await found.sessions.stop_all()
+        await found.sessions.end_all()
     return count
 
 
@@ -103,4 +103,4 @@ async def _serve(
         ready()
         await http.serve(sockets=[listener])
         if stop_sessions:
-            await app.sessions.stop_all()
+            await app.sessions.end_all()

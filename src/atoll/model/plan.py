@@ -11,8 +11,12 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
+
+if TYPE_CHECKING:
+    from atoll.model.node import Node
 
 
 class Observed(StrEnum):
@@ -208,8 +212,8 @@ MEMORY_LOST = Warning(
 )
 
 
-def moved(session: Session, node_id: str, now: datetime) -> Session:
-    """The session on another node, where it begins with what the blob store has of its files."""
+def moved(session: Session, node: Node, now: datetime) -> Session:
+    """The session on another node, where it starts with the files of its last checkpoint."""
     if session.status.ended:
         return session
     if session.status.at_rest or session.status is SessionStatus.STOPPING:
@@ -229,7 +233,8 @@ def moved(session: Session, node_id: str, now: datetime) -> Session:
         status=status,
         # Memory is gone, so there is nothing left to stand still.
         wanted=Wanted.RUNNING if session.wanted is Wanted.PAUSED else session.wanted,
-        runtime_node=node_id,
+        runtime_node=node.id,
+        runtime_type=node.type,
         instance_id=None,
         workspace=None,
         rested_at=(session.rested_at or now) if rested else None,

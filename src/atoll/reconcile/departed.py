@@ -38,9 +38,9 @@ class Departed:
 
     async def once(self) -> int:
         """How many instances were removed."""
-        for session_id in sorted(self._connections.sessions() | self._runner.sessions()):
+        for session_id in sorted(self._connections.session_ids() | self._runner.session_ids()):
             if await self._has_left(session_id):
-                self._connections.let_go(session_id)
+                self._connections.disconnect(session_id)
         slots = asyncio.Semaphore(CONCURRENCY)
 
         async def looked_at(handle: Handle) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
+    from atoll.model.node import Node
     from atoll.model.session import Session
     from atoll.service.executions.runner import Runner
     from atoll.service.nodes.migration import Migrations
@@ -58,7 +59,7 @@ class Drains:
         coordination: Coordination,
         leases: Leases,
         settings: NodeSettings,
-        leave: Callable[[str, str], Awaitable[Session]],
+        leave: Callable[[str, Node], Awaitable[Session]],
     ) -> None:
         """`leave` saves a session, gives it to a node, and removes what it has here."""
         self._store = store
@@ -122,7 +123,7 @@ class Drains:
         target = await self._placements.assign(session)
         under_way = await self._runner.let_go_of(session.id)
         try:
-            left = await self._leave(session.id, target.id)
+            left = await self._leave(session.id, target)
         finally:
             await self._runner.hand_over(under_way)
         if left.runtime_node == target.id:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import TemporaryError
-from atoll.service.executions.runner import LEAVING
+from atoll.service.executions.runner import REPLICA_LEFT
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -55,7 +55,7 @@ class Adoption:
     async def run(self) -> None:
         while True:
             try:
-                async with self._coordination.listen(LEAVING) as heard:
+                async with self._coordination.listen(REPLICA_LEFT) as heard:
                     await heard.wait(self._pause)
                 await self.once()
             except TemporaryError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.reconcile.sweep import alone, sweep
-from atoll.service.sessions.connections import instance_lease, workspace_lease
+from atoll.service.sessions.records import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.service.pool.service import Pool
-    from atoll.service.sessions.service import Sessions
+    from atoll.service.sessions.transitions import Transitions
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
@@ -43,7 +43,7 @@ class Orphans:
         self,
         store: Store,
         driver: Driver,
-        sessions: Sessions,
+        transitions: Transitions,
         pool: Pool,
         coordination: Coordination,
         leases: Leases,
@@ -54,7 +54,7 @@ class Orphans:
     ) -> None:
         self._store = store
         self._driver = driver
-        self._sessions = sessions
+        self._transitions = transitions
         self._pool = pool
         self._coordination = coordination
         self._leases = leases
@@ -193,7 +193,7 @@ class Orphans:
         Whether somebody changes what the session has here at this moment: makes an instance whose
         files come from afar, or saves what an ended one leaves.
         """
-        return session_id in self._sessions.clearing or await self._is_held(
+        return self._transitions.is_clearing(session_id) or await self._is_held(
             instance_lease(session_id)
         )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
     from atoll.service.pool.service import Pool
-    from atoll.service.sessions.service import Sessions
+    from atoll.service.sessions.timers import SessionTimers
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -37,14 +37,14 @@ class Recovery:
         self,
         store: Store,
         driver: Driver,
-        sessions: Sessions,
+        timers: SessionTimers,
         pool: Pool,
         settings: PoolSettings,
         node_id: str,
     ) -> None:
         self._store = store
         self._driver = driver
-        self._sessions = sessions
+        self._timers = timers
         self._pool = pool
         self._most = settings.max_size
         self._node_id = node_id
@@ -131,5 +131,5 @@ class Recovery:
             limit=BATCH, after=after, node_id=self._node_id
         ):
             for session in batch:
-                self._sessions.schedule(session)
+                self._timers.schedule(session)
             after = batch[-1].id

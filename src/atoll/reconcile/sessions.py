@@ -16,15 +16,15 @@ import structlog
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
 from atoll.reconcile.sweep import heeding, sweep
-from atoll.service.sessions.service import settle_topic
+from atoll.service.sessions.observers import SessionObserver
+from atoll.service.sessions.records import settle_topic
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.service.sessions.lifecycle import Lifecycle
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.timers import SessionTimers
     from atoll.service.sessions.transitions import Transitions
     from atoll.settings import SessionSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -33,26 +33,24 @@ AGAIN = 1.0
 """Seconds after which a session that another replica was seeing to is looked at again."""
 
 
-class SessionReconciler:
+class SessionReconciler(SessionObserver):
     def __init__(
         self,
-        store: Store,
-        lifecycle: Lifecycle,
+        replica: Replica,
+        timers: SessionTimers,
         transitions: Transitions,
-        coordination: Coordination,
-        clock: Clock,
+        observers: SessionObservers,
         settings: SessionSettings,
-        node_id: str,
     ) -> None:
-        self._store = store
-        self._lifecycle = lifecycle
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._clock = replica.clock
+        self._node_id = replica.node_id
+        self._timers = timers
         self._transitions = transitions
-        self._coordination = coordination
-        self._clock = clock
         self._settings = settings
-        self._node_id = node_id
+        observers.subscribe(self)
         self.queue = Queue()
-        transitions.again = self._later
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -74,10 +72,10 @@ class SessionReconciler:
         session = await self._transitions.settle(session_id, wait=False)
         if session is None:
             return AGAIN
-        self._lifecycle.schedule(session)
+        self._timers.schedule(session)
         return None
 
-    def _later(self, session_id: str, seconds: float) -> None:
+    def settling_delayed(self, session_id: str, seconds: float) -> None:
         self.queue.add(session_id, after=seconds)
 
     async def once(self) -> None:
@@ -98,7 +96,7 @@ class SessionReconciler:
                 self._clock.now(), node_id=self._node_id, limit=limit
             )
             done = await asyncio.gather(
-                *(self._lifecycle.tick(session.id) for session in found), return_exceptions=True
+                *(self._timers.fire(session.id) for session in found), return_exceptions=True
             )
             for session, result in zip(found, done, strict=True):
                 if isinstance(result, Exception):

@@ -530,9 +530,9 @@ async def leaving(found: Ground, session_id: str, target: str) -> Session:
 
 
 def drains(found: Ground, left: list[tuple[str, str]]) -> Drains:
-    async def leave(session_id: str, target: str) -> Session:
-        left.append((session_id, target))
-        return await leaving(found, session_id, target)
+    async def leave(session_id: str, target: Node) -> Session:
+        left.append((session_id, target.id))
+        return await leaving(found, session_id, target.id)
 
     return Drains(
         found.store,

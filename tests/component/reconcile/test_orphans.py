@@ -10,29 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
-from atoll.coordination.leases import Leases
-from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.orphans import YOUNG, Orphans
-from atoll.service.auth.encryption import Encryption
-from atoll.service.background import BackgroundTasks
-from atoll.service.packages.service import Packages
-from atoll.service.pool.service import Pool
-from atoll.service.replica import Replica
-from atoll.service.sessions.connections import Connections
-from atoll.service.sessions.provisioning import Provisioning
-from atoll.service.sessions.secrets import Secrets
-from atoll.service.sessions.service import Sessions
-from atoll.service.volumes.service import Volumes
 from atoll.settings import Settings
-from atoll.stores.recall import RecallingStore
-from atoll.stores.sql.store import SqlStore
 from tests.component.reconcile.test_strays import MovedClock
 from tests.contract.stores.store_entities import make_instance, make_session
-from tests.parts import NothingToBuild, templates_on
+from tests.parts import Parts, put_together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,65 +53,35 @@ class Node(LocalDriver):
 
 
 class Ground:
-    def __init__(
-        self,
-        node: Node,
-        store: RecallingStore,
-        clock: MovedClock,
-        sessions: Sessions,
-        sweep: Orphans,
-        leases: Leases,
-    ) -> None:
-        self.leases = leases
+    def __init__(self, node: Node, parts: Parts, sweep: Orphans) -> None:
         self.node = node
-        self.store = store
-        self.clock = clock
-        self.sessions = sessions
+        self.store = parts.store
+        self.sessions = parts.sessions
+        self.transitions = parts.transitions
+        self.background = parts.background
+        self.leases = parts.leases
         self.sweep = sweep
+        clock = parts.replica.clock
+        assert isinstance(clock, MovedClock)
+        self.clock = clock
 
 
 @asynccontextmanager
 async def ground(
     place: Path, *there: Instance, driver: Driver | None = None
 ) -> AsyncIterator[Ground]:
-    settings, clock, tasks = Settings(data_dir=place), MovedClock(), BackgroundTasks()
+    settings = Settings(data_dir=place)
     node = Node(place, settings, *there)
-    used = driver or node
-    url = f"sqlite:///{place / 'atoll.db'}"
-    store = RecallingStore(
-        SqlStore([url], sqlite=settings.sqlite, database=settings.database), clock, settings.recall
-    )
-    coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
-    leases = Leases(coordination, clock, settings.coordination)
-    replica = Replica("local", store, coordination, leases, tasks, clock)
-    pool = Pool(replica, used, NothingToBuild())
-    templates = templates_on(replica, used, LocalObjects(place / "blobs"), settings)
-    lives = Connections(
-        store, used, pool, templates, leases, tasks, clock, settings.session, "local"
-    )
-    packages = Packages(used, leases, clock, settings.packages, "secret", "local")
-    provision = Provisioning(
-        Secrets(Encryption()),
-        Volumes(store, used, LocalObjects(place / "blobs"), clock, settings.session, "local"),
-        packages,
-    )
-    sessions = Sessions(
-        store, used, pool, templates, lives, leases, tasks, clock, settings, "local", provision
-    )
-    await store.open()
-    await coordination.open()
+    parts = put_together(place, MovedClock(), settings=settings, driver=driver or node)
+    await parts.store.open()
+    await parts.coordination.open()
     try:
         for instance in there:
-            await store.instances.add(instance)
-        sweep = Orphans(
-            store, used, sessions, pool, coordination, leases, clock,
-            settings.session, "local", await store.cluster(),
-        )  # fmt: skip
-        yield Ground(node, store, clock, sessions, sweep, leases)
-        await tasks.settle(30)
+            await parts.store.instances.add(instance)
+        yield Ground(node, parts, parts.sweep(await parts.store.cluster()))
+        await parts.background.settle(30)
     finally:
-        await coordination.close()
-        await store.close()
+        await parts.close()
 
 
 async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
@@ -178,8 +133,8 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
         )
         async with contextlib.AsyncExitStack() as saving:
             if here:
-                found.sessions.clearing.add("sess_ended")
-                saving.callback(found.sessions.clearing.clear)
+                found.transitions._clearing.add("sess_ended")
+                saving.callback(found.transitions._clearing.clear)
             else:
                 await found.leases.start()
                 lease = found.leases.lease("instance:sess_ended", "another replica")
@@ -220,6 +175,6 @@ async def test_what_a_session_of_another_node_has_is_left_to_that_node(tmp_path:
         )
         await found.store.sessions.add(session)
         assert (await found.sessions.delete(session.id)).status is SessionStatus.TERMINATED
-        await found.sessions._background.settle(30)
+        await found.background.settle(30)
         assert await found.store.instances.get(instance.id) is not None
         assert list(found.node.there) == [instance.id]

@@ -57,12 +57,10 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         fields = {"status": SessionStatus.TERMINATED} if away == "ended" else {}
         session = make_session(runtime_node="another", **fields)
         await found.store.sessions.add(session)
-        lives = found.executions._connections
         work_timeout = timedelta(seconds=1)
-        driver = lives._driver
         files = Files(
-            lives,
-            driver,
+            found.access,
+            found.driver,
             work_timeout=work_timeout,
             checkpoint_files=cast("CheckpointFiles", Shelf()),
         )
@@ -78,7 +76,7 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         # What was not kept, and without a shelf everything, is as far away as the session.
         for call in (
             files.read(session.id, "b"),
-            Files(lives, driver, work_timeout=work_timeout).read(session.id, "a"),
+            Files(found.access, found.driver, work_timeout=work_timeout).read(session.id, "a"),
             files.write(session.id, "a", _pieces(b"x")),
         ):
             with pytest.raises((Conflict, TemporaryError)) as refused:

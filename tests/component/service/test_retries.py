@@ -83,7 +83,7 @@ async def test_one_that_is_recorded_as_running_while_its_session_is_reached_is_r
 
         monkeypatch.setattr(found.driver, "connect", connect_late)
         monkeypatch.setattr(found.store.executions, "save", saved)
-        found.connections.let_go(execution.session_id)
+        found.connections.disconnect(execution.session_id)
         stored = await ended(found, execution)
         assert stored.status is ExecutionStatus.COMPLETED
         assert stored.retry_count == 1

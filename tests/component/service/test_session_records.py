@@ -11,6 +11,7 @@ from atoll import ids
 from atoll.app.application import application
 from atoll.errors import DatabaseUnavailable, TemporaryError
 from atoll.model.session import SessionStatus
+from atoll.service.sessions.create import NewSession
 from atoll.settings import PoolSettings, SessionSettings, Settings
 
 if TYPE_CHECKING:
@@ -35,13 +36,7 @@ async def sessions_of(place: Path) -> AsyncIterator[tuple[Sessions, RecallingSto
 
 
 async def create(sessions: Sessions, session_id: str) -> Session:
-    return await sessions.create(
-        template_id=None,
-        limits=lambda resources: resources,
-        timeout=None,
-        env_vars={},
-        session_id=session_id,
-    )
+    return await sessions.create(NewSession(lambda resources: resources), session_id=session_id)
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
@@ -63,9 +58,9 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
 
         session = await create(sessions, session_id)
         assert session.status is SessionStatus.RUNNING
-        live = await sessions._connections.get(session_id)
+        live = await sessions._starter.connect(session_id)
         assert (await live.link.call("processes"))["processes"] == []
-        await sessions._background.settle(30)
+        await sessions._replica.background.settle(30)
         assert [found.id for found in await store.instances.all()] == [live.instance.id]
 
 
@@ -94,4 +89,4 @@ async def test_a_change_is_accepted_though_the_session_ends_right_after_it(
         ended = await sessions.delete(changed.id)
         assert ended.status.ended
 
-        await sessions._connections.announce(changed)
+        await sessions._starter._connections.announce(changed)

@@ -222,7 +222,7 @@ def test_a_field_of_a_session_is_declared_once_for_create_update_and_response() 
     for schema in (sessions.CreateSession, sessions.UpdateSession, sessions.SessionOut):
         assert shared <= set(schema.model_fields)
     created = sessions.CreateSession(auto_start=False, archive_after=0)
-    assert (created.terms().auto_start, created.terms().archive_after) == (False, 0)
+    assert created.new_session().fields == {"auto_start": False, "archive_after": 0}
     changed = sessions.UpdateSession(auto_start=False, archive_after=0, delete_after=5)
     assert changed.change().fields == {
         "auto_start": False,

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model import plan
+from atoll.model.node import Node
 from atoll.model.plan import TABLE, Observed, Step
 from atoll.model.resources import Resources
 from atoll.model.session import ENDED, Cause, Session, SessionStatus, Wanted, Warning
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+THERE = Node("there", "docker", "http://there")
 LONGEST_WAY = 6
 """Steps."""
 
@@ -349,10 +351,11 @@ def test_on_another_node_it_is(
     wanted: Wanted,
     warnings: tuple[Warning, ...],
 ) -> None:
-    moved = plan.moved(session(failures=3, retry_at=after(60), **fields), "there", after(100))
+    moved = plan.moved(session(failures=3, retry_at=after(60), **fields), THERE, after(100))
 
     assert (moved.status, moved.wanted, moved.warnings) == (status, wanted, warnings)
-    assert (moved.runtime_node, moved.instance_id, moved.workspace) == ("there", None, None)
+    assert (moved.runtime_node, moved.runtime_type) == ("there", "docker")
+    assert (moved.instance_id, moved.workspace) == (None, None)
     assert (moved.failures, moved.retry_at, moved.updated_at) == (0, None, after(100))
     rests = status in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
     assert moved.rested_at == ((fields.get("rested_at") or after(100)) if rests else None)
@@ -362,12 +365,12 @@ def test_on_another_node_it_is(
 def test_what_has_ended_stays_where_it_is(status: SessionStatus) -> None:
     ended = session(status=status, wanted=Wanted.DESTROYED)
 
-    assert plan.moved(ended, "there", after(100)) is ended
+    assert plan.moved(ended, THERE, after(100)) is ended
 
 
 @given(st.sampled_from(SessionStatus), st.sampled_from(Wanted))
 def test_what_moved_settles_or_rests_there(status: SessionStatus, wanted: Wanted) -> None:
-    moved = plan.moved(session(status=status, wanted=wanted), "there", NOW)
+    moved = plan.moved(session(status=status, wanted=wanted), THERE, NOW)
     if not status.ended and wanted is not Wanted.DESTROYED:
         # Nothing of the way that needs an instance which is not there.
         assert plan.next_step(moved) in (Step.START, Step.REST, Step.ARCHIVE, Step.STOP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.service.background import BackgroundTasks
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.run import Run
+from atoll.service.sessions.access import SessionAccess
 from atoll.settings import CoordinationSettings
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +45,8 @@ class Ground:
         )
         self.executor = Executor()
         lives: Any = self.executor
-        self.approvals = Approvals(self.coordination, lives, BackgroundTasks())
+        replica: Any = SimpleNamespace(coordination=self.coordination, background=BackgroundTasks())
+        self.approvals = Approvals(replica, SessionAccess(lives, lives, lives))
         execution = Execution(
             "exec_1", "sess_1", Request(code=""), ExecutionStatus.RUNNING, datetime.now(UTC)
         )

@@ -24,7 +24,7 @@ async def get_checkpoint(request: Request, session_id: str) -> JsonResponse:
 @router.post("", responses={200: {"model": CheckpointOut}})
 async def take_checkpoint(request: Request, session_id: str) -> JsonResponse:
     """Save the session's files now; it is done when this answers."""
-    found = await services_of(request).autosave.now(session_id)
+    found = await services_of(request).autosave.save_now(session_id)
     if found is None:
         raise _none(session_id)
     return JsonResponse(checkpoint_out(found))

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from atoll.service.placement.service import Placement
     from atoll.service.pool.service import Pool
     from atoll.service.sessions.autosave import Autosave
-    from atoll.service.sessions.clone import Clones
     from atoll.service.sessions.dependencies import Dependencies
-    from atoll.service.sessions.lifecycle import Lifecycle
     from atoll.service.sessions.secrets import SessionSecrets
     from atoll.service.sessions.service import Sessions
     from atoll.service.templates.build_inputs import BuildInputs
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Services:
     sessions: Sessions
-    lifecycle: Lifecycle
-    clones: Clones
     dependencies: Dependencies
     executions: Executions
     consoles: Consoles

@@ -43,14 +43,8 @@ async def create_session(
     body = body or CreateSession()
     seed = request.scope.get("atoll.seed")
     session = await services_of(request).sessions.create(
-        template_id=body.template_id,
-        limits=body.limits,
-        timeout=body.timeout,
-        env_vars=body.env_vars,
-        capacity=body.capacity,
+        body.new_session(),
         session_id=None if seed is None else ids.session_id(seed),
-        extras=body.extras(),
-        terms=body.terms(),
         wait=wait,
     )
     return JsonResponse(session_out(session), 201)
@@ -73,7 +67,7 @@ async def list_sessions(
 
 @router.get("/{session_id}", responses={200: {"model": SessionOut}})
 async def get_session(request: Request, session_id: str) -> JsonResponse:
-    session, age = await services_of(request).sessions.look(session_id)
+    session, age = await services_of(request).sessions.get_or_recall(session_id)
     return with_age(session_out(session), age)
 
 
@@ -91,7 +85,7 @@ async def update_session(request: Request, session_id: str, body: UpdateSession)
     Limits count at once; variables for what is run next.
     """
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.update(session_id, body.change()))
+        session_out(await services_of(request).sessions.update(session_id, body.change()))
     )
 
 
@@ -99,7 +93,7 @@ async def update_session(request: Request, session_id: str, body: UpdateSession)
 async def start_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """Have it run: from its files on the node, from its archive, or from where it was paused."""
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.start(session_id, wait=wait))
+        session_out(await services_of(request).sessions.start(session_id, wait=wait))
     )
 
 
@@ -110,7 +104,7 @@ async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> Js
     the session starts it again, unless `auto_start` is false.
     """
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.stop(session_id, wait=wait))
+        session_out(await services_of(request).sessions.stop(session_id, wait=wait))
     )
 
 
@@ -118,7 +112,7 @@ async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> Js
 async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """Stop it and move its files to the blob store, from where any node can start it."""
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.archive(session_id, wait=wait))
+        session_out(await services_of(request).sessions.archive(session_id, wait=wait))
     )
 
 
@@ -129,7 +123,7 @@ async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> J
     `session_busy` while an execution is under way. The next request wakes it.
     """
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.pause(session_id, wait=wait))
+        session_out(await services_of(request).sessions.pause(session_id, wait=wait))
     )
 
 
@@ -137,7 +131,7 @@ async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> J
 async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """The same as `start`."""
     return JsonResponse(
-        session_out(await services_of(request).lifecycle.start(session_id, wait=wait))
+        session_out(await services_of(request).sessions.start(session_id, wait=wait))
     )
 
 
@@ -150,7 +144,7 @@ async def clone_session(
     and executions are not copied.
     """
     seed = request.scope.get("atoll.seed")
-    session = await services_of(request).clones.clone(
+    session = await services_of(request).sessions.clone(
         session_id,
         (body or UpdateSession()).change(),
         session_id=None if seed is None else ids.session_id(seed),

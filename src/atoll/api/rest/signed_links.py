@@ -15,7 +15,7 @@ from atoll.api.rest.files import _body, _body_of
 from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas.files import EntryOut, entry_out
 from atoll.api.rest.services import services_of
-from atoll.service.sessions.connections import may_start
+from atoll.service.sessions.start import may_start
 
 router = APIRouter(prefix="/signed", tags=["signed links"])
 

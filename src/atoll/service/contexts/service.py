@@ -21,7 +21,8 @@ from atoll.service.executions.attempt import inside
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.execution import Request
-    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.access import SessionAccess
+    from atoll.service.sessions.connections import Connection
     from atoll.service.sessions.provisioning import Provisioning
 
 MAX_CONTEXTS = 16
@@ -47,11 +48,11 @@ STILL = (SessionStatus.PAUSING, SessionStatus.PAUSED)
 class Contexts:
     def __init__(
         self,
-        connections: Connections,
+        sessions: SessionAccess,
         driver: Driver,
         provisioning: Provisioning,
     ) -> None:
-        self._connections = connections
+        self._sessions = sessions
         self._driver = driver
         self._provisioning = provisioning
 
@@ -63,13 +64,13 @@ class Contexts:
             raise InvalidRequest(
                 f"language: {language} has no contexts; python has.", code="language_unsupported"
             )
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         limits, watch = self._driver.run_limits(
             connection.instance.handle, connection.session.resources
         )
         context_id = context_id or ids.context_id()
         while True:
-            await self._provisioning.ready(connection.session)
+            await self._provisioning.prepare_variables(connection.session)
             try:
                 answer = await _call(
                     connection,
@@ -86,13 +87,13 @@ class Contexts:
                 break
             except StaleSession:
                 # The session has been changed since this replica read it.
-                await self._connections.renew(connection)
+                await self._sessions.connections.refresh(connection)
         return _context(session_id, answer["context"])
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
-        connection = await self._connections.reach(session_id)
-        if connection is None and (await self._connections.session(session_id)).status in STILL:
-            connection = await self._connections.get(session_id)
+        connection = await self._sessions.connections.reach(session_id)
+        if connection is None and (await self._sessions.records.get(session_id)).status in STILL:
+            connection = await self._sessions.starter.connect(session_id)
         if connection is None:
             return ()  # They went with the instance, which reading does not bring back.
         answer = await _call(connection, "context_list")
@@ -114,7 +115,7 @@ class Contexts:
 
     async def delete(self, session_id: str, context_id: str) -> None:
         """What runs in it is cancelled."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         await _call(connection, "context_delete", id=context_id)
 
     async def check(self, session_id: str, request: Request) -> None:
@@ -135,13 +136,13 @@ class Contexts:
                 code="context_dead",
                 status_now=context.state,
             )
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         if context.state == "busy" and connection.session.capacity > 1:
             # With a capacity of one its turn comes when the context is free.
             raise Conflict(f"Context {context.id} runs something.", code="context_busy")
 
     async def _about(self, session_id: str, operation: str, context_id: str) -> Context:
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         answer = await _call(connection, operation, id=context_id)
         return _context(session_id, answer["context"])
 

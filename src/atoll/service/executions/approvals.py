@@ -21,21 +21,22 @@ from atoll.service.backoff import Backoff
 if TYPE_CHECKING:
     import asyncio
 
-    from atoll.coordination.base import Coordination
-    from atoll.service.background import BackgroundTasks
     from atoll.service.executions.run import Run
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.access import SessionAccess
 
 log = structlog.get_logger(__name__)
 
 
 class Approvals:
     def __init__(
-        self, coordination: Coordination, connections: Connections, background: BackgroundTasks
+        self,
+        replica: Replica,
+        sessions: SessionAccess,
     ) -> None:
-        self._coordination = coordination
-        self._connections = connections
-        self._background = background
+        self._coordination = replica.coordination
+        self._background = replica.background
+        self._sessions = sessions
         self._open: dict[str, dict[str, dict[str, Any]]] = {}
         """By execution, the questions without an answer, in order."""
         self._asking: dict[str, tuple[str, asyncio.Task[None]]] = {}
@@ -105,10 +106,10 @@ class Approvals:
         if answer is None or answer == SHUTDOWN:
             # Of this replica alone: the next one hears the question again.
             return
-        connection = self._connections.reachable(run.execution.session_id)
+        connection = self._sessions.connections.reachable(run.execution.session_id)
         try:
             if connection is None:
-                connection = await self._connections.reach(run.execution.session_id)
+                connection = await self._sessions.connections.reach(run.execution.session_id)
             if connection is not None:
                 await connection.link.call(
                     "answer", id=execution_id, approval=approval, answer=answer

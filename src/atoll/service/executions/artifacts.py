@@ -15,7 +15,7 @@ from atoll.service import cursors
 
 if TYPE_CHECKING:
     from atoll.model.execution import Artifact
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.access import SessionAccess
     from atoll.stores.base import Store
 
 MOST = 10_000
@@ -31,12 +31,12 @@ class Version:
 
 
 class Artifacts:
-    def __init__(self, store: Store, connections: Connections) -> None:
+    def __init__(self, store: Store, sessions: SessionAccess) -> None:
         self._store = store
-        self._connections = connections
+        self._sessions = sessions
 
     async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
-        await self._connections.session(session_id)
+        await self._sessions.records.get(session_id)
         after = cursors.decode("a", cursor)
         found: dict[str, Version] = {}
         following: str | None = None

@@ -53,17 +53,17 @@ from atoll.service.executions.run import MAX_ARTIFACTS, MAX_RESULTS_SIZE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Lease, Leases
+    from atoll.coordination.leases import Lease
     from atoll.drivers.base import Driver
     from atoll.link.messages import RunResult
     from atoll.model.session import Session
     from atoll.service.executions.offload import Offload
     from atoll.service.executions.run import Run
-    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.access import SessionAccess
+    from atoll.service.sessions.connections import Connection
     from atoll.service.sessions.provisioning import Provisioning
-    from atoll.settings import ExecutionSettings, LinkSettings
-    from atoll.stores.base import Store
+    from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -94,26 +94,23 @@ class Elsewhere(Exception):
 class Attempts:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
-        connections: Connections,
+        sessions: SessionAccess,
         offload: Offload,
-        leases: Leases,
         provisioning: Provisioning,
-        clock: Clock,
-        settings: ExecutionSettings,
-        link: LinkSettings,
+        settings: Settings,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._driver = driver
-        self._connections = connections
+        self._sessions = sessions
         self._offload = offload
-        self._leases = leases
         self._provisioning = provisioning
-        self._clock = clock
-        self._settings = settings
-        self._grace = settings.cancel_grace.total_seconds()
-        self._heartbeat = link.heartbeat.total_seconds()
+        self._settings = settings.execution
+        self._grace = settings.execution.cancel_grace.total_seconds()
+        self._heartbeat = settings.link.heartbeat.total_seconds()
 
     async def run(self, run: Run, lease: Lease) -> Outcome | None:
         """What came of running it; None when another still ran, and it is to be tried again."""
@@ -193,8 +190,8 @@ class Attempts:
             return cut_short(run)
         execution = run.execution
         try:
-            connection = await self._connections.get(
-                execution.session_id, asked_at=execution.created_at
+            connection = await self._sessions.starter.connect(
+                execution.session_id, submitted_at=execution.created_at
             )
         except AtollError as error:
             return await self._unreachable(run, error)
@@ -218,7 +215,7 @@ class Attempts:
         )
         intake = run.bounded(self._settings, requested=True)
         try:
-            await self._provisioning.ready(connection.session)
+            await self._provisioning.prepare_variables(connection.session)
             job = self._job(connection, execution)
         except PermanentError as error:
             return _without(error)
@@ -253,7 +250,7 @@ class Attempts:
         except StaleSession:
             # Not begun: the session has been changed since this replica read it.
             run.execution = dataclasses.replace(run.execution, started_at=None)
-            await self._connections.renew(connection)
+            await self._sessions.connections.refresh(connection)
             return None
         except ExecutorLeaving:
             # Not begun, and the instance goes: the one that takes its place runs it.
@@ -289,8 +286,8 @@ class Attempts:
         try:
             # Brought back if it has died: the journal stays with the workspace, and who takes that
             # over may know how the run ended.
-            connection = await self._connections.get(
-                execution.session_id, asked_at=execution.created_at
+            connection = await self._sessions.starter.connect(
+                execution.session_id, submitted_at=execution.created_at
             )
         except AtollError as error:
             return await self._unreachable(run, error)
@@ -337,7 +334,7 @@ class Attempts:
         if isinstance(error, NodeUnreachable):
             raise Elsewhere from error
         if isinstance(error, (SessionEnded, SessionNotRunning)):
-            run.ended_by = await self._connections.session(run.execution.session_id)
+            run.ended_by = await self._sessions.records.get(run.execution.session_id)
         if run.stopped:
             return cut_short(run)
         return lost(
@@ -357,8 +354,8 @@ class Attempts:
         intake = run.bounded(self._settings, requested=False)
         try:
             async with asyncio.timeout(LAST_LOOK_SECONDS):
-                again = await self._connections.get(
-                    execution.session_id, asked_at=execution.created_at
+                again = await self._sessions.starter.connect(
+                    execution.session_id, submitted_at=execution.created_at
                 )
                 raw = await again.link.attach(execution.id, run.sequence, run, intake)
         except ProtocolViolation:
@@ -390,8 +387,8 @@ class Attempts:
             in (State.RUNNING, State.PAUSED)
         ):
             try:
-                again = await self._connections.get(
-                    execution.session_id, asked_at=execution.created_at
+                again = await self._sessions.starter.connect(
+                    execution.session_id, submitted_at=execution.created_at
                 )
                 if run.cancelled:
                     # What was asked for may have gone with the link.
@@ -431,8 +428,8 @@ class Attempts:
         """
         execution = run.execution
         try:
-            connection = await self._connections.get(
-                execution.session_id, asked_at=execution.created_at
+            connection = await self._sessions.starter.connect(
+                execution.session_id, submitted_at=execution.created_at
             )
             intake = run.bounded(self._settings, requested=False)
             async with asyncio.timeout(JOURNAL_SECONDS):
@@ -450,7 +447,7 @@ class Attempts:
     async def _session_has_ended(self, run: Run) -> bool:
         """By this replica, which says so, or by another, which only the record tells."""
         if run.ended_by is None:
-            session = await self._connections.session(run.execution.session_id)
+            session = await self._sessions.records.get(run.execution.session_id)
             rested = session.rested_at
             if session.status.ended or (rested is not None and rested >= run.execution.created_at):
                 run.ended_by = session
@@ -473,7 +470,7 @@ class Attempts:
                 **(
                     self._provisioning.variables(session)
                     if request.context_id is None
-                    else self._provisioning.packages(session)
+                    else self._provisioning.package_variables(session)
                 ),
                 **request.env,
                 **_told(execution),
@@ -502,7 +499,7 @@ class Attempts:
         value, error = parse_value(bytes(run.value), self._settings.return_limit)
         if raw["reason"] == "shutdown" and await self._session_has_ended(run):
             # By another replica: its instance may stay until its files are saved, but not for us.
-            self._connections.let_go(connection.session.id)
+            self._sessions.connections.disconnect(connection.session.id)
             return cut_short(run)
         failed = raw["exit_code"] != 0 and raw["reason"] is None
         started_at = run.execution.started_at

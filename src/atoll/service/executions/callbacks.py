@@ -27,12 +27,11 @@ from atoll.service.executions.run import Run
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from atoll.clock import Clock
     from atoll.model.execution import Execution, Outcome
     from atoll.service.executions.completion import Completions
     from atoll.service.executions.offload import Offload
+    from atoll.service.replica import Replica
     from atoll.settings import ExecutionSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -45,19 +44,17 @@ RACES = 5
 class ExecutorCallbacks:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         offload: Offload,
         completions: Completions,
-        clock: Clock,
         settings: ExecutionSettings,
-        node_id: str,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._clock = replica.clock
+        self._node_id = replica.node_id
         self._offload = offload
         self._completions = completions
-        self._clock = clock
         self._settings = settings
-        self._node_id = node_id
 
     async def ready(self, instance_id: str) -> None:
         log.debug("instance.ready", instance_id=instance_id)

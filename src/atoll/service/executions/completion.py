@@ -16,11 +16,10 @@ from atoll.errors import CoordinationUnavailable, NotFound, TemporaryError
 from atoll.service.backoff import Backoff
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination, Subscription
+    from atoll.coordination.base import Subscription
     from atoll.model.execution import Execution
     from atoll.service.executions.offload import Offload
-    from atoll.stores.base import Store
+    from atoll.service.replica import Replica
 
 log = structlog.get_logger(__name__)
 
@@ -31,12 +30,14 @@ UNHEARD_SECONDS = 1.0
 
 class Completions:
     def __init__(
-        self, store: Store, offload: Offload, coordination: Coordination, clock: Clock
+        self,
+        replica: Replica,
+        offload: Offload,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._clock = replica.clock
         self._offload = offload
-        self._coordination = coordination
-        self._clock = clock
 
     async def tell(self, execution_id: str) -> None:
         """Wake those who wait for its end on any replica."""

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from atoll.coordination.base import Coordination
     from atoll.service.executions.service import Executions
-    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.access import SessionAccess
+    from atoll.service.sessions.connections import Connection
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -77,12 +78,12 @@ class Consoles:
     def __init__(
         self,
         executions: Executions,
-        connections: Connections,
+        sessions: SessionAccess,
         coordination: Coordination,
         settings: Settings,
     ) -> None:
         self._executions = executions
-        self._connections = connections
+        self._sessions = sessions
         self._coordination = coordination
         self._settings = settings
         self._open: Counter[str] = Counter()
@@ -108,7 +109,7 @@ class Consoles:
             after,
             may_type,
             executions=self._executions,
-            connections=self._connections,
+            sessions=self._sessions,
             coordination=self._coordination,
             lease_seconds=self._settings.coordination.lease_ttl.total_seconds(),
         )
@@ -129,14 +130,14 @@ class Console:
         may_type: bool,
         *,
         executions: Executions,
-        connections: Connections,
+        sessions: SessionAccess,
         coordination: Coordination,
         lease_seconds: float,
     ) -> None:
         self._execution = execution
         self._may_type = may_type
         self._executions = executions
-        self._connections = connections
+        self._sessions = sessions
         self._coordination = coordination
         self._lease_seconds = lease_seconds
         self._key = f"console:{execution.id}"
@@ -242,7 +243,7 @@ class Console:
         execution = await self._executions.get(self._execution.id)
         connection = None
         if not execution.status.ended:
-            connection = await self._connections.reach(execution.session_id)
+            connection = await self._sessions.connections.reach(execution.session_id)
         if connection is None:
             return False
         moved = self._instance not in (None, connection.instance.id)
@@ -387,7 +388,7 @@ class Console:
     async def _call(self, op: str, **fields: Any) -> None:
         connection: Connection | None = None
         with suppress(Conflict):  # The session has ended.
-            connection = await self._connections.reach(self._execution.session_id)
+            connection = await self._sessions.connections.reach(self._execution.session_id)
         try:
             if connection is not None:
                 await connection.link.call(op, id=self._execution.id, **fields)

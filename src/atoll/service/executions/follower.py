@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.service.background import BackgroundTasks
     from atoll.service.executions.completion import Completions
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.access import SessionAccess
     from atoll.settings import ExecutionSettings
 
 log = structlog.get_logger(__name__)
@@ -31,12 +31,12 @@ AGAIN_SECONDS = 1.0
 class Followers:
     def __init__(
         self,
-        connections: Connections,
+        sessions: SessionAccess,
         completions: Completions,
         background: BackgroundTasks,
         settings: ExecutionSettings,
     ) -> None:
-        self._connections = connections
+        self._sessions = sessions
         self._completions = completions
         self._background = background
         self._settings = settings
@@ -85,7 +85,7 @@ class Followers:
         """
         while True:
             try:
-                connection = await self._connections.reach(mirror.execution.session_id)
+                connection = await self._sessions.connections.reach(mirror.execution.session_id)
                 if connection is not None:
                     intake = mirror.bounded(self._settings, requested=False)
                     await connection.link.attach(

@@ -32,73 +32,66 @@ from atoll.model.session import Cause
 from atoll.service.backoff import Backoff
 from atoll.service.executions.attempt import Elsewhere, StaleRecord, Superseded, cut_short
 from atoll.service.executions.run import Run, SlotQueue
+from atoll.service.sessions.observers import SessionObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
-    from atoll.service.background import BackgroundTasks
     from atoll.service.executions.approvals import Approvals
     from atoll.service.executions.attempt import Attempts
     from atoll.service.executions.completion import Completions
     from atoll.service.executions.offload import Offload
-    from atoll.service.sessions.connections import Connection, Connections
-    from atoll.service.sessions.service import Sessions
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.access import SessionAccess
+    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.connections import Connection
+    from atoll.service.sessions.observers import SessionObservers
     from atoll.settings import ExecutionSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
 QUICK_TRIES = 10
 """How often an execution that the executor did not take is tried again without a pause."""
-LEAVING = "leaving"
-"""What is told when executions have no holder any more, or one that ends on purpose."""
+REPLICA_LEFT = "leaving"
+"""Message: executions lost their owner, because a replica ends or has released them."""
 
 
-class Runner:
+class Runner(SessionObserver):
     def __init__(
         self,
-        store: Store,
-        sessions: Sessions,
-        connections: Connections,
-        offload: Offload,
+        replica: Replica,
+        sessions: SessionAccess,
         attempts: Attempts,
         completions: Completions,
-        coordination: Coordination,
-        leases: Leases,
+        offload: Offload,
         approvals: Approvals,
-        background: BackgroundTasks,
-        clock: Clock,
+        autosave: Autosave,
+        observers: SessionObservers,
         settings: ExecutionSettings,
-        node_id: str,
     ) -> None:
-        self._store = store
-        self._connections = connections
-        self._offload = offload
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._background = replica.background
+        self._clock = replica.clock
+        self._node_id = replica.node_id
+        self._sessions = sessions
         self._attempts = attempts
         self._completions = completions
-        self._coordination = coordination
-        self._leases = leases
+        self._offload = offload
         self._approvals = approvals
-        self._background = background
-        self._clock = clock
+        self._autosave = autosave
         self._settings = settings
-        self._node_id = node_id
         self._runs: dict[str, Run] = {}
         self._queues: dict[str, SlotQueue] = {}
         self.finished: dict[str, int] = {}
         """How many executions have ended, by status."""
         self.seconds = 0.0
         """How long they took together."""
-        self.saved: Callable[[Connection], Awaitable[None]] = _at_once
-        """Told of each end before it is final, with what its session was reached by."""
-        sessions.ended = sessions.halted = self._session_ended
-        connections.reconnected = self._reconnected
-        coordination.subscribe(self)
+        observers.subscribe(self)
+        replica.coordination.subscribe(self)
 
     # What is under way
 
@@ -109,7 +102,7 @@ class Runner:
     def count(self) -> int:
         return len(self._runs)
 
-    def sessions(self) -> set[str]:
+    def session_ids(self) -> set[str]:
         """Those in which something is under way."""
         return {run.execution.session_id for run in self._runs.values()}
 
@@ -193,7 +186,7 @@ class Runner:
             )
         return run
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Follow nothing any more: what runs goes on, and is found again by another replica."""
         for run in self._runs.values():
             if run.task is not None and run.ended_by is None:
@@ -233,7 +226,7 @@ class Runner:
             self._give_up(run)
         if left:
             with contextlib.suppress(TemporaryError):
-                await self._coordination.notify(LEAVING)
+                await self._coordination.notify(REPLICA_LEFT)
 
     async def release(self, execution_id: str) -> None:
         """Record that nobody sees to an execution of ours, however long the store is away."""
@@ -262,7 +255,7 @@ class Runner:
         if not run.cancelled:
             run.reason = reason
         self._stop(run)
-        connection = self._connections.reachable(run.execution.session_id)
+        connection = self._sessions.connections.reachable(run.execution.session_id)
         # Not begun: `_run` sees the mark. Or just over: then its result stands.
         if connection is not None:
             with contextlib.suppress(ExecutorError, LinkLost):
@@ -292,13 +285,19 @@ class Runner:
             if await self._coordination.cancelled(execution_id) is not None:
                 self.cancellation_requested(execution_id)
 
-    def _session_ended(self, session: Session) -> None:
+    def session_stopping(self, session: Session) -> None:
+        self._end_runs(session)
+
+    def session_ended(self, session: Session) -> None:
+        self._end_runs(session)
+
+    def _end_runs(self, session: Session) -> None:
         for run in self._runs.values():
             if run.execution.session_id == session.id and _is_cut_short(run.execution, session):
                 run.ended_by = session
                 run.give_up_turn()
 
-    def _reconnected(self, connection: Connection) -> None:
+    def session_connected(self, connection: Connection) -> None:
         if connection.link.hello["runs"]:
             work = self._settle_journal(connection)
             self._background.start(work, f"settle journal of {connection.instance.id}")
@@ -445,9 +444,9 @@ class Runner:
 
     async def _finish(self, run: Run, outcome: Outcome) -> None:
         """Store the result, then tell: not before, however long the store is away."""
-        connection = self._connections.reachable(run.execution.session_id)
+        connection = self._sessions.connections.reachable(run.execution.session_id)
         if connection is not None:
-            await self.saved(connection)
+            await self._autosave.before_result(connection)
         outcome = run.with_log(outcome)
         execution = run.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
         event = execution_event(execution, execution.status, self._clock.now())
@@ -478,7 +477,7 @@ class Runner:
                 execution = await self._offload.fetch(found)
                 run.complete(execution)
                 break
-        connection = self._connections.reachable(execution.session_id)
+        connection = self._sessions.connections.reachable(execution.session_id)
         if connection is not None:
             connection.link.acknowledge(execution.id)
         self.finished[execution.status] = self.finished.get(execution.status, 0) + 1
@@ -528,10 +527,6 @@ def _is_cut_short(execution: Execution, session: Session) -> bool:
         return False  # It came when nobody seemed to need the session, and starts it again.
     # What was asked for after it was stopped does so too.
     return execution.created_at <= rested
-
-
-async def _at_once(connection: Connection) -> None:
-    """Nothing has to be done before a result is final."""
 
 
 def _places(session_id: str, slot: int, capacity: int) -> list[str]:

@@ -34,20 +34,17 @@ from atoll.service.executions.follower import Followers
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.page import Page
-    from atoll.service.background import BackgroundTasks
     from atoll.service.contexts.service import Contexts
     from atoll.service.executions.approvals import Approvals
     from atoll.service.executions.completion import Completions
     from atoll.service.executions.offload import Offload
     from atoll.service.executions.run import Run
     from atoll.service.executions.runner import Runner
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.access import SessionAccess
     from atoll.settings import Settings
-    from atoll.stores.recall import RecallingStore, Remembered
+    from atoll.stores.recall import Remembered
 
 CANCEL_MARGIN = 3.0
 """Seconds that a cancellation waits beyond the grace for the end to be recorded."""
@@ -60,32 +57,28 @@ class Overtaken(Conflict):
 class Executions:
     def __init__(
         self,
-        store: RecallingStore,
-        connections: Connections,
+        replica: Replica,
+        sessions: SessionAccess,
         runner: Runner,
         completions: Completions,
         offload: Offload,
-        coordination: Coordination,
-        leases: Leases,
         approvals: Approvals,
         contexts: Contexts,
-        background: BackgroundTasks,
-        clock: Clock,
         settings: Settings,
     ) -> None:
-        self._store = store
-        self._connections = connections
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._background = replica.background
+        self._clock = replica.clock
+        self._sessions = sessions
         self._runner = runner
         self._completions = completions
         self._offload = offload
-        self._coordination = coordination
-        self._leases = leases
         self._approvals = approvals
         self._contexts = contexts
-        self._background = background
-        self._clock = clock
         self._settings = settings
-        self._followers = Followers(connections, completions, background, settings.execution)
+        self._followers = Followers(sessions, completions, replica.background, settings.execution)
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the id that is being submitted, as long as somebody does."""
 
@@ -118,7 +111,7 @@ class Executions:
                 self._runner.get(execution_id) is not None
                 # To record it may start the session, which a repeated request is not to do.
                 or request.context_id is not None
-                or self._connections.reachable(session_id) is None
+                or self._sessions.connections.reachable(session_id) is None
             ):
                 known = await self._known(execution_id, session_id, invocation_id, request)
                 if known is not None:
@@ -150,11 +143,11 @@ class Executions:
     ) -> Run:
         if request.context_id is not None:
             await self._contexts.check(session_id, request)
-        connection, rested = self._connections.reachable(session_id), None
+        connection, rested = self._sessions.connections.reachable(session_id), None
         if connection is not None:
             instance_id, capacity = connection.instance.id, connection.session.capacity
         else:
-            session = await self._connections.startable(session_id)
+            session = await self._sessions.starter.startable(session_id)
             instance_id, capacity = session.instance_id or "", session.capacity
             rested = session.rested_at
         if not self._leases.valid:
@@ -311,7 +304,7 @@ class Executions:
     ) -> Page[Execution]:
         """A page of records; of large ones only the beginning is in it."""
         if session_id is not None:
-            await self._connections.session(session_id)
+            await self._sessions.records.get(session_id)
         page = await self._store.executions.page(
             session_id=session_id,
             invocation_id=invocation_id,
@@ -391,7 +384,7 @@ class Executions:
         execution = await self.get(execution_id)
         if execution.status.ended:
             raise _not_running(execution)
-        connection = await self._connections.reach(execution.session_id)
+        connection = await self._sessions.connections.reach(execution.session_id)
         if connection is None:
             raise _not_running(execution)
         try:

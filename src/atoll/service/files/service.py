@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.service.files.checkpoint_files import CheckpointFiles
-    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.access import SessionAccess
+    from atoll.service.sessions.connections import Connection
 
     Etags = list[str] | None
 
@@ -58,13 +59,13 @@ class WorkspaceObserver(Protocol):
 class Files:
     def __init__(
         self,
-        connections: Connections,
+        sessions: SessionAccess,
         driver: Driver,
         *,
         work_timeout: timedelta = WORK_TIMEOUT,
         checkpoint_files: CheckpointFiles | None = None,
     ) -> None:
-        self._connections = connections
+        self._sessions = sessions
         self._driver = driver
         self._work_timeout = work_timeout
         self._checkpoint_files = checkpoint_files
@@ -142,7 +143,7 @@ class Files:
         self, session_id: str, path: str, *, recursive: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """Changes below a directory, from now on: `type`, `path`, and `from` of a move."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         _, content = await connection.link.fetch("follow", path=path, recursive=recursive)
         return _notices(connection.link, content)
 
@@ -153,7 +154,7 @@ class Files:
     ) -> Download:
         """A file and its content, streamed; with `head`, without content."""
         try:
-            connection = await self._connections.get(session_id)
+            connection = await self._sessions.starter.connect(session_id)
             asked = None if part is None else (part.first, part.last)
             if_range = None if part is None else part.if_range
             entry, content = await connection.link.read(
@@ -196,7 +197,7 @@ class Files:
         if_none_match: Etags = None,
     ) -> FileInfo:
         """Atomic: the file is replaced completely or stays unchanged."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         write = connection.link.write(
             path,
             content,
@@ -210,7 +211,7 @@ class Files:
 
     async def pack(self, session_id: str, path: str, form: str) -> AsyncIterator[bytes]:
         """A directory as an archive, which is made while it is read."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         _, content = await connection.link.fetch("pack", path=path, form=form)
         found: AsyncIterator[bytes] = content
         return found
@@ -219,7 +220,7 @@ class Files:
         self, session_id: str, path: str, form: str, content: AsyncIterator[bytes]
     ) -> int:
         """Unpack an archive into a directory, atomically; the number of its entries."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         push = connection.link.push(
             "unpack",
             content,
@@ -248,7 +249,7 @@ class Files:
 
     async def copy(self, session_id: str, source: str, target: str, *, overwrite: bool) -> FileInfo:
         """Copy a file or a tree, atomically."""
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         copy = connection.link.call(
             "copy",
             within=self._work_timeout,
@@ -266,7 +267,7 @@ class Files:
         await self._call(session_id, "remove", path=path, recursive=recursive)
 
     async def _call(self, session_id: str, op: str, **request: Any) -> dict[str, Any]:
-        connection = await self._connections.get(session_id)
+        connection = await self._sessions.starter.connect(session_id)
         call = connection.link.call(op, **request)
         if op not in _CHANGES:
             return await call

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.service.files.grants import GrantTokens
     from atoll.service.files.service import Files
     from atoll.service.files.types import FileInfo
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.access import SessionAccess
 
 log = structlog.get_logger(__name__)
 
@@ -54,14 +54,14 @@ class SignedUrls:
     def __init__(
         self,
         files: Files,
-        connections: Connections,
+        sessions: SessionAccess,
         grant_tokens: GrantTokens,
         blobs: Blobs,
         keys: ApiKeys | None,
     ) -> None:
         """`keys` is null where requests need no API key."""
         self._files = files
-        self._connections = connections
+        self._sessions = sessions
         self._grant_tokens = grant_tokens
         self._blobs = blobs
         self._keys = keys
@@ -153,7 +153,7 @@ class SignedUrls:
         return entry
 
     async def _check_path(self, session_id: str, path: str) -> None:
-        await self._connections.session(session_id)
+        await self._sessions.records.get(session_id)
         parts = path.split("/")
         if not path.strip("/") or ".." in parts or "\0" in path:
             raise InvalidRequest(

@@ -17,7 +17,7 @@ from atoll.model import plan
 from atoll.model.event import session_event
 from atoll.model.session import Warning
 from atoll.service.nodes.service import node_topic
-from atoll.service.sessions.service import settle_topic
+from atoll.service.sessions.records import settle_topic
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -50,10 +50,9 @@ class Migrations:
         """
         node = await self._placements.assign(session)
         now, left = self._clock.now(), session.runtime_node
-        found = plan.moved(session, node.id, now)
+        found = plan.moved(session, node, now)
         found = dataclasses.replace(
             found,
-            runtime_type=node.type,
             warnings=tuple(item for item in found.warnings if item.code != WAITS),
         )
         try:

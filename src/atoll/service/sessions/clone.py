@@ -1,10 +1,9 @@
 """
-Copies of sessions: a new one with the files that another has at this moment.
+Clones sessions: creates a session with the files that another has at this moment.
 
-On the node of the other its workspace is copied, sharing what the file system can share; an
-instance that runs stands still for as long as that takes. Where that cannot be, the new session
-begins with a checkpoint of the other that is taken for it. Memory, processes, contexts and
-executions are not copied.
+On the node of the source its workspace is copied, sharing what the file system can share; a running
+instance is paused for as long as that takes. Where that is impossible, the clone starts from a
+checkpoint that is taken of the source. Memory, processes, contexts and executions are not copied.
 """
 
 from __future__ import annotations
@@ -20,71 +19,67 @@ from atoll.errors import CheckpointNotFound
 from atoll.link.errors import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, WorkspaceMode
-from atoll.service.sessions.connections import instance_lease, workspace_lease
+from atoll.service.sessions.records import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.session import Session
+    from atoll.service.replica import Replica
     from atoll.service.sessions.autosave import Autosave
-    from atoll.service.sessions.connections import Connections
-    from atoll.service.sessions.lifecycle import Change, Lifecycle
+    from atoll.service.sessions.create import SessionCreator
+    from atoll.service.sessions.instances import SessionInstances
+    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.secrets import Secrets
-    from atoll.service.sessions.service import Sessions
-    from atoll.stores.base import Store
+    from atoll.service.sessions.update import SessionChange, SessionUpdater
+
+MAX_COPIES = 2
+"""Workspaces that this process copies at the same time: each copy occupies a thread."""
 
 
-AT_ONCE = 2
-"""Workspaces that this process copies at the same time: each takes a thread for as long."""
-
-
-class Clones:
+class Cloner:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
-        connections: Connections,
-        sessions: Sessions,
-        lifecycle: Lifecycle,
+        records: SessionRecords,
+        instances: SessionInstances,
+        creator: SessionCreator,
+        updater: SessionUpdater,
         autosave: Autosave,
         secrets: Secrets,
-        leases: Leases,
-        clock: Clock,
-        node_id: str,
     ) -> None:
-        self._store = store
+        self._replica = replica
+        self._store = replica.store
+        self._leases = replica.leases
         self._driver = driver
-        self._connections = connections
-        self._sessions = sessions
-        self._lifecycle = lifecycle
+        self._records = records
+        self._instances = instances
+        self._creator = creator
+        self._updater = updater
         self._autosave = autosave
         self._secrets = secrets
-        self._leases = leases
-        self._clock = clock
-        self._node_id = node_id
-        self._copying = asyncio.Semaphore(AT_ONCE)
+        self._copying = asyncio.Semaphore(MAX_COPIES)
 
     async def clone(
-        self, source_id: str, change: Change, *, session_id: str | None = None
+        self, source_id: str, change: SessionChange, *, session_id: str | None = None
     ) -> Session:
         """
-        A new session that runs, as the other is but for the change; the one that is there already
-        when its id is given and known.
+        A new running session that equals the source but for the change; the existing one if
+        `session_id` is known.
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
-            return await self._sessions.known(known)
-        source = await self._connections.session(source_id)
-        now = self._clock.now()
-        cloned = dataclasses.replace(
+            return await self._creator.existing(known)
+        source = await self._records.get(source_id)
+        now = self._replica.clock.now()
+        clone = dataclasses.replace(
             source,
             id=session_id or ids.session_id(),
             status=SessionStatus.CREATING,
             wanted=Wanted.RUNNING,
             runtime_type=self._driver.kind,
-            runtime_node=self._node_id,
+            runtime_node=self._replica.node_id,
             created_at=now,
             updated_at=now,
             expires_at=now + timedelta(seconds=source.timeout),
@@ -102,75 +97,72 @@ class Clones:
             secrets={},
             version=1,
         )
-        cloned = await self._lifecycle.changed(cloned, change)
+        clone = await self._updater.changed(clone, change)
         if source.secrets:
-            await self._secrets.ready(source)
-            cloned = await self._secrets.seal(cloned, self._secrets.reveal(source))
-        name = ids.instance_id()
-        # However long that takes, it is not taken for left behind before it has an owner.
-        async with self._leases.lease(workspace_lease(name), self._leases.new_owner()):
-            return await self._begun(source, cloned, name)
+            await self._secrets.prepare(source)
+            clone = await self._secrets.seal(clone, self._secrets.reveal(source))
+        workspace = ids.instance_id()
+        # The orphan sweep leaves a workspace alone whose lease is held.
+        async with self._leases.lease(workspace_lease(workspace), self._leases.new_owner()):
+            return await self._create(source, clone, workspace)
 
-    async def _begun(self, source: Session, cloned: Session, name: str) -> Session:
-        """`name` is that of the new workspace, if there is to be one now."""
-        workspace = None
-        if cloned.resources.disk == source.resources.disk:
-            workspace = await self._copied(source.id, name)
-        if workspace is None and not await self._has_files(source.id):
-            cloned = dataclasses.replace(cloned, started_from=None)
+    async def _create(self, source: Session, clone: Session, workspace: str) -> Session:
+        """`workspace` names the copy, if one can be made."""
+        copied = clone.resources.disk == source.resources.disk and await self._copy_workspace(
+            source.id, workspace
+        )
+        if copied:
+            clone = dataclasses.replace(clone, workspace=workspace)
+        elif not await self._has_files(source.id):
+            clone = dataclasses.replace(clone, started_from=None)
         try:
-            return await self._sessions.begin(dataclasses.replace(cloned, workspace=workspace))
+            return await self._creator.create_cold(clone)
         except BaseException:
-            # Else the sweep would find it, after a while.
-            if workspace is not None and await self._store.sessions.get(cloned.id) is None:
+            # The orphan sweep would remove it too, some minutes later.
+            if copied and await self._store.sessions.get(clone.id) is None:
                 await self._driver.discard(workspace)
             raise
 
     async def _has_files(self, source_id: str) -> bool:
-        """Whether there is a checkpoint to begin with; one is taken for it."""
+        """Whether there is a checkpoint to start from; one is taken for it."""
         try:
-            await self._autosave.fresh(source_id)
+            await self._autosave.ensure_checkpoint(source_id)
             return True
         except CheckpointNotFound:
-            source = await self._connections.session(source_id)
-            known = source.status in (SessionStatus.RUNNING, SessionStatus.ARCHIVED)
-            if not known:
+            source = await self._records.get(source_id)
+            if source.status not in (SessionStatus.RUNNING, SessionStatus.ARCHIVED):
                 raise
-            return False  # All that it has would be there.
+            return False  # The workspace is empty.
 
-    async def _copied(self, source_id: str, name: str) -> str | None:
-        """A copy of the session's workspace on this node; None when there cannot be one."""
+    async def _copy_workspace(self, source_id: str, name: str) -> bool:
+        """Copy the source's workspace on this node; false if that is impossible."""
         if "copy" not in self._driver.capabilities.features:
-            return None
-        # The place first: nobody stands still in line for one.
+            return False
+        # The slot first: no session is paused while it waits for one.
         async with (
             self._copying,
             self._leases.lease(instance_lease(source_id), self._leases.new_owner()),
         ):
-            source = await self._connections.session(source_id)
+            source = await self._records.get(source_id)
             if (
                 source.status.ended
-                or source.runtime_node != self._node_id
+                or not self._records.is_here(source)
                 or source.workspace is None
                 or source.workspace_mode is not WorkspaceMode.SYNC
             ):
-                return None
-            async with self._standing_still(source) as still:
-                if still and await self._driver.copy(source.workspace, name):
-                    return name
-        return None
+                return False
+            async with self._paused(source) as paused:
+                return paused and await self._driver.copy(source.workspace, name)
 
     @contextlib.asynccontextmanager
-    async def _standing_still(self, source: Session) -> AsyncIterator[bool]:
-        """Whether all that it wrote to its workspace is on the disk, and it writes no more."""
-        instance = None
-        if source.instance_id is not None:
-            instance = await self._store.instances.get(source.instance_id)
+    async def _paused(self, source: Session) -> AsyncIterator[bool]:
+        """Whether all that the session wrote is on the disk, and it writes no more."""
+        instance = await self._instances.of(source)
         state = State.GONE
         if instance is not None:
-            state = await self._connections.state(instance.handle)
+            state = await self._instances.state(instance.handle)
         if instance is None or state is not State.RUNNING:
-            yield state is not State.UNKNOWN  # One that is paused was told to write it all first.
+            yield True  # A paused instance has written everything before its pause.
             return
         if "pause" not in self._driver.capabilities.features:
             yield False
@@ -179,12 +171,12 @@ class Clones:
         try:
             await link.call("sync")
         except ExecutorError:
-            yield False  # One of before does not know the word.
+            yield False  # The executor is older than this request.
             return
         finally:
             link.close()
         try:
-            # Within: cut off in the middle it may stand still all the same.
+            # Inside: a pause that is cancelled may have been done all the same.
             await self._driver.pause(instance.handle)
             yield True
         finally:

@@ -1,10 +1,9 @@
 """
-Secrets of sessions: write-only, encrypted where they are stored.
+Secrets of sessions: write-only, and encrypted in the database.
 
-A secret is an environment variable of everything that runs in its session. Its value is in the
-database only as `sealing` wrote it, bound to the session and the name, and goes to the executor
-over the link with each request to run something; nowhere is it part of a command line, an answer or
-a log. What the code inside does with it is its own affair, and ends up where its output does.
+A secret is an environment variable of everything that runs in its session. Its stored value is
+encrypted for the session and the name, and goes to the executor over the link with each execution;
+it is never part of a command line, an answer or a log. Code in the session can print it, of course.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError
+from atoll.errors import InvalidRequest, NotFound, PermanentError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from atoll.clock import Clock
     from atoll.model.session import Session
     from atoll.service.auth.encryption import Encryption
+    from atoll.service.replica import Replica
     from atoll.service.sessions.connections import Connections
-    from atoll.stores.base import Store
+    from atoll.service.sessions.records import SessionRecords
 
 MAX_SECRET = 64 * 1024
 """Bytes of one secret; the kernel takes no more than 128 KiB as one variable."""
@@ -35,13 +34,13 @@ class Secrets:
     def __init__(self, encryption: Encryption) -> None:
         self._encryption = encryption
 
-    async def ready(self, session: Session) -> None:
-        """Before `reveal`: what takes time the first time is done in a thread."""
+    async def prepare(self, session: Session) -> None:
+        """To be awaited before `reveal`: the cipher is loaded in a thread."""
         if session.secrets:
             await asyncio.to_thread(self._encryption.prepare)
 
     async def seal(self, session: Session, values: Mapping[str, str]) -> Session:
-        """The session with these secrets too, encrypted for it alone."""
+        """The session with these secrets added, encrypted for it alone."""
         if not values:
             return session
         for name, value in values.items():
@@ -51,7 +50,7 @@ class Secrets:
                 )
             if name in session.env_vars:
                 raise InvalidRequest(
-                    f"secrets.{name}: env_vars has a variable of this name; give one of the two.",
+                    f"secrets.{name}: env_vars has a variable of the same name. Remove one.",
                     field=f"secrets.{name}",
                 )
         await asyncio.to_thread(self._encryption.prepare_to_seal)
@@ -63,7 +62,7 @@ class Secrets:
         # The cipher adds some bytes to each, and base64 a third to all.
         if len(found) > MAX_SECRETS or sum(map(len, found.values())) > MAX_ALL * 4 // 3:
             raise InvalidRequest(
-                f"secrets: at most {MAX_SECRETS} of them, and {MAX_ALL} bytes together.",
+                f"secrets: at most {MAX_SECRETS} secrets with {MAX_ALL} bytes in all.",
                 field="secrets",
             )
         return dataclasses.replace(session, secrets=found)
@@ -76,53 +75,56 @@ class Secrets:
         value = self._encryption.open(sealed, _about(session_id, name))
         if value is None:
             raise PermanentError(
-                f"Secret {name} of session {session_id} cannot be read: it was encrypted with "
-                "another key, or has been changed. Bring the key back (secrets.old_keys), or set "
-                "the secret anew.",
+                f"Secret {name} of session {session_id} cannot be decrypted: it was encrypted with "
+                "another key, or the database was changed. Restore the key (secrets.old_keys), or "
+                "set the secret again.",
                 code="secret_unreadable",
             )
         return value
 
 
 class SessionSecrets:
-    """The verbs: each is a compare-and-set of the session, and counts for what is run next."""
+    """The verbs of the API. A change takes effect with the next execution."""
 
     def __init__(
-        self, store: Store, connections: Connections, secrets: Secrets, clock: Clock
+        self,
+        replica: Replica,
+        records: SessionRecords,
+        connections: Connections,
+        secrets: Secrets,
     ) -> None:
-        self._store = store
+        self._clock = replica.clock
+        self._records = records
         self._connections = connections
         self._secrets = secrets
-        self._clock = clock
 
     async def names(self, session_id: str) -> list[str]:
-        return sorted((await self._connections.session(session_id)).secrets)
+        return sorted((await self._records.get(session_id)).secrets)
 
     async def put(self, session_id: str, name: str, value: str) -> list[str]:
-        while True:
-            session = await self._connections.usable(session_id)
-            try:
-                return await self._save(await self._secrets.seal(session, {name: value}))
-            except Conflict:
-                continue  # It moved on meanwhile; once more on what it is now.
+        async def apply(session: Session) -> Session:
+            return self._updated(await self._secrets.seal(session, {name: value}))
+
+        return await self._change(session_id, apply)
 
     async def remove(self, session_id: str, name: str) -> list[str]:
-        while True:
-            session = await self._connections.usable(session_id)
+        async def apply(session: Session) -> Session:
             if name not in session.secrets:
                 raise NotFound(
                     f"Session {session_id} has no secret {name}.", code="secret_not_found"
                 )
             left = {other: text for other, text in session.secrets.items() if other != name}
-            try:
-                return await self._save(dataclasses.replace(session, secrets=left))
-            except Conflict:
-                continue
+            return self._updated(dataclasses.replace(session, secrets=left))
 
-    async def _save(self, session: Session) -> list[str]:
-        session = await self._store.sessions.save(
-            dataclasses.replace(session, updated_at=self._clock.now())
-        )
+        return await self._change(session_id, apply)
+
+    def _updated(self, session: Session) -> Session:
+        return dataclasses.replace(session, updated_at=self._clock.now())
+
+    async def _change(
+        self, session_id: str, apply: Callable[[Session], Awaitable[Session]]
+    ) -> list[str]:
+        session = await self._records.change(session_id, apply)
         await self._connections.announce(session)
         return sorted(session.secrets)
 

@@ -39,7 +39,7 @@ from atoll.errors import AtollError, NodeUnreachable, TemporaryError
 from atoll.service.nodes.forward_token import WRONG_NODE
 from atoll.service.nodes.peers import FORWARD_HEADER
 from atoll.service.nodes.remote_checkpoints import caller_authorization
-from atoll.service.sessions.connections import may_start
+from atoll.service.sessions.start import may_start
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -13,7 +13,7 @@ from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, TemporaryError, TooLarge, Unauthenticated
 from atoll.model.json_size import at_most
 from atoll.model.key import Scope
-from atoll.service.sessions.connections import may_start
+from atoll.service.sessions.start import may_start
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send

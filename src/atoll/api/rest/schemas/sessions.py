@@ -7,7 +7,6 @@ accepted at creation, changed by PATCH and part of every response.
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import datetime
 from typing import Annotated
 
@@ -41,10 +40,10 @@ from atoll.model.session import (
     Warning,
     WorkspaceMode,
 )
-from atoll.service.sessions.lifecycle import Change
-from atoll.service.sessions.provisioning import NOTHING, Extras
+from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.provisioning import NO_EXTRAS, Extras
 from atoll.service.sessions.secrets import MAX_SECRETS
-from atoll.service.sessions.service import AS_SET, Terms
+from atoll.service.sessions.update import SessionChange
 
 Timer = Annotated[int, Field(ge=0, le=MAX_TIMER)]
 """Seconds. In a request 0 means never; stored and returned as null."""
@@ -80,11 +79,12 @@ class CreatedSessionFields(SessionFields):
     node_labels: Labels = Field({})
 
 
-TERMS = frozenset(field.name for field in dataclasses.fields(Terms))
 EXTRAS = frozenset(
     {"secrets", "volumes", "workspace_mode", "durability", "started_from", "dependencies"}
 )
 """Fields that most sessions do not set."""
+SESSION_FIELDS = CreatedSessionFields.model_fields.keys() - EXTRAS - {"env_vars"}
+"""Fields that become fields of the session unchanged."""
 
 
 class CreateSession(InstallOptions, ResourcesIn, CreatedSessionFields, of=Session):
@@ -125,13 +125,20 @@ class CreateSession(InstallOptions, ResourcesIn, CreatedSessionFields, of=Sessio
     def limits(self, base: Resources) -> Resources:
         return (self.resources or self).over(base)
 
-    def terms(self) -> Terms:
-        given = TERMS & self.model_fields_set
-        return Terms(**{name: getattr(self, name) for name in given}) if given else AS_SET
+    def new_session(self) -> NewSession:
+        given = SESSION_FIELDS & self.model_fields_set
+        return NewSession(
+            limits=self.limits,
+            template_id=self.template_id,
+            timeout=self.timeout,
+            env_vars=self.env_vars,
+            fields={name: getattr(self, name) for name in given},
+            extras=self._extras(),
+        )
 
-    def extras(self) -> Extras:
+    def _extras(self) -> Extras:
         if not EXTRAS & self.model_fields_set:
-            return NOTHING
+            return NO_EXTRAS
         return Extras(
             secrets={name: value.get_secret_value() for name, value in self.secrets.items()},
             volumes=tuple(mount.mount() for mount in self.volumes),
@@ -169,9 +176,9 @@ class UpdateSession(ResourcesIn, SessionFields, PatchBody, of=Session):
         {}, description="Merged into the session's labels; null removes a label."
     )
 
-    def change(self) -> Change:
+    def change(self) -> SessionChange:
         given = {name: getattr(self, name) for name in SessionFields.model_fields}
-        return Change(
+        return SessionChange(
             limits=(self.resources or self).over,
             timeout=self.timeout,
             env_vars=self.env_vars,

@@ -1,0 +1,62 @@
+"""Executions, invocations, contexts and consoles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.service.contexts.service import Contexts
+from atoll.service.executions.approvals import Approvals
+from atoll.service.executions.attempt import Attempts
+from atoll.service.executions.callbacks import ExecutorCallbacks
+from atoll.service.executions.completion import Completions
+from atoll.service.executions.console import Consoles
+from atoll.service.executions.offload import Offload
+from atoll.service.executions.runner import Runner
+from atoll.service.executions.service import Executions
+from atoll.service.invocations.service import Invocations
+
+if TYPE_CHECKING:
+    from atoll.app.backends import Backends
+    from atoll.app.sessions import SessionGroup
+
+
+@dataclass(frozen=True)
+class ExecutionGroup:
+    runner: Runner
+    service: Executions
+    consoles: Consoles
+    contexts: Contexts
+    invocations: Invocations
+    callbacks: ExecutorCallbacks
+
+
+def execution_group(backends: Backends, sessions: SessionGroup) -> ExecutionGroup:
+    settings, replica, driver = backends.settings, backends.replica, backends.driver
+    offload = Offload(backends.blobs)
+    completions = Completions(replica, offload)
+    attempts = Attempts(replica, driver, sessions.access, offload, sessions.provisioning, settings)
+    approvals = Approvals(replica, sessions.access)
+    runner = Runner(
+        replica,
+        sessions.access,
+        attempts,
+        completions,
+        offload,
+        approvals,
+        sessions.autosave,
+        sessions.observers,
+        settings.execution,
+    )
+    contexts = Contexts(sessions.access, driver, sessions.provisioning)
+    service = Executions(
+        replica, sessions.access, runner, completions, offload, approvals, contexts, settings
+    )
+    return ExecutionGroup(
+        runner,
+        service,
+        Consoles(service, sessions.access, replica.coordination, settings),
+        contexts,
+        Invocations(replica.store, service),
+        ExecutorCallbacks(replica, offload, completions, settings.execution),
+    )

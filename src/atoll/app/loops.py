@@ -1,0 +1,206 @@
+"""The loops that run beside requests: reconcilers, sweeps and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.app import leftovers
+from atoll.reconcile.attendance import Attendance
+from atoll.reconcile.builds import BuildLoop, LayerSweep
+from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.reconcile.departed import Departed
+from atoll.reconcile.drains import Drains
+from atoll.reconcile.events import EventNews, EventSweep, Sequencer
+from atoll.reconcile.executions import Adoption
+from atoll.reconcile.nodes import Probe, Report
+from atoll.reconcile.orphaned_blobs import OrphanSweep
+from atoll.reconcile.orphans import Orphans
+from atoll.reconcile.packages import PackageSweep
+from atoll.reconcile.pool import PoolRefill
+from atoll.reconcile.requests import RequestSweep
+from atoll.reconcile.sessions import SessionReconciler
+from atoll.reconcile.templates import TemplateNews
+from atoll.reconcile.webhooks import WebhookLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from atoll.app.backends import Backends
+    from atoll.app.compute import ComputeGroup
+    from atoll.app.executions import ExecutionGroup
+    from atoll.app.nodes import NodeGroup
+    from atoll.app.sessions import SessionGroup
+    from atoll.service.webhooks.delivery import WebhookSender
+    from atoll.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All services of a replica."""
+
+    backends: Backends
+    compute: ComputeGroup
+    nodes: NodeGroup
+    sessions: SessionGroup
+    executions: ExecutionGroup
+    webhook_sender: WebhookSender
+
+
+class Loops:
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        backends, compute = groups.backends, groups.compute
+        settings, replica = backends.settings, backends.replica
+        store, coordination, leases = replica.store, replica.coordination, replica.leases
+        clock, node_id, driver = replica.clock, replica.node_id, backends.driver
+        self.adoption = Adoption(
+            store, coordination, leases, groups.executions.runner, clock, settings.coordination
+        )
+        self._builds = BuildLoop(store, compute.builds, leases, clock, settings.template)
+        departed = Departed(
+            store, driver, groups.sessions.access.connections, groups.executions.runner, node_id
+        )
+        self._report = Report(
+            groups.nodes.nodes, departed, coordination, clock, settings.node, compute.pool.sizes
+        )
+        compute.templates.subscribe(self._builds)
+        compute.templates.subscribe(self._report)
+
+    def all(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """The loops by name, to be run as tasks."""
+        backends, embedded = self._groups.backends, self._groups.backends.embedded
+        loops = self._of_sessions() | self._of_storage() | self._of_events()
+        if not embedded:
+            loops |= self._of_servers()
+        if backends.spool is not None:
+            loops["spool"] = backends.spool.run()
+        return loops
+
+    def _of_sessions(self) -> dict[str, Coroutine[Any, Any, None]]:
+        groups, backends, compute = self._groups, self._groups.backends, self._groups.compute
+        settings, replica, driver = backends.settings, backends.replica, backends.driver
+        store, coordination, leases = replica.store, replica.coordination, replica.leases
+        clock, node_id = replica.clock, replica.node_id
+        reconciler = SessionReconciler(
+            replica,
+            groups.sessions.timers,
+            groups.sessions.transitions,
+            groups.sessions.observers,
+            settings.session,
+        )
+        orphans = Orphans(
+            store,
+            driver,
+            groups.sessions.transitions,
+            compute.pool,
+            coordination,
+            leases,
+            clock,
+            settings.session,
+            node_id,
+            backends.cluster,
+        )
+        return {
+            "adoption": self.adoption.run(),
+            "templates": TemplateNews(coordination, compute.templates).run(),
+            "pool refill": PoolRefill(compute.pool, store, driver, settings.pool, clock).run(),
+            "sessions": reconciler.run(),
+            "orphans": orphans.run(),
+            "builds": self._builds.run(),
+            "layers": LayerSweep(
+                store, driver, compute.builds, leases, clock, settings.template, node_id
+            ).run(),
+            "packages": PackageSweep(
+                store, driver.environments, leases, clock, settings.packages, node_id
+            ).run(),
+            "autosave": groups.sessions.autosave.run(groups.executions.runner.session_ids),
+            "peers": groups.nodes.peers.run(),
+            "report": self._report.run(),
+        }
+
+    def _of_storage(self) -> dict[str, Coroutine[Any, Any, None]]:
+        backends, checkpoints = self._groups.backends, self._groups.compute.checkpoints
+        settings, replica, blobs = backends.settings, backends.replica, backends.blobs
+        store, clock = replica.store, replica.clock
+        orphaned_blobs = OrphanSweep(
+            store,
+            blobs,
+            checkpoints,
+            replica.leases,
+            clock,
+            cluster=backends.cluster,
+            name=replica.node_id if backends.spool is None else "shared",
+            request_ttl=settings.idempotency_ttl,
+        )
+        return {
+            "request sweep": RequestSweep(store, blobs, clock).run(),
+            "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
+            "orphaned blobs": orphaned_blobs.run(),
+        }
+
+    def _of_events(self) -> dict[str, Coroutine[Any, Any, None]]:
+        replica, feed = self._groups.backends.replica, self._groups.compute.feed
+        store, coordination, clock = replica.store, replica.coordination, replica.clock
+        settings = self._groups.backends.settings.event
+        sender = self._groups.webhook_sender
+        return {
+            "event numbers": Sequencer(feed).run(),
+            "event news": EventNews(coordination, feed).run(),
+            "event sweep": EventSweep(store, clock, settings).run(),
+            "webhooks": WebhookLoop(
+                store, feed, sender, coordination, replica.leases, clock, settings
+            ).run(),
+        }
+
+    def _of_servers(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Loops that an embedded Atoll does without: nothing outlives it, and it has one node."""
+        groups, nodes = self._groups, self._groups.nodes
+        settings, replica = groups.backends.settings, groups.backends.replica
+        store, coordination, leases = replica.store, replica.coordination, replica.leases
+        connections = groups.sessions.access.connections
+        return {
+            "attendance": Attendance(
+                store, connections, leases, settings.link, replica.node_id
+            ).run(),
+            "leftovers": _remove_leftovers(settings),
+            "probe": Probe(
+                store,
+                nodes.nodes,
+                nodes.probe,
+                nodes.migrations,
+                coordination,
+                leases,
+                replica.clock,
+                settings.node,
+            ).run(),
+            "drains": Drains(
+                store,
+                nodes.nodes,
+                nodes.placement,
+                nodes.migrations,
+                groups.executions.runner,
+                coordination,
+                leases,
+                settings.node,
+                groups.sessions.transitions.leave,
+            ).run(),
+        }
+
+
+async def _remove_leftovers(settings: Settings) -> None:
+    try:
+        found = await leftovers.collect(settings)
+    except OSError as error:
+        log.warning("leftovers.not_collected", error=str(error))
+        return
+    for leftover in found:
+        if leftover.error is not None:
+            log.warning(
+                "leftovers.not_removed", data_dir=str(leftover.data_dir), error=leftover.error
+            )

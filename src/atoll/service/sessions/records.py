@@ -1,0 +1,165 @@
+"""
+Records of sessions: reads them, and writes them with their events.
+
+Every write is a compare-and-set on the record's version. `change` repeats it on the newest record
+until no other writer interferes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import (
+    Conflict,
+    NodeUnreachable,
+    NotFound,
+    SessionEnded,
+    SessionNotRunning,
+    TemporaryError,
+)
+from atoll.model.event import session_event
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.observers import SessionObservers
+
+log = structlog.get_logger(__name__)
+
+
+def settle_topic(node_id: str) -> str:
+    """Messages that tell a node that some of its sessions have to change."""
+    return f"settle.{node_id}"
+
+
+def instance_lease(session_id: str) -> str:
+    """Its owner alone makes and removes instances and workspaces of the session."""
+    return f"instance:{session_id}"
+
+
+def workspace_lease(workspace: str) -> str:
+    """Its owner makes the workspace for a session that is not recorded yet."""
+    return f"workspace:{workspace}"
+
+
+def not_running(session: Session, advice: str = "Start it first.") -> SessionNotRunning:
+    return SessionNotRunning(
+        f"Session {session.id} is {session.status}. {advice}", status_now=session.status.value
+    )
+
+
+class SessionRecords:
+    def __init__(self, replica: Replica, observers: SessionObservers) -> None:
+        self._replica = replica
+        self._store = replica.store.sessions
+        self._observers = observers
+
+    async def get(self, session_id: str) -> Session:
+        session = await self._store.get(session_id)
+        if session is None:
+            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
+        return session
+
+    async def unended(self, session_id: str) -> Session:
+        session = await self.get(session_id)
+        if session.status.ended:
+            raise SessionEnded(
+                f"Session {session_id} has ended ({session.status}).",
+                status_now=session.status.value,
+            )
+        return session
+
+    async def usable(self, session_id: str) -> Session:
+        """A session that has not ended, on a node that this replica reaches."""
+        session = await self.unended(session_id)
+        self.check_here(session)
+        return session
+
+    def is_here(self, session: Session) -> bool:
+        return session.runtime_node == self._replica.node_id
+
+    def check_here(self, session: Session) -> None:
+        if not self.is_here(session):
+            raise NodeUnreachable(
+                f"Session {session.id} is on node {session.runtime_node}, which node "
+                f"{self._replica.node_id} cannot reach. Ask a control plane there."
+            )
+
+    async def save(self, session: Session, *, event: str | None = None) -> Session:
+        """Write the record, with an event named `event`, or after its status. May conflict."""
+        return await self._store.save(
+            session, event=session_event(session, session.updated_at, event)
+        )
+
+    async def save_silently(self, session: Session) -> Session:
+        """Write a change that the event feed does not report. May conflict."""
+        return await self._store.save(session)
+
+    async def change(
+        self,
+        session_id: str,
+        apply: Callable[[Session], Awaitable[Session]],
+        *,
+        event: str | None = None,
+    ) -> Session:
+        """
+        Apply a change to the newest record, as often as another writer is faster; no event is
+        written if none is named. A session that `apply` returns unchanged is not written.
+        """
+        while True:
+            session = await self.usable(session_id)
+            changed = await apply(session)
+            if changed is session:
+                return session
+            try:
+                if event is None:
+                    return await self.save_silently(changed)
+                return await self.save(changed, event=event)
+            except Conflict:
+                continue
+
+    async def end(
+        self, session: Session, status: SessionStatus, cause: Cause, message: str | None = None
+    ) -> Session:
+        """Record the end of a session. What it leaves on its node is removed in the background."""
+        now = self._replica.clock.now()
+        session = await self.save(
+            dataclasses.replace(
+                session,
+                status=status,
+                wanted=Wanted.DESTROYED,
+                cause=cause,
+                message=message,
+                ended_at=now,
+                failures=0,
+                retry_at=None,
+                updated_at=now,
+            )
+        )
+        self._observers.session_ended(session)
+        log.debug("session.ended", session_id=session.id, status=status, cause=cause)
+        return session
+
+    async def end_by_id(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
+        """The same for whatever state the session is in; one that has ended stays as it is."""
+        while True:
+            session = await self.get(session_id)
+            if session.status.ended:
+                return session
+            try:
+                return await self.end(session, status, cause)
+            except Conflict:
+                continue
+
+    async def wake(self, node_id: str) -> None:
+        """Tell a node's control planes that some of its sessions have to change."""
+        try:
+            await self._replica.coordination.notify(settle_topic(node_id))
+        except TemporaryError as error:
+            # The node's sweep finds them.
+            log.info("node.not_woken", node_id=node_id, error=error.message)

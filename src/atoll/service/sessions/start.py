@@ -1,0 +1,312 @@
+"""
+Gives code a connection to a session: the existing one, or one to an instance that is made for it.
+
+An instance that has died is replaced in the same session, with its workspace, by the next request
+that needs it. A stopped, paused or archived session is started by a request unless `auto_start` is
+off or the request's key may only read. Requests that come at the same time share one start, also
+over several replicas: it needs the lease of the session's instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import (
+    AtollError,
+    CheckpointDamaged,
+    Conflict,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
+    DependencyFailed,
+    LeaseLost,
+    NodeFull,
+    NodeUnreachable,
+    PermanentError,
+    SessionNotReady,
+    SessionNotRunning,
+    TemporaryError,
+)
+from atoll.link.errors import ProtocolViolation
+from atoll.model.install import InstallStatus
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
+from atoll.service.sessions.connections import HAS_INSTANCE, as_running, without_stop
+from atoll.service.sessions.provisioning import is_installing
+from atoll.service.sessions.records import instance_lease, not_running
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from atoll.service.placement.admission import Admission
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.connections import Connection, Connections
+    from atoll.service.sessions.instances import SessionInstances
+    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.provisioning import Provisioning
+    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.stop import InstanceStopper
+
+log = structlog.get_logger(__name__)
+
+SPECIFIC_ERRORS = (
+    DatabaseUnavailable,
+    CoordinationUnavailable,
+    LeaseLost,
+    NodeFull,
+    NodeUnreachable,
+    DependencyFailed,
+    CheckpointDamaged,
+    ProtocolViolation,
+)
+"""Errors of a start that tell a client more than that the session is not ready."""
+may_start: ContextVar[bool] = ContextVar("may_start", default=True)
+"""Whether the present request may start a session; not if its key may only read."""
+
+
+class SessionStarter:
+    def __init__(
+        self,
+        replica: Replica,
+        records: SessionRecords,
+        instances: SessionInstances,
+        connections: Connections,
+        stopper: InstanceStopper,
+        provisioning: Provisioning,
+        admission: Admission,
+        observers: SessionObservers,
+    ) -> None:
+        self._replica = replica
+        self._clock = replica.clock
+        self._records = records
+        self._instances = instances
+        self._connections = connections
+        self._stopper = stopper
+        self._provisioning = provisioning
+        self._admission = admission
+        self._observers = observers
+        self._starting: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
+        """Starts under way, and when the execution was submitted that they are for."""
+        self.cold_starts = 0
+        """Sessions that were created on an instance of their own."""
+
+    async def connect(self, session_id: str, *, submitted_at: datetime | None = None) -> Connection:
+        """
+        A connection to the running session, which is started or recovered first if need be. For an
+        execution, `submitted_at` decides whether a stop that came later keeps it from starting.
+        """
+        connection = await self._connections.probed(session_id)
+        if connection is not None:
+            self._observers.session_used(connection.session)
+            return connection
+        if submitted_at is None and not may_start.get():
+            session = await self._records.unended(session_id)
+            if session.wanted is not Wanted.RUNNING:
+                raise not_running(session, "Start it with a key that may do more than read.")
+        while True:
+            starting, theirs = self._starting.get(session_id) or self._begin(
+                session_id, submitted_at
+            )
+            try:
+                return await asyncio.shield(starting)
+            except SessionNotRunning:
+                if submitted_at is not None or theirs is None:
+                    raise
+                # Refused to an older execution; this request may start the session.
+
+    def _begin(
+        self, session_id: str, submitted_at: datetime | None
+    ) -> tuple[asyncio.Future[Connection], datetime | None]:
+        task = self._replica.background.start(
+            self._connect(session_id, submitted_at), f"start {session_id}"
+        )
+        self._starting[session_id] = task, submitted_at
+        task.add_done_callback(lambda _: self._starting.pop(session_id, None))
+        return task, submitted_at
+
+    async def _connect(self, session_id: str, submitted_at: datetime | None) -> Connection:
+        try:
+            session = await self._want_running(session_id, submitted_at)
+            self._observers.session_used(session)
+            if session.status in (SessionStatus.CREATING, SessionStatus.RUNNING):
+                connection = await self._connections.find(session)
+                if connection is not None:
+                    return connection
+            owner = f"{self._replica.id}/{session_id}"
+            async with self._replica.leases.lease(instance_lease(session_id), owner):
+                # Another replica may have been faster.
+                return await self._start(await self._want_running(session_id, submitted_at))
+        except SPECIFIC_ERRORS:
+            raise
+        except (PermanentError, TemporaryError) as error:
+            raise SessionNotReady(f"Session {session_id} is not ready: {error.message}") from error
+
+    async def startable(self, session_id: str) -> Session:
+        """A session that runs, or that a request may start on this node."""
+        session = await self._records.usable(session_id)
+        if session.wanted is not Wanted.RUNNING and not session.auto_start:
+            raise not_running(session)
+        if session.rested_at is not None:
+            # Refused at once, so that another node can be asked.
+            await self._admission.readmit(session)
+        return session
+
+    async def start(self, session_id: str) -> Connection:
+        """Start the session if it does not run. The caller holds the lease of its instance."""
+        return await self._start(await self._records.unended(session_id))
+
+    async def start_new(self, session: Session) -> Connection:
+        """Make the first instance of a recorded session; a failure ends the session."""
+        # Under the lease: a replica that finds the session unfinished would start it as well.
+        leases = self._replica.leases
+        async with leases.lease(instance_lease(session.id), leases.new_owner()):
+            try:
+                ready = await self._instances.make(session)
+            except AtollError as error:
+                await self._records.end(session, SessionStatus.FAILED, Cause.DRIVER, error.message)
+                raise
+            except BaseException:
+                # Cancelled, or a defect here: nothing else would end the session.
+                message = "The creation of the session was interrupted."
+                ending = self._records.end(session, SessionStatus.FAILED, Cause.DRIVER, message)
+                self._replica.background.start(ending, f"end {session.id}")
+                raise
+            try:
+                connection = await self._connections.attach(session, ready)
+            except Conflict:
+                # Ended or changed meanwhile, or a replica that took this one for lost has made an
+                # instance too.
+                return await self.start(session.id)
+            self.cold_starts += 1
+            log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
+            return connection
+
+    async def _start(self, session: Session) -> Connection:
+        if session.status is SessionStatus.STOPPING:
+            session = await self._stopper.stop(session)
+            self._connections.disconnect(session.id)
+        connection = None
+        if session.status in HAS_INSTANCE:
+            connection = await self._connections.find(session, resume=True)
+        if connection is not None:
+            if session.status is not SessionStatus.RUNNING:
+                running = as_running(session, self._clock.now())
+                self._connections.update(connection, await self._records.save(running))
+            return connection
+        if session.instance_id is not None:
+            log.warning(
+                "session.instance_lost", session_id=session.id, instance_id=session.instance_id
+            )
+        if session.rested_at is not None:
+            await self._admission.readmit(session)
+        try:
+            session = await self._with_new_lifetime(await self._without_instance(session))
+            session = await self._with_packages(session)
+            return await self._connections.attach(session, await self._instances.make(session))
+        except Conflict:
+            # Ended meanwhile, or the replica that was making an instance has finished.
+            connection = await self._connections.find(await self._records.unended(session.id))
+            if connection is None:
+                raise
+            return connection
+
+    async def _want_running(self, session_id: str, submitted_at: datetime | None) -> Session:
+        """Record that the session is wanted to run, if the request may start it."""
+        while True:
+            session = await self._records.unended(session_id)
+            if session.wanted is Wanted.RUNNING:
+                return session
+            if not _starts(session, submitted_at):
+                raise not_running(session)
+            self._records.check_here(session)
+            now = self._clock.now()
+            try:
+                return await self._records.save_silently(
+                    dataclasses.replace(
+                        without_stop(session, now),
+                        wanted=Wanted.RUNNING,
+                        failures=0,
+                        retry_at=None,
+                        active_at=now,
+                        updated_at=now,
+                    )
+                )
+            except Conflict:
+                continue
+
+    async def _without_instance(self, session: Session) -> Session:
+        """Record that the instance is lost, then remove what is left of it."""
+        lost = session.instance_id
+        if lost is None:
+            return session
+        creating = session.status is SessionStatus.CREATING
+        session = await self._records.save(
+            dataclasses.replace(
+                session,
+                status=SessionStatus.CREATING if creating else SessionStatus.STARTING,
+                instance_id=None,
+                updated_at=self._clock.now(),
+            )
+        )
+        await self._instances.remove(lost)
+        return session
+
+    async def _with_new_lifetime(self, session: Session) -> Session:
+        """Record that a stopped or archived session is starting."""
+        if session.rested_at is None:
+            return session
+        now = self._clock.now()
+        restoring = session.workspace is None and session.workspace_mode is WorkspaceMode.SYNC
+        return await self._records.save(
+            dataclasses.replace(
+                session,
+                status=SessionStatus.RESTORING if restoring else SessionStatus.STARTING,
+                rested_at=None,
+                cause=None,
+                message=None,
+                active_at=now,
+                expires_at=now + timedelta(seconds=session.timeout),
+                updated_at=now,
+            )
+        )
+
+    async def _with_packages(self, session: Session) -> Session:
+        """
+        Install the session's packages on this node, if they are not there. One whose packages
+        cannot be installed ends, or goes on with a warning if it asked for that.
+        """
+        if session.install is None:
+            return session
+        if not is_installing(session):
+            equipped = await self._provisioning.ensure_packages(session)
+            if equipped == session:
+                return session
+            return await self._records.save_silently(equipped)
+        session = await self._provisioning.install_packages(session)
+        install = session.install
+        if install is not None and install.status is InstallStatus.FAILED:
+            message = install.message or "The packages of the session could not be installed."
+            if install.fail_on_error:
+                await self._records.end(session, SessionStatus.FAILED, Cause.DEPENDENCY, message)
+                raise DependencyFailed(message, session_id=session.id)
+            warning = Warning("dependency_failed", message)
+            session = dataclasses.replace(session, warnings=(*session.warnings, warning))
+        now = self._clock.now()
+        expires_at = now + timedelta(seconds=session.timeout)
+        return await self._records.save_silently(
+            dataclasses.replace(session, expires_at=expires_at, updated_at=now)
+        )
+
+
+def _starts(session: Session, submitted_at: datetime | None) -> bool:
+    """Whether a request, or an execution that was submitted then, may start the session."""
+    stopped_at = session.rested_at
+    if submitted_at is not None and (stopped_at is None or stopped_at >= submitted_at):
+        # The session ran when the execution was accepted. A user who stopped it meant the
+        # execution too, while a pause would keep it for ever, and an idle timer was mistaken.
+        return stopped_at is None or session.cause is Cause.IDLE
+    return session.auto_start

@@ -1,0 +1,157 @@
+"""
+Stops the instances of sessions: cancels what runs, saves the workspace, ends the instance.
+
+A failing checkpoint does not keep a session from being stopped: its files stay on the node's disk
+and are saved when the session is archived. The session shows a warning until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.errors import AtollError
+from atoll.link.errors import ExecutorError
+from atoll.model import plan
+from atoll.model.instance import State
+from atoll.model.plan import Step
+from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+
+    from atoll.drivers.base import Driver
+    from atoll.link.client import Link
+    from atoll.model.instance import Instance
+    from atoll.service.checkpoints.service import Checkpoints
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.instances import SessionInstances
+    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.records import SessionRecords
+    from atoll.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+NOT_SAVED = "workspace_not_saved"
+"""Code of the warning that a workspace is on its node's disk alone."""
+
+
+class InstanceStopper:
+    def __init__(
+        self,
+        replica: Replica,
+        driver: Driver,
+        records: SessionRecords,
+        instances: SessionInstances,
+        checkpoints: Checkpoints,
+        observers: SessionObservers,
+        settings: Settings,
+    ) -> None:
+        self._store = replica.store
+        self._clock = replica.clock
+        self._driver = driver
+        self._records = records
+        self._instances = instances
+        self._checkpoints = checkpoints
+        self._observers = observers
+        self._grace = settings.session.stop_grace
+        self._save_timeout = settings.archive.timeout
+        self._saves = settings.blob.url is not None
+        """On the node's own disk a checkpoint beside the workspace protects from nothing."""
+
+    async def stop(self, session: Session) -> Session:
+        """Stop the session's instance, or finish a stop that was interrupted."""
+        if session.status is not SessionStatus.STOPPING:
+            session = await self._records.save(
+                with_status(session, SessionStatus.STOPPING, self._clock.now())
+            )
+        self._observers.session_stopping(session)
+        instance = await self._instances.of(session)
+        if instance is not None:
+            failure = await self._end(session, instance)
+            if failure is not None:
+                session = replace_save_warning(session, Warning(NOT_SAVED, failure))
+        stopped = with_status(session, SessionStatus.STOPPED, self._clock.now())
+        return await self._records.save(dataclasses.replace(stopped, instance_id=None))
+
+    async def _end(self, session: Session, instance: Instance) -> str | None:
+        """End the instance after a checkpoint of its workspace; why there is none, if so."""
+        handle, failure = instance.handle, None
+        if await self._instances.state(handle) is State.PAUSED:
+            await self._driver.resume(handle)
+        if (
+            self._saves
+            and session.workspace_mode is WorkspaceMode.SYNC
+            and await self._instances.is_running(instance)
+        ):
+            failure = await self._save(session, instance)
+        await self._driver.stop(handle, grace=self._grace)
+        await self._driver.destroy(handle)
+        await self._store.instances.remove(instance.id)
+        return failure
+
+    async def _save(self, session: Session, instance: Instance) -> str | None:
+        try:
+            async with (
+                asyncio.timeout(self._save_timeout.total_seconds()),
+                self.quiesced(instance) as link,
+            ):
+                await self._checkpoints.take(session.id, link, empty=True)
+        except (AtollError, TimeoutError) as error:
+            failure = str(error) or f"The checkpoint took longer than {self._save_timeout}."
+            log.warning("workspace.not_saved", session_id=session.id, error=failure)
+            return failure
+        return None
+
+    @contextlib.asynccontextmanager
+    async def quiesced(self, instance: Instance) -> AsyncIterator[Link]:
+        """A link to the executor after all user code was cancelled, and then killed."""
+        link = await self._driver.connect(instance.handle)
+        try:
+            await self._cancel_executions(link)
+            with contextlib.suppress(ExecutorError):  # The executor is older than this request.
+                await link.call("quiet")
+            yield link
+        finally:
+            link.close()
+
+    async def _cancel_executions(self, link: Link) -> None:
+        running = [run["id"] for run in link.hello["runs"] if not run["ended"]]
+        grace = self._grace.total_seconds()
+        with contextlib.suppress(TimeoutError, ExecutorError):
+            async with asyncio.timeout(grace):
+                for execution_id in running:
+                    await link.call("cancel", id=execution_id, grace=grace)
+                for execution_id in running:
+                    await link.attach(execution_id, 0, None)
+
+
+def with_status(session: Session, status: SessionStatus, now: datetime) -> Session:
+    """The session with a status that a step of `model/plan.py` leads to."""
+    stopped = status in (
+        SessionStatus.STOPPING,
+        SessionStatus.STOPPED,
+        SessionStatus.ARCHIVING,
+        SessionStatus.ARCHIVED,
+    )
+    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.REST
+    return dataclasses.replace(
+        session,
+        status=status,
+        rested_at=(session.rested_at or now) if stopped else None,
+        failures=0 if settled else session.failures,
+        retry_at=None,
+        message=None if settled else session.message,
+        updated_at=now,
+    )
+
+
+def replace_save_warning(session: Session, *warnings: Warning) -> Session:
+    """The session with these warnings about its checkpoint instead of earlier ones."""
+    others = tuple(item for item in session.warnings if item.code != NOT_SAVED)
+    return dataclasses.replace(session, warnings=(*others, *warnings))
