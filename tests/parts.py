@@ -48,8 +48,8 @@ from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.service.volumes.service import Volumes
 from atoll.settings import Settings
-from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
+from atoll.stores.stale_cache import CachingStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -68,7 +68,7 @@ class Parts:
     settings: Settings
     backends: Backends
     replica: Replica
-    store: RecallingStore
+    store: CachingStore
     driver: Driver
     coordination: MemoryCoordination
     leases: Leases
@@ -113,7 +113,7 @@ def replica_on(
 ) -> Replica:
     """A replica whose store is wrapped, for a test that has its own."""
     settings = Settings()
-    recalling = RecallingStore(store, clock, settings.recall)
+    recalling = CachingStore(store, clock, settings.recall)
     if coordination is None:
         coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     return Replica(node_id, recalling, coordination, leases, BackgroundTasks(), clock)
@@ -157,7 +157,7 @@ def put_together(
     driver: Driver | None = None,
     coordination: MemoryCoordination | None = None,
     leases_clock: Clock | None = None,
-    store: RecallingStore | None = None,
+    store: CachingStore | None = None,
 ) -> Parts:
     """Neither opened nor run."""
     settings = settings or Settings(data_dir=place)
@@ -165,7 +165,7 @@ def put_together(
         sql = SqlStore(
             [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database
         )
-        store = RecallingStore(sql, clock, settings.recall)
+        store = CachingStore(sql, clock, settings.recall)
     if coordination is None:
         coordination = MemoryCoordination(ME, settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, leases_clock or clock, settings.coordination)

@@ -23,7 +23,7 @@ from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.executions.runner import REPLICA_LEFT
 from atoll.service.replica import Replica
-from atoll.stores.recall import RecallingStore
+from atoll.stores.stale_cache import CachingStore
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -62,7 +62,7 @@ class Backends:
 
 async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: bool) -> Backends:
     clock = SystemClock()
-    store = RecallingStore(open_store(settings), clock, settings.recall)
+    store = CachingStore(open_store(settings), clock, settings.recall)
     stack.push_async_callback(store.close)
     await store.open()
     own = embedded or not names_database(settings)

@@ -45,7 +45,7 @@ def compute_group(backends: Backends) -> ComputeGroup:
     replica = backends.replica
     store, leases, clock, node_id = replica.store, replica.leases, replica.clock, replica.node_id
     feed = Feed(store, replica.coordination, clock)
-    store.told = feed.written
+    store.subscribe(feed)
     build_inputs = BuildInputs(blobs, backends.encryption)
     templates = Templates(replica, driver, build_inputs, BuildLogs(blobs), feed, settings)
     packages = Packages(driver, leases, clock, settings.packages, backends.secret, node_id)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
     from atoll.service.background import BackgroundTasks
-    from atoll.stores.recall import RecallingStore
+    from atoll.stores.stale_cache import CachingStore
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Replica:
     """One process of the control plane, and the node whose instances it reaches."""
 
     node_id: str
-    store: RecallingStore
+    store: CachingStore
     coordination: Coordination
     leases: Leases
     background: BackgroundTasks

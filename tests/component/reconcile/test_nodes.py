@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from atoll.model.instance import Handle, Instance
     from atoll.model.session import Session
-    from atoll.stores.recall import RecallingStore
+    from atoll.stores.stale_cache import CachingStore
     from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio
@@ -121,7 +121,7 @@ class Ground:
     parts: Parts
     clock: MovedClock
     machine: Machine
-    store: RecallingStore
+    store: CachingStore
     nodes: Nodes
     placements: Placement
     moves: Migrations

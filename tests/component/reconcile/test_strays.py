@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from atoll.stores.recall import RecallingStore
+    from atoll.stores.stale_cache import CachingStore
 
 pytestmark = pytest.mark.anyio
 
@@ -40,9 +40,7 @@ class MovedClock:
 
 
 @asynccontextmanager
-async def adoption(
-    place: Path, clock: MovedClock
-) -> AsyncIterator[tuple[Adoption, RecallingStore]]:
+async def adoption(place: Path, clock: MovedClock) -> AsyncIterator[tuple[Adoption, CachingStore]]:
     """That of a replica that has begun nothing, so the driver is never asked."""
     async with parts(place, clock) as found:
         yield (

@@ -23,8 +23,8 @@ from atoll.service.replica import Replica
 from atoll.service.templates.builds import Builds
 from atoll.service.templates.service import Templates
 from atoll.settings import Settings
-from atoll.stores.recall import RecallingStore
 from atoll.stores.sql.store import SqlStore
+from atoll.stores.stale_cache import CachingStore
 from tests.clock import MovedClock
 from tests.contract.stores.store_entities import make_session
 from tests.parts import templates_on
@@ -92,7 +92,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     await driver.open()
     blobs = LocalObjects(place / "blobs")
     replica = Replica(
-        "local", RecallingStore(store, clock, settings.recall), coordination, leases, tasks, clock
+        "local", CachingStore(store, clock, settings.recall), coordination, leases, tasks, clock
     )
     templates = templates_on(replica, driver, blobs, settings)
     packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")

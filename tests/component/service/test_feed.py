@@ -110,7 +110,7 @@ async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -
             assert (await anext(stretches)).events == ()
             coming = asyncio.ensure_future(anext(stretches))
             await tell(store, 1)
-            feed.written()
+            feed.event_stored()
             assert [one.number for one in (await coming).events] == [1]
             assert feed.followers == 1
             last = asyncio.ensure_future(anext(stretches))

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from atoll.model.event import Event
     from atoll.model.session import Session
     from atoll.service.sessions.service import Sessions
-    from atoll.stores.recall import RecallingStore
+    from atoll.stores.stale_cache import CachingStore
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def sessions_of(place: Path) -> AsyncIterator[tuple[Sessions, RecallingStore]]:
+async def sessions_of(place: Path) -> AsyncIterator[tuple[Sessions, CachingStore]]:
     settings = Settings(
         data_dir=place, pool=PoolSettings(size=0), session=SessionSettings(disk=16 * 2**20)
     )

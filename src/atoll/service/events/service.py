@@ -79,8 +79,8 @@ class Feed:
         self.unnumbered = asyncio.Event()
         """Set when events were stored here that may have no number yet."""
 
-    def written(self) -> None:
-        """Something was stored with an event."""
+    def event_stored(self) -> None:
+        """An event was committed, here, that has no number yet."""
         self.unnumbered.set()
 
     @property

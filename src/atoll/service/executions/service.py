@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from atoll.service.replica import Replica
     from atoll.service.sessions.access import SessionAccess
     from atoll.settings import Settings
-    from atoll.stores.recall import Remembered
+    from atoll.stores.stale_cache import CachedEntity
 
 CANCEL_MARGIN = 3.0
 """Seconds that a cancellation waits beyond the grace for the end to be recorded."""
@@ -182,7 +182,7 @@ class Executions:
             holder=self._leases.replica,
         )
         queue.coming += 1
-        was_away = self._store.away
+        was_away = self._store.unavailable
         try:
             stored = await self._offload.put_away(execution)
             event = execution_event(execution, "submitted", now)
@@ -267,13 +267,13 @@ class Executions:
             )
 
     async def get(
-        self, execution_id: str, *, remembered: Remembered[Execution] | None = None
+        self, execution_id: str, *, cached: CachedEntity[Execution] | None = None
     ) -> Execution:
-        """With `remembered`, which will do as well, the database has little time to answer."""
+        """With `cached`, which can be shown instead, the database has little time to answer."""
         run = self._runner.get(execution_id)
         if run is not None:
             return run.execution
-        async with self._store.patience(remembered):
+        async with self._store.bounded_read(cached):
             execution = await self._store.executions.get(execution_id)
         if execution is None:
             raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
@@ -281,17 +281,17 @@ class Executions:
 
     async def look(self, execution_id: str, *, wait: float = 0.0) -> tuple[Execution, float | None]:
         """
-        The execution, waited for as `wait` does, and while the database is away what is remembered
-        of it with its age in seconds. To show, not to decide by.
+        The execution, waited for as `wait` does; while the database is unavailable the cached one,
+        with its age in seconds. May be stale: for display, not for decisions.
         """
-        recall = self._store.recent_executions.recall
+        cache = self._store.cached_executions
         try:
-            return await self.wait(execution_id, wait, remembered=recall(execution_id)), None
+            return await self.wait(execution_id, wait, cached=cache.get(execution_id)), None
         except TemporaryError:
-            remembered = recall(execution_id)
-            if remembered is None:
+            cached = cache.get(execution_id)
+            if cached is None:
                 raise
-            return await self._offload.fetch(remembered.entity), remembered.age
+            return await self._offload.fetch(cached.entity), cached.age
 
     async def list(
         self,
@@ -327,13 +327,13 @@ class Executions:
         execution_id: str,
         seconds: float,
         *,
-        remembered: Remembered[Execution] | None = None,
+        cached: CachedEntity[Execution] | None = None,
     ) -> Execution:
         """The execution when it has ended, or as it is after so many seconds."""
         run = self._runner.get(execution_id)
         if run is not None:
             return await self.await_end(run, seconds)
-        execution = await self.get(execution_id, remembered=remembered)
+        execution = await self.get(execution_id, cached=cached)
         seconds = min(seconds, self._settings.execution.max_wait.total_seconds())
         if execution.status.ended or seconds <= 0:
             return execution

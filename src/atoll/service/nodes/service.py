@@ -105,7 +105,7 @@ class Nodes:
 
     async def problem(self) -> str | None:
         """Why this node can do nothing at the moment; none when it can."""
-        if self._store.away:
+        if self._store.unavailable:
             return "its control plane does not reach the database"
         return await self._driver.health()
 

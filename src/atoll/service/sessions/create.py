@@ -113,7 +113,7 @@ class SessionCreator:
             return await self.existing(known)
         template = await self._templates.ready(new.template_id or DEFAULT_TEMPLATE)
         session = await self._session(new, template, session_id or ids.session_id())
-        if self._store.away:
+        if self._store.unavailable:
             await self._store.ping()  # Before a ready instance is taken in vain.
         session = self._autosave.with_warning(session)
         if new.extras is not NO_EXTRAS:

@@ -84,15 +84,15 @@ class Sessions:
         The session; while the database does not answer, the last known state with its age in
         seconds. For display, not for decisions.
         """
-        recall = self._store.recent_sessions.recall
+        cache = self._store.cached_sessions
         try:
-            async with self._store.patience(recall(session_id)):
+            async with self._store.bounded_read(cache.get(session_id)):
                 return await self.get(session_id), None
         except TemporaryError:
-            remembered = recall(session_id)
-            if remembered is None:
+            cached = cache.get(session_id)
+            if cached is None:
                 raise
-            return remembered.entity, remembered.age
+            return cached.entity, cached.age
 
     async def list(
         self,

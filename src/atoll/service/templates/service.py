@@ -126,7 +126,7 @@ class Templates:
     async def tell(self) -> None:
         """One was made, changed or removed: here and to the other replicas."""
         self.forget()
-        self._feed.written()
+        self._feed.event_stored()
         try:
             await self._coordination.notify(CHANGED)
         except TemporaryError as error:

@@ -1,4 +1,4 @@
-"""What is remembered of sessions and executions: bounded, told with its age, never by itself."""
+"""The cache of sessions and executions: bounded, with ages, never used unless asked for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.errors import Conflict, TemporaryError
+from atoll.model.event import Event
 from atoll.model.execution import Artifact, Attempt, Execution, ExecutionStatus, Request
 from atoll.model.session import Cause, Session, SessionStatus
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
-from atoll.stores import recall as module
-from atoll.stores.recall import ARTIFACT, ATTEMPT, PIECE, ROUGHLY, RecallingStore, Recent
+from atoll.stores import stale_cache as module
 from atoll.stores.sql.store import SqlStore
+from atoll.stores.stale_cache import (
+    ARTIFACT_SIZE,
+    ATTEMPT_SIZE,
+    BASE_SIZE,
+    LOG_PIECE_SIZE,
+    CachingStore,
+    StaleCache,
+)
 from tests.clock import MovedClock
 from tests.contract.stores.store_entities import (
     NOW,
@@ -37,81 +45,81 @@ pytestmark = pytest.mark.anyio
 TTL = timedelta(seconds=300)
 
 
-def recent(clock: MovedClock, **limits: int) -> Recent[Execution]:
-    return Recent(clock, RecallSettings(ttl=TTL), **limits)
+def cache_of(clock: MovedClock, **limits: int) -> StaleCache[Execution]:
+    return StaleCache(clock, RecallSettings(ttl=TTL), **limits)
 
 
-def known(memory: Recent[Any], *entities: Session | Execution) -> list[bool]:
-    return [memory.recall(entity.id) is not None for entity in entities]
+def known(cache: StaleCache[Any], *entities: Session | Execution) -> list[bool]:
+    return [cache.get(entity.id) is not None for entity in entities]
 
 
-# The memory
+# The cache
 
 
-def test_what_was_seen_is_recalled_with_its_age() -> None:
+def test_an_entity_is_returned_with_its_age() -> None:
     clock = MovedClock()
-    memory, execution = recent(clock), make_execution()
-    assert memory.recall(execution.id) is None
+    cache, execution = cache_of(clock), make_execution()
+    assert cache.get(execution.id) is None
 
-    memory.see(execution)
+    cache.put(execution)
     clock.time += 7.5
 
-    found = memory.recall(execution.id)
+    found = cache.get(execution.id)
     assert found is not None
     assert found.entity is execution
     assert found.age == 7.5
 
 
-def test_what_is_seen_again_is_young_again() -> None:
+def test_putting_an_entity_again_resets_its_age() -> None:
     clock = MovedClock()
-    memory, execution = recent(clock), make_execution()
-    memory.see(execution)
+    cache, execution = cache_of(clock), make_execution()
+    cache.put(execution)
     clock.time += 200
-    memory.see(ended := replace(completed(execution), version=2))
+    cache.put(ended := replace(completed(execution), version=2))
     clock.time += 200
 
-    found = memory.recall(execution.id)
+    found = cache.get(execution.id)
     assert found is not None
     assert found.entity is ended
     assert found.age == 200
 
 
-def test_an_older_version_that_comes_late_does_not_take_the_place_of_the_newer() -> None:
+def test_a_late_older_version_does_not_replace_a_newer_one() -> None:
     clock = MovedClock()
-    memory, execution = recent(clock), make_execution()
-    memory.see(ended := replace(completed(execution), version=2))
+    cache, execution = cache_of(clock), make_execution()
+    cache.put(ended := replace(completed(execution), version=2))
     clock.time += 1
-    memory.see(execution)
+    cache.put(execution)
 
-    found = memory.recall(execution.id)
+    found = cache.get(execution.id)
     assert found is not None
     assert found.entity is ended
     assert found.age == 1
 
 
-def test_what_is_too_old_is_forgotten() -> None:
+def test_entities_expire() -> None:
     clock = MovedClock()
-    memory, execution = recent(clock), make_execution()
-    memory.see(execution)
+    cache, execution = cache_of(clock), make_execution()
+    cache.put(execution)
     clock.time += TTL.total_seconds()
-    assert known(memory, execution) == [True]
+    assert known(cache, execution) == [True]
 
     clock.time += 0.001
-    assert known(memory, execution) == [False]
+    assert known(cache, execution) == [False]
     clock.time -= 1
-    assert known(memory, execution) == [False]
+    assert known(cache, execution) == [False]
 
 
-def test_beyond_so_many_the_one_seen_longest_ago_is_forgotten() -> None:
-    memory = recent(MovedClock(), items=3)
+def test_the_least_recent_entity_is_evicted_when_there_are_too_many() -> None:
+    cache = cache_of(MovedClock(), max_items=3)
     a, b, c, d = (make_execution() for _ in range(4))
     for execution in (a, b, c):
-        memory.see(execution)
-    assert known(memory, a, b, c) == [True, True, True]
+        cache.put(execution)
+    assert known(cache, a, b, c) == [True, True, True]
 
-    memory.see(a)
-    memory.see(d)
-    assert known(memory, a, b, c, d) == [True, False, True, True]
+    cache.put(a)
+    cache.put(d)
+    assert known(cache, a, b, c, d) == [True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -129,69 +137,74 @@ def test_beyond_so_many_the_one_seen_longest_ago_is_forgotten() -> None:
         pytest.param(completed(make_execution(), stderr=b"x" * 5000), id="stderr"),
         pytest.param(completed(make_execution(), return_json=b"x" * 5000), id="value"),
         pytest.param(completed(make_execution(), results_json=b"x" * 5000), id="results"),
-        pytest.param(completed(make_execution(), log=((1, 1),) * (5000 // PIECE)), id="pieces"),
+        pytest.param(
+            completed(make_execution(), log=((1, 1),) * (5000 // LOG_PIECE_SIZE)), id="pieces"
+        ),
         pytest.param(make_execution(request=Request(body="x" * 5000)), id="body"),
         pytest.param(
             make_execution(
-                attempts=(Attempt(NOW, NOW, "local", None, Cause.EVICTED),) * (5000 // ATTEMPT)
+                attempts=(Attempt(NOW, NOW, "local", None, Cause.EVICTED),) * (5000 // ATTEMPT_SIZE)
             ),
             id="attempts",
         ),
         pytest.param(
             completed(
                 make_execution(),
-                artifacts=(Artifact("a", 1, "text/plain", NOW, "0", "file"),) * (5000 // ARTIFACT),
+                artifacts=(Artifact("a", 1, "text/plain", NOW, "0", "file"),)
+                * (5000 // ARTIFACT_SIZE),
             ),
             id="artifacts",
         ),
     ],
 )
-def test_beyond_so_many_bytes_the_one_seen_longest_ago_is_forgotten(large: Execution) -> None:
-    memory = recent(MovedClock(), size=2 * ROUGHLY + 5000)
+def test_the_least_recent_entities_are_evicted_when_they_are_too_large(large: Execution) -> None:
+    cache = cache_of(MovedClock(), max_size=2 * BASE_SIZE + 5000)
     small, other = make_execution(), make_execution()
-    memory.see(small)
-    memory.see(other)
-    assert known(memory, small, other) == [True, True]
+    cache.put(small)
+    cache.put(other)
+    assert known(cache, small, other) == [True, True]
 
-    memory.see(large)
-    assert known(memory, small, other, large) == [False, False, True]
+    cache.put(large)
+    assert known(cache, small, other, large) == [False, False, True]
 
-    # It gives its room back.
-    memory.drop(large.id)
-    memory.see(small)
-    memory.see(other)
-    assert known(memory, small, other, large) == [True, True, False]
+    # Dropping it frees its space.
+    cache.drop(large.id)
+    cache.put(small)
+    cache.put(other)
+    assert known(cache, small, other, large) == [True, True, False]
 
 
-def test_one_that_is_larger_than_the_memory_is_not_remembered() -> None:
-    memory = recent(MovedClock(), size=10_000)
+def test_an_entity_larger_than_the_cache_is_not_cached() -> None:
+    cache = cache_of(MovedClock(), max_size=10_000)
     small = make_execution()
     large = make_execution(request=Request(code="x" * 10_000))
-    memory.see(small)
-    memory.see(large)
-    assert known(memory, large) == [False]
+    cache.put(small)
+    cache.put(large)
+    assert known(cache, large) == [False]
 
 
-def test_the_environment_of_a_session_counts() -> None:
-    memory: Recent[Session] = Recent(MovedClock(), RecallSettings(), size=ROUGHLY + 4999)
+def test_the_environment_of_a_session_counts_towards_its_size() -> None:
+    cache: StaleCache[Session] = StaleCache(
+        MovedClock(), RecallSettings(), max_size=BASE_SIZE + 4999
+    )
     session = make_session(env_vars={"a": "x" * 5000})
-    memory.see(session)
-    assert known(memory, session) == [False]
+    cache.put(session)
+    assert known(cache, session) == [False]
 
 
-@pytest.mark.parametrize("off", [{"items": 0}, {"size": 0}], ids=["no items", "no bytes"])
-def test_it_can_be_turned_off(off: dict[str, Any]) -> None:
-    memory, execution = recent(MovedClock(), **off), make_execution()
-    memory.see(execution)
-    assert known(memory, execution) == [False]
+@pytest.mark.parametrize("off", [{"max_items": 0}, {"max_size": 0}], ids=["no items", "no bytes"])
+def test_a_cache_of_size_zero_keeps_nothing(off: dict[str, Any]) -> None:
+    cache, execution = cache_of(MovedClock(), **off), make_execution()
+    cache.put(execution)
+    assert known(cache, execution) == [False]
 
 
 # The store
 
 
 @asynccontextmanager
-async def opened(path: Path, clock: MovedClock) -> AsyncIterator[tuple[RecallingStore, SqlStore]]:
-    """With a memory, and without: the same database as somebody else sees and writes it."""
+async def opened(path: Path, clock: MovedClock) -> AsyncIterator[tuple[CachingStore, SqlStore]]:
+    """A caching store, and a plain store on the same database."""
     stores = [
         SqlStore(
             [f"sqlite:///{path / 'atoll.db'}"],
@@ -200,13 +213,13 @@ async def opened(path: Path, clock: MovedClock) -> AsyncIterator[tuple[Recalling
         )
         for _ in range(2)
     ]
-    recalling = RecallingStore(stores[0], clock, RecallSettings(ttl=TTL))
-    await recalling.open()
+    caching = CachingStore(stores[0], clock, RecallSettings(ttl=TTL))
+    await caching.open()
     await stores[1].open()
     try:
-        yield recalling, stores[1]
+        yield caching, stores[1]
     finally:
-        await recalling.close()
+        await caching.close()
         await stores[1].close()
 
 
@@ -216,7 +229,7 @@ async def unavailable(call: Awaitable[object]) -> None:
     assert refused.value.code == "database_unavailable"
 
 
-async def test_reads_are_never_answered_from_memory(tmp_path: Path) -> None:
+async def test_reads_never_return_cached_entities(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, other):
         session, execution = make_session(), make_execution()
         await store.sessions.add(session)
@@ -229,10 +242,10 @@ async def test_reads_are_never_answered_from_memory(tmp_path: Path) -> None:
         await store.close()
         await unavailable(store.sessions.get(session.id))
         await unavailable(store.executions.get(execution.id))
-        assert store.recent_sessions.recall(session.id) is not None
+        assert store.cached_sessions.get(session.id) is not None
 
 
-async def test_what_was_added_read_or_saved_last_is_remembered(tmp_path: Path) -> None:
+async def test_added_read_and_saved_entities_are_cached(tmp_path: Path) -> None:
     clock = MovedClock()
     async with opened(tmp_path, clock) as (store, other):
         added, read, saved = (make_session() for _ in range(3))
@@ -241,27 +254,27 @@ async def test_what_was_added_read_or_saved_last_is_remembered(tmp_path: Path) -
         assert await store.sessions.get(read.id) == read
         await store.sessions.add(saved)
         saved = await store.sessions.save(replace(saved, status=SessionStatus.TERMINATED))
-        began, told, ended = (make_execution() for _ in range(3))
+        began, read_one, ended = (make_execution() for _ in range(3))
         await store.executions.add(began)
-        await other.executions.add(told)
-        assert await store.executions.get(told.id) == told
+        await other.executions.add(read_one)
+        assert await store.executions.get(read_one.id) == read_one
         await store.executions.add(ended)
         ended = await store.executions.save(completed(ended))
         await store.close()
         clock.time += 5
 
         for session in (added, read, saved):
-            found = store.recent_sessions.recall(session.id)
+            found = store.cached_sessions.get(session.id)
             assert found is not None
             assert (found.entity, found.age) == (session, 5)
-        for execution in (began, told, ended):
-            remembered = store.recent_executions.recall(execution.id)
-            assert remembered is not None
-            assert (remembered.entity, remembered.age) == (execution, 5)
+        for execution in (began, read_one, ended):
+            cached = store.cached_executions.get(execution.id)
+            assert cached is not None
+            assert (cached.entity, cached.age) == (execution, 5)
         assert ended.status is ExecutionStatus.COMPLETED
 
 
-async def test_an_execution_that_was_superseded_is_remembered_so(tmp_path: Path) -> None:
+async def test_a_superseded_execution_is_cached_as_superseded(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, other):
         first = invoked()
         await store.executions.add(first)
@@ -273,12 +286,12 @@ async def test_an_execution_that_was_superseded_is_remembered_so(tmp_path: Path)
         assert page == await other.executions.page(invocation_id=first.invocation_id)
         assert (await store.executions.latest()).items == (second,)
         for execution in page.items:
-            remembered = store.recent_executions.recall(execution.id)
-            assert remembered is not None
-            assert remembered.entity == execution
+            cached = store.cached_executions.get(execution.id)
+            assert cached is not None
+            assert cached.entity == execution
 
 
-async def test_what_could_not_be_written_or_found_is_not_remembered(tmp_path: Path) -> None:
+async def test_failed_writes_and_missing_entities_are_not_cached(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, other):
         session = make_session()
         assert await store.sessions.get(session.id) is None
@@ -290,8 +303,30 @@ async def test_what_could_not_be_written_or_found_is_not_remembered(tmp_path: Pa
         await store.close()
         execution = make_execution()
         await unavailable(store.executions.add(execution))
-        assert store.recent_sessions.recall(session.id) is None
-        assert store.recent_executions.recall(execution.id) is None
+        assert store.cached_sessions.get(session.id) is None
+        assert store.cached_executions.get(execution.id) is None
+
+
+class Counter:
+    stored = 0
+
+    def event_stored(self) -> None:
+        self.stored += 1
+
+
+async def test_observers_are_notified_once_an_event_is_committed(tmp_path: Path) -> None:
+    async with opened(tmp_path, MovedClock()) as (store, _):
+        observer = Counter()
+        store.subscribe(observer)
+        session, event = make_session(), Event("session.created", "sess_1", NOW)
+
+        await store.sessions.add(session)
+        assert observer.stored == 0
+        await store.sessions.save(session, event=event)
+        assert observer.stored == 1
+        with pytest.raises(Conflict):
+            await store.sessions.save(session, event=event)
+        assert observer.stored == 1
 
 
 async def _refused(call: Awaitable[object]) -> None:
@@ -299,7 +334,7 @@ async def _refused(call: Awaitable[object]) -> None:
         await call
 
 
-CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
+CALLS: list[tuple[str, Callable[[CachingStore], Awaitable[object]]]] = [
     ("ping", lambda store: store.ping()),
     ("session", lambda store: store.sessions.get("sess_x")),
     ("new session", lambda store: store.sessions.add(make_session())),
@@ -321,24 +356,24 @@ CALLS: list[tuple[str, Callable[[RecallingStore], Awaitable[object]]]] = [
 
 
 @pytest.mark.parametrize("call", [call for _, call in CALLS], ids=[name for name, _ in CALLS])
-async def test_every_call_notes_whether_the_database_is_there(
-    tmp_path: Path, call: Callable[[RecallingStore], Awaitable[object]]
+async def test_every_call_updates_whether_the_database_is_available(
+    tmp_path: Path, call: Callable[[CachingStore], Awaitable[object]]
 ) -> None:
     async with opened(tmp_path, MovedClock()) as (store, _):
-        assert not store.away
+        assert not store.unavailable
         await store.close()
-        assert not store.away
+        assert not store.unavailable
 
         await unavailable(call(store))
-        assert store.away
+        assert store.unavailable
 
         await store.open()
-        assert store.away
+        assert store.unavailable
         await call(store)
-        assert not store.away
+        assert not store.unavailable
 
 
-async def test_a_database_that_refuses_is_there(tmp_path: Path) -> None:
+async def test_a_database_that_reports_a_conflict_is_available(tmp_path: Path) -> None:
     async with opened(tmp_path, MovedClock()) as (store, _):
         session = make_session()
         await store.sessions.add(session)
@@ -347,25 +382,25 @@ async def test_a_database_that_refuses_is_there(tmp_path: Path) -> None:
         await store.open()
         with pytest.raises(Conflict):
             await store.sessions.add(session)
-        assert not store.away
+        assert not store.unavailable
 
 
-async def test_what_is_remembered_is_not_kept_back_by_a_database_that_is_silent(
+async def test_a_read_that_hangs_times_out_when_a_cached_entity_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module, "READ_TIMEOUT", 0.01)
     silence = asyncio.Event()
     async with opened(tmp_path, MovedClock()) as (store, _):
         session = make_session()
         await store.sessions.add(session)
 
         async def read(session_id: str) -> None:
-            async with store.patience(store.recent_sessions.recall(session_id)):
+            async with store.bounded_read(store.cached_sessions.get(session_id)):
                 await silence.wait()
 
         async with asyncio.timeout(30):
             await unavailable(read(session.id))
-        # There is nothing else to show, so it takes the time that it takes.
+        # Nothing is cached, so the read is not bounded.
         unknown = asyncio.create_task(read("sess_x"))
         await asyncio.wait([unknown], timeout=0.1)
         assert not unknown.done()
