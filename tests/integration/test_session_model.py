@@ -318,7 +318,9 @@ class Life:
         handles = {handle.instance_id: handle for handle in await driver.handles()}
         instances = {item.id: item for item in await store.instances.all()}
         assert set(handles) == set(instances) == {item.instance_id for item in sessions} - {None}
-        assert set(await driver.workspaces()) == {item.workspace for item in sessions} - {None}
+        assert set(await driver.workspaces.names()) == {item.workspace for item in sessions} - {
+            None
+        }
         for session in sessions:
             if session.status is SessionStatus.RUNNING:
                 assert session.instance_id is not None

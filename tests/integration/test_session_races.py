@@ -63,7 +63,7 @@ async def executed(parts: Parts, session_id: str, code: str) -> Run:
 
 async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: World) -> None:
     parts = world.replicas[0].parts
-    if "pause" not in world.replicas[0].driver.capabilities.features:
+    if world.replicas[0].driver.pausing is None:
         pytest.skip("This machine has no freezer.")
     session = await new(parts, auto_start=False)
     accepted = world.clock.now()
@@ -177,7 +177,7 @@ async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
     replica = world.replicas[0]
     parts, driver = replica.parts, replica.driver
     session = await new(parts)
-    copy = driver.copy
+    copy = driver.workspaces.copy
 
     async def slowly(workspace: str, name: str) -> bool:
         copied = await copy(workspace, name)
@@ -195,10 +195,10 @@ async def test_a_clone_that_is_cut_off_leaves_the_other_running(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
-    if "pause" not in driver.capabilities.features:
+    if driver.pausing is None:
         pytest.skip("This machine has no freezer.")
     session = await new(parts)
-    pause, pausing = driver.pause, asyncio.Event()
+    pause, pausing = driver.pausing.pause, asyncio.Event()
 
     async def cut_off(handle: Handle) -> None:
         await pause(handle)
@@ -324,7 +324,7 @@ async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
     monkeypatch.setattr(parts.connections._instances, "make", meanwhile)
     running = await parts.sessions.start(session.id, wait=20)
     assert (running.status, running.labels) == (SessionStatus.RUNNING, {"change": "3"})
-    assert await driver.workspaces() == [running.workspace]
+    assert await driver.workspaces.names() == [running.workspace]
 
 
 async def test_few_workspaces_are_copied_at_once(
@@ -332,7 +332,7 @@ async def test_few_workspaces_are_copied_at_once(
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     sessions = [await new(parts) for _ in range(MAX_COPIES + 1)]
-    copy, most, now = driver.copy, 0, 0
+    copy, most, now = driver.workspaces.copy, 0, 0
     crowded, go = asyncio.Event(), asyncio.Event()
 
     async def slowly(workspace: str, name: str) -> bool:
@@ -345,7 +345,7 @@ async def test_few_workspaces_are_copied_at_once(
         now -= 1
         return await copy(workspace, name)
 
-    monkeypatch.setattr(driver, "copy", slowly)
+    monkeypatch.setattr(driver.workspaces, "copy", slowly)
     cloning = [
         asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
         for session in sessions

@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination, MemoryState
@@ -112,6 +113,25 @@ class TroubledDriver(LocalDriver):
                 raise TemporaryError("This process has been killed.", code="dead")
             yield
 
+    async def open(self) -> None:
+        await super().open()
+        for part, methods in (
+            (self.pausing, ("pause", "resume")),
+            (self.workspaces, ("discard", "copy")),
+        ):
+            for method in methods if part is not None else ():
+                setattr(part, method, self._troubled(method, getattr(part, method)))
+
+    def _troubled(
+        self, method: str, call: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        async def troubled(*arguments: Any) -> Any:
+            async with self._call(method):
+                result = await call(*arguments)
+            return result
+
+        return troubled
+
     async def ensure(self, spec: InstanceSpec) -> Handle:
         async with self._call("ensure"):
             handle = await super().ensure(spec)
@@ -128,14 +148,6 @@ class TroubledDriver(LocalDriver):
             link = await super().connect(handle)
         return link
 
-    async def pause(self, handle: Handle) -> None:
-        async with self._call("pause"):
-            await super().pause(handle)
-
-    async def resume(self, handle: Handle) -> None:
-        async with self._call("resume"):
-            await super().resume(handle)
-
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
         async with self._call("stop"):
             await super().stop(handle, grace=grace)
@@ -143,15 +155,6 @@ class TroubledDriver(LocalDriver):
     async def destroy(self, handle: Handle) -> None:
         async with self._call("destroy"):
             await super().destroy(handle)
-
-    async def discard(self, workspace: str) -> None:
-        async with self._call("discard"):
-            await super().discard(workspace)
-
-    async def copy(self, workspace: str, name: str) -> bool:
-        async with self._call("copy"):
-            copied = await super().copy(workspace, name)
-        return copied
 
     async def handles(self) -> list[Handle]:
         if self.dead:
@@ -265,8 +268,8 @@ class World:
         await driver.open()
         for handle in await driver.handles():
             await driver.destroy(handle)
-        for workspace in await driver.workspaces():
-            await driver.discard(workspace)
+        for workspace in await driver.workspaces.names():
+            await driver.workspaces.discard(workspace)
         await driver.close()
 
 

@@ -106,7 +106,7 @@ class Loops:
             node_id,
             backends.cluster,
         )
-        return {
+        loops = {
             "adoption": self.adoption.run(),
             "templates": TemplateNews(coordination, compute.templates).run(),
             "pool refill": PoolRefill(compute.pool, store, driver, settings.pool, clock).run(),
@@ -116,13 +116,15 @@ class Loops:
             "layers": LayerSweep(
                 store, driver, compute.builds, leases, clock, settings.template, node_id
             ).run(),
-            "packages": PackageSweep(
-                store, driver.environments, leases, clock, settings.packages, node_id
-            ).run(),
             "autosave": groups.sessions.autosave.run(groups.executions.runner.session_ids),
             "peers": groups.nodes.peers.run(),
             "report": self._report.run(),
         }
+        if driver.packages is not None:
+            loops["packages"] = PackageSweep(
+                store, driver.packages, leases, clock, settings.packages, node_id
+            ).run()
+        return loops
 
     def _of_storage(self) -> dict[str, Coroutine[Any, Any, None]]:
         backends, checkpoints = self._groups.backends, self._groups.compute.checkpoints

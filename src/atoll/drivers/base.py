@@ -33,37 +33,6 @@ class NotEmptied(Conflict):
     code = "volume_not_emptied"
 
 
-class Places(Protocol):
-    """What of a node, and of the blob store, several instances are shown: volumes above all."""
-
-    def trouble(self) -> str | None:
-        """Why nothing of the blob store's bucket can be mounted here; none when it can."""
-
-    async def make(self, volume: Volume) -> None:
-        """An empty one, whatever may be left of another of this name."""
-
-    async def check(self, volume: Volume, *, read_only: bool) -> None:
-        """
-        Raise `InvalidRequest` with code `isolation_unavailable` or `mount_unavailable` when an
-        instance here cannot have it so.
-        """
-
-    async def check_unused(self, volume: Volume) -> None:
-        """Raise `Conflict` with code `volume_in_use` while an instance has it."""
-
-    async def remove(self, volume: Volume) -> None:
-        """With all that is in it. `Conflict`, `volume_in_use`, while an instance has it."""
-
-    async def broken(self) -> list[str]:
-        """Ids of the instances that have one which does not answer any more."""
-
-    async def discard(self, prefix: str) -> None:
-        """Remove the files of a workspace that was in the bucket; no instance may have it."""
-
-    def close(self) -> None:
-        """Blocking. What is mounted stays so, for the instances that have it."""
-
-
 @dataclass(frozen=True)
 class Wheel:
     """A wheel as the index has it, in a file that no installation can reach."""
@@ -136,92 +105,79 @@ class Material:
 NO_MATERIAL = Material()
 
 
-class Environments(Protocol):
+class PackageEnvironments(Protocol):
     """
-    Directories of Python packages on a node, read-only in every instance at `inside(name)`. They
-    are shared by all replicas of the node, and never change: another set is another directory.
+    Directories of Python packages on a node, read-only in every instance at `inside(name)`. All
+    replicas of the node share them. An environment never changes: another set of packages is
+    another environment.
     """
 
     async def check(self) -> None:
-        """Raise `PermanentError` when nothing can be installed on this node."""
+        """Raise `PermanentError` if packages cannot be installed on this node."""
 
     async def interpreter(self, template: Template) -> Interpreter:
         """
-        What a template's interpreter says of itself, and of which image it is. Raises
-        `PermanentError` when it says nothing that makes sense.
+        The interpreter of a template's image: its version, platform and packages. Raises
+        `PermanentError` if its description is not valid.
         """
 
     def downloads(self) -> AbstractAsyncContextManager[Path]:
-        """A directory on the node's disk for what one installation downloads, while it runs."""
+        """A directory on the node's disk for the downloads of one installation."""
 
     async def find(self, key: str, *, since: datetime | None) -> PackageSet | None:
         """
-        What a set came to, if it was looked up since then and is there still; it counts as used
-        now.
+        The recorded result of an installation, if it was recorded since then and its environment
+        still exists. Marks the environment as used now.
         """
 
     async def install(self, spec: InstallSpec) -> PackageSet:
         """
-        Install, whatever is there already; all or nothing. Raises `PermanentError` with code
-        `dependency_failed`.
+        Install all packages of the spec, or nothing, even if they are there already. Raises
+        `PermanentError` with code `dependency_failed`.
         """
 
     async def use(self, name: str) -> bool:
-        """Whether an environment is there; it counts as used now."""
+        """Whether an environment exists. Marks it as used now."""
 
     async def listed(self) -> list[EnvironmentInfo]:
-        """All environments, that which was used last at the end."""
+        """All environments; the most recently used one is the last."""
 
-    async def remove(self, name: str, *, unless_used_since: datetime) -> bool: ...
+    async def remove(self, name: str, *, unless_used_since: datetime) -> bool:
+        """Remove an environment; False if it was used since then or does not exist."""
 
     async def write_log(self, session_id: str, text: bytes) -> None:
-        """Keep the log of a session's installation, in place of what was there."""
+        """Replace the log of a session's installation."""
 
     async def read_log(self, session_id: str) -> bytes | None: ...
 
     async def forget(self, before: datetime) -> None:
-        """Drop logs, and what is known of sets, of before that time."""
+        """Drop logs and recorded results that are older."""
 
     def inside(self, name: str) -> str:
-        """Its path in an instance."""
+        """The path of an environment in an instance."""
 
 
-class Driver(Protocol):
+class Images(Protocol):
     """
-    Every method may be called twice, may be cancelled at any await, and must leave the node such
-    that calling it once more finishes the work. Gone is an observation, not an error.
+    What the node's instances are made from beside the template itself: images, or layers on a root
+    file system. Layers are named by what they are made from; templates share them.
     """
-
-    kind: str
-    capabilities: Capabilities
 
     @property
-    def environments(self) -> Environments: ...
+    def features(self) -> frozenset[str]:
+        """Names of `instance.FEATURES` that concern images, and `runtime.` with each runtime."""
 
-    @property
-    def places(self) -> Places: ...
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None:
-        """Let go of the node; instances that are not ephemeral stay."""
-
-    async def check(self, template: Template) -> None:
-        """
-        Raise `InvalidRequest` when this node cannot make instances of the template as it demands.
-        """
-
-    async def built(self, template: Template) -> bool:
-        """Whether all that its instances need is on this node."""
+    async def is_built(self, template: Template) -> bool:
+        """Whether the node has all that instances of the template need."""
 
     def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
         """
-        The layer that is the template's image, like no other with another `fresh`; none where
-        templates are directories of the node.
+        The layer that stands for the template's image; another value of `fresh` gives another
+        layer. None on nodes whose templates are directories.
         """
 
-    async def image(self, template: Template) -> ImageInfo | None:
-        """What is to be recorded of its image, which is there; none where it has none."""
+    async def inspect(self, template: Template) -> ImageInfo | None:
+        """What to record of the template's image, which is on the node; None if it has none."""
 
     async def build(
         self,
@@ -232,75 +188,182 @@ class Driver(Protocol):
         material: Material = NO_MATERIAL,
     ) -> None:
         """
-        Make what `built` misses, telling what is printed on the way. Raises `PermanentError`, with
-        code `build_failed` or one that says more, or `TemporaryError` when the same may go well
-        later. No other call may build the same at the same time.
+        Make what `is_built` misses; `say` is called with the output. Raises `PermanentError` with
+        code `build_failed` or a more specific one, or `TemporaryError` if a retry may succeed. The
+        caller ensures that nobody else builds the same layer on this node at the same time.
         """
 
-    async def layers(self) -> list[str]:
-        """Names of the layers of templates on this node, whole or not."""
+    async def names(self) -> list[str]:
+        """Names of all layers on this node, complete or not."""
 
-    async def discard_layer(self, name: str) -> None:
-        """Remove a layer that no template needs; nothing happens when it is not there."""
+    async def remove(self, name: str) -> None:
+        """Remove a layer that no template needs, if it exists."""
+
+
+class Volumes(Protocol):
+    """Volumes of the node, and mounts of the blob store's bucket."""
+
+    def bucket_problem(self) -> str | None:
+        """Why this node cannot mount anything of the bucket; None if it can."""
+
+    async def make(self, volume: Volume) -> None:
+        """Make an empty volume; remove what is left of an earlier one of this name."""
+
+    async def check(self, volume: Volume, *, read_only: bool) -> None:
+        """
+        Raise `InvalidRequest` with code `isolation_unavailable` or `mount_unavailable` if instances
+        of this node cannot have the volume in this mode.
+        """
+
+    async def check_unused(self, volume: Volume) -> None:
+        """Raise `Conflict` with code `volume_in_use` while an instance has the volume."""
+
+    async def remove(self, volume: Volume) -> None:
+        """Remove the volume and its files; `Conflict` as in `check_unused`."""
+
+    async def broken(self) -> list[str]:
+        """Ids of instances that have a mount which no longer answers."""
+
+    async def discard(self, prefix: str) -> None:
+        """Remove the files of a workspace in the bucket; no instance may have it mounted."""
+
+
+class Workspaces(Protocol):
+    """
+    Workspaces on the node. `Driver.ensure` makes them and `Driver.destroy` keeps them: a workspace
+    stays until it is discarded.
+    """
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether `copy` can succeed on this node."""
+
+    def of(self, handle: Handle) -> str:
+        """The name of the instance's workspace. Reads the handle alone."""
+
+    async def names(self) -> list[str]: ...
+
+    async def copy(self, name: str, new: str) -> bool:
+        """
+        Make workspace `new` with the files of workspace `name`, completely or not at all. The
+        instance of `name` must be gone, or paused after a sync. False if this node cannot do it.
+        """
+
+    async def discard(self, name: str) -> None:
+        """Remove a workspace, if it exists; no instance may have it."""
+
+
+class Limits(Protocol):
+    """Limits of instances that the driver cannot enforce alone, and the memory they use."""
+
+    def executor_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """
+        What the executor of an instance must enforce for every execution: rlimits by name, and
+        limits that it has to watch. Pure: called for every execution.
+        """
+
+    async def out_of_memory(self, handle: Handle) -> bool:
+        """Whether the kernel killed a process for lack of memory since the last call."""
+
+    async def memory_used(self, handle: Handle) -> int | None:
+        """Bytes of memory that an instance uses, the executor included; None if not known."""
+
+
+class Pausing(Protocol):
+    """Freezes instances: their memory stays, and they use no CPU time."""
+
+    async def pause(self, handle: Handle) -> None:
+        """
+        Freeze all processes of the instance. Does nothing if it is paused already, or gone. Raises
+        `TemporaryError` with code `pause_timeout` if a process cannot be frozen in time; then none
+        is.
+        """
+
+    async def resume(self, handle: Handle) -> None:
+        """Let a paused instance run again. Does nothing if it is not paused, or gone."""
+
+
+class Resizing(Protocol):
+    async def resize(self, handle: Handle, resources: Resources) -> bool:
+        """Change the limits of a running instance; False if that takes a new instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    problem: str | None
+    """Why no instance can be made on the node at the moment; None if one can."""
+    load: NodeMetrics
+
+
+class Driver(Protocol):
+    """
+    Makes, watches and removes the instances of one node.
+
+    Every method may be called twice, may be cancelled at any await, and must leave the node such
+    that calling it once more finishes the work. Gone is an observation, not an error.
+
+    Parts are known once `open` has returned, and do not change. One that is None does not exist on
+    this node; `capabilities.unavailable` has the reason, by the name of the attribute.
+    """
+
+    kind: str
+    capabilities: Capabilities
+
+    # Every node has these parts: instances are made from something, have files, and are limited.
+
+    @property
+    def images(self) -> Images: ...
+
+    @property
+    def workspaces(self) -> Workspaces: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    # Optional parts
+
+    @property
+    def packages(self) -> PackageEnvironments | None: ...
+
+    @property
+    def volumes(self) -> Volumes | None: ...
+
+    @property
+    def pausing(self) -> Pausing | None: ...
+
+    @property
+    def resizing(self) -> Resizing | None: ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Release the node; instances that are not ephemeral stay."""
+
+    async def check(self, template: Template) -> None:
+        """
+        Raise `InvalidRequest` if this node cannot give instances of the template what it requires.
+        """
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
-        """An instance as described; the one that is there already, when there is one."""
+        """
+        Make the instance, and its workspace if the spec names none; return the existing one if
+        there is one.
+        """
 
     async def observe(self, handle: Handle) -> Observation: ...
 
     async def connect(self, handle: Handle) -> Link:
         """A link to the executor, which is ready to run."""
 
-    async def resize(self, handle: Handle, resources: Resources) -> bool:
-        """Set other limits on a running instance; whether that can be done without a new one."""
-
-    def run_limits(
-        self, handle: Handle, resources: Resources
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """
-        What the executor of an instance must limit for us: rlimits by name, and what it has to
-        watch.
-        """
-
-    async def out_of_memory(self, handle: Handle) -> bool:
-        """Whether the kernel ended a process for memory since this was last asked."""
-
-    async def memory_used(self, handle: Handle) -> int | None:
-        """Bytes of memory that an instance has, user code or not; none where that is not known."""
-
-    async def pause(self, handle: Handle) -> None:
-        """
-        Let all its processes stand still where they are; memory stays, CPU time is not used. The
-        same when it stands still already. Without the feature `pause`, `Conflict` with code
-        `pause_unavailable`; when it is gone, nothing happens.
-        """
-
-    async def resume(self, handle: Handle) -> None:
-        """Let one that stands still go on; nothing happens when it does not, or is gone."""
-
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        """End it, paused or not; what user code runs is asked to end first."""
+        """End the instance, paused or not; the executor is asked to shut down first."""
 
     async def destroy(self, handle: Handle) -> None:
-        """Remove the instance and all it took, except its workspace."""
-
-    async def discard(self, workspace: str) -> None:
-        """Remove a workspace."""
-
-    async def copy(self, workspace: str, name: str) -> bool:
-        """
-        Make a workspace `name` with the files of `workspace`, whose instance is gone or stands
-        still with all written down; whole or not at all. False when that cannot be done here.
-        """
+        """Remove the instance and all that belongs to it, except its workspace."""
 
     async def handles(self) -> list[Handle]:
-        """What is really there, for recovery."""
+        """All instances that really are on the node, for recovery."""
 
-    async def workspaces(self) -> list[str]: ...
-
-    async def health(self) -> str | None:
-        """Why no instance can be made here at the moment, as far as is known; none if one can."""
-
-    async def metrics(self) -> NodeMetrics: ...
-
-    def workspace_of(self, handle: Handle) -> str: ...
+    async def status(self) -> NodeStatus: ...

@@ -89,13 +89,11 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the instances of a node can be given; `missing` says why not, name by name."""
+    """What a node can give its instances."""
 
     provides: frozenset[str]
     """Names of `template.REQUIREMENTS`."""
     missing: dict[str, str] = field(default_factory=dict)
-    features: frozenset[str] = frozenset()
-    """
-    What the driver can do with them beside: names of `FEATURES`, and `runtime.` with the name of
-    each OCI runtime that a template may ask for.
-    """
+    """The other names of `template.REQUIREMENTS`: what each means, and why it is missing."""
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """Why the node does not have an optional part of the driver, by the part's name."""

@@ -23,7 +23,7 @@ class NodeMetrics:
     load_average: float
 
 
-class NodeStatus(StrEnum):
+class NodeHealth(StrEnum):
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
@@ -72,7 +72,7 @@ class Node:
     problem: str | None = None
     """Why no instance can be made there, as it says itself or as the last probe found."""
     # What others say of it:
-    status: NodeStatus = NodeStatus.HEALTHY
+    status: NodeHealth = NodeHealth.HEALTHY
     failures: int = 0
     """Probes that failed in a row."""
     cordoned: bool = False
@@ -89,10 +89,10 @@ MOST_FAILURES = 1_000_000
 """More are not counted."""
 
 
-def judged(node: Node, problem: str | None, *, unhealthy_after: int) -> tuple[NodeStatus, int]:
+def judged(node: Node, problem: str | None, *, unhealthy_after: int) -> tuple[NodeHealth, int]:
     """What a node is after a probe that found this problem or none, and how many have failed."""
     if problem is None:
-        return NodeStatus.HEALTHY, 0
+        return NodeHealth.HEALTHY, 0
     failures = min(node.failures + 1, MOST_FAILURES)
-    lost = node.status is NodeStatus.UNHEALTHY or failures >= unhealthy_after
-    return NodeStatus.UNHEALTHY if lost else NodeStatus.HEALTHY, failures
+    lost = node.status is NodeHealth.UNHEALTHY or failures >= unhealthy_after
+    return NodeHealth.UNHEALTHY if lost else NodeHealth.HEALTHY, failures

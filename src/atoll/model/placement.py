@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atoll.model.node import Node, NodeStatus
+from atoll.model.node import Node, NodeHealth
 from atoll.model.resources import Resources
 
 MOUNT = "mount"
@@ -53,7 +53,7 @@ def unfit(node: Node, demand: PlacementRequest) -> str | None:
         return "it is left out"
     if demand.node_id not in (None, node.id):
         return "a volume is on another node"
-    if node.status is not NodeStatus.HEALTHY or node.problem is not None:
+    if node.status is not NodeHealth.HEALTHY or node.problem is not None:
         return f"it is not well: {node.problem or 'it does not answer'}"
     if node.cordoned or node.drain is not None:
         return "it takes no new sessions"

@@ -162,11 +162,14 @@ class LayerSweep:
         await sweep("layer_sweep.failed", SWEEP_SECONDS, turn)
 
     async def once(self) -> None:
-        there = await self._driver.layers()
+        there = await self._driver.images.names()
         needed: set[str] = set()
         async for template in versions_needed(self._store):
             needed |= {layer.name for layer in template.layers}
-            if template.build is None and (own := self._driver.image_layer(template)) is not None:
+            if (
+                template.build is None
+                and (own := self._driver.images.image_layer(template)) is not None
+            ):
                 needed.add(own.name)
         await self._discard([name for name in there if name not in needed])
         await self._forget_versions()
@@ -206,7 +209,7 @@ class LayerSweep:
             if lease is not None:
                 async with lease:
                     log.info("layer.discarded", layer=name)
-                    await self._driver.discard_layer(name)
+                    await self._driver.images.remove(name)
         self._first_seen = seen
 
 

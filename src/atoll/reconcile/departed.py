@@ -63,7 +63,7 @@ class Departed:
             return False
         log.info("departed.instance", instance=instance.id, session_id=instance.session_id)
         await self._driver.destroy(handle)
-        await self._driver.discard(instance.workspace)
+        await self._driver.workspaces.discard(instance.workspace)
         await self._store.instances.remove(instance.id)
         return True
 

@@ -18,7 +18,7 @@ import structlog
 
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.event import Event
-from atoll.model.node import NodeStatus, judged
+from atoll.model.node import NodeHealth, judged
 from atoll.model.session import Cause
 from atoll.reconcile.sweep import alone, sweep
 from atoll.service.nodes.service import node_topic
@@ -104,7 +104,7 @@ class Report:
         self._told = self._pool()
         node = await self._nodes.report()
         self._due = now + self._pause
-        lost = node.status is NodeStatus.UNHEALTHY
+        lost = node.status is NodeHealth.UNHEALTHY
         # Once more when it is back: the last ones may have left just before.
         if lost or self._lost or told or node.drain is not None:
             await self._departed.once()
@@ -158,7 +158,7 @@ class Probe:
                 await self._judge(node, found[node.id])
         more = False
         for node in await self._store.nodes.all():
-            if node.status is NodeStatus.UNHEALTHY and len(nodes) > 1:
+            if node.status is NodeHealth.UNHEALTHY and len(nodes) > 1:
                 more |= await self._moved(node, until)
         return more
 
@@ -206,7 +206,7 @@ class Probe:
         if event is not None and written:
             log.warning("node.judged", node=node.id, status=status.value, problem=problem)
             await self._coordination.notify(node_topic(node.id))
-            if status is NodeStatus.HEALTHY:
+            if status is NodeHealth.HEALTHY:
                 await self._each(node, "", self._migrations.wait_no_more)
 
     # Its sessions
@@ -217,7 +217,7 @@ class Probe:
         while True:
             # One that has come back keeps what it still has.
             now = await self._store.nodes.get(node.id)
-            if now is None or now.status is not NodeStatus.UNHEALTHY or not now.shared_blobs:
+            if now is None or now.status is not NodeHealth.UNHEALTHY or not now.shared_blobs:
                 return False
             to: set[str] = set()
             after = await self._each(now, after, partial(self._move, to), most=BATCH)

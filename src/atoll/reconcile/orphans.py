@@ -82,7 +82,8 @@ class Orphans:
         End instances whose volumes or workspace went away under them, as when s3fs was killed: the
         next request that needs one of these sessions makes a new one, with new mounts.
         """
-        broken = set(await self._driver.places.broken())
+        volumes = self._driver.volumes
+        broken = set() if volumes is None else set(await volumes.broken())
         if broken:
             for handle in await self._driver.handles():
                 if handle.instance_id in broken:
@@ -116,13 +117,13 @@ class Orphans:
                 log.info("orphan.record", instance_id=instance.id)
                 await self._settled(self._forget(instance), instance_id=instance.id)
         # Those of instances that are there go after them.
-        kept |= {self._driver.workspace_of(handle) for handle in await self._driver.handles()}
-        for workspace in await self._driver.workspaces():
+        kept |= {self._driver.workspaces.of(handle) for handle in await self._driver.handles()}
+        for workspace in await self._driver.workspaces.names():
             if workspace in kept or await self._is_held(workspace_lease(workspace)):
                 continue
             if self._is_old(f"workspace {workspace}", seen, now):
                 log.info("orphan.workspace", workspace=workspace)
-                await self._settled(self._driver.discard(workspace), workspace=workspace)
+                await self._settled(self._driver.workspaces.discard(workspace), workspace=workspace)
         self._first_seen = seen
 
     async def _remove(self, handle: Handle) -> None:

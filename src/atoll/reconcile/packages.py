@@ -21,7 +21,7 @@ from atoll.service.packages.service import RESOLUTION_TTL
 if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
-    from atoll.drivers.base import Environments
+    from atoll.drivers.base import PackageEnvironments
     from atoll.settings import PackageSettings
     from atoll.stores.base import Store
 
@@ -39,7 +39,7 @@ class PackageSweep:
     def __init__(
         self,
         store: Store,
-        environments: Environments,
+        environments: PackageEnvironments,
         leases: Leases,
         clock: Clock,
         settings: PackageSettings,

@@ -238,7 +238,7 @@ class PoolRefill:
         """The node's memory, and what other control planes have of it in their pools."""
         if self._clock.monotonic() < self._room.until:
             return self._room
-        metrics = await self._driver.metrics()
+        metrics = (await self._driver.status()).load
         self._room = Room(
             budget=int(metrics.mem_total * self._settings.memory_share),
             others=await self._pool.elsewhere(),

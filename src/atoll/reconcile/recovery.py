@@ -88,9 +88,9 @@ class Recovery:
                     return
         await self._driver.destroy(handle)
         await self._store.instances.remove(handle.instance_id)
-        workspace = self._driver.workspace_of(handle)
+        workspace = self._driver.workspaces.of(handle)
         if workspace not in self._kept:
-            await self._driver.discard(workspace)
+            await self._driver.workspaces.discard(workspace)
 
     async def _adopted(self, template: Template, instance: Instance) -> bool:
         # One at a time, lest all of them find the pool empty.
@@ -121,9 +121,9 @@ class Recovery:
     async def _discard_workspaces(self) -> None:
         """Those whose instance was removed, and then whoever was to remove them was killed."""
         kept = self._kept | {instance.workspace for instance in await self._store.instances.all()}
-        for workspace in await self._driver.workspaces():
+        for workspace in await self._driver.workspaces.names():
             if workspace not in kept:
-                await self._driver.discard(workspace)
+                await self._driver.workspaces.discard(workspace)
 
     async def _schedule(self) -> None:
         after = ""

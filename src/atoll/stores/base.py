@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.instance import Instance
     from atoll.model.key import Key
     from atoll.model.keyed import KeyedRequest
-    from atoll.model.node import Drain, Node, NodeStatus
+    from atoll.model.node import Drain, Node, NodeHealth
     from atoll.model.page import Page
     from atoll.model.session import Holding, Session, SessionStatus
     from atoll.model.template import Template
@@ -296,7 +296,7 @@ class Nodes(Protocol):
         self,
         node: Node,
         *,
-        status: NodeStatus,
+        status: NodeHealth,
         failures: int,
         problem: str | None,
         event: Event | None = None,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.base import NodeStatus
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Unauthenticated
 from atoll.model.event import Event
-from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
+from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 from atoll.model.placement import PlacementRequest
 from atoll.model.session import Cause, SessionStatus
 from atoll.model.volume import Volume, VolumeMount
@@ -63,12 +65,10 @@ class Machine(LocalDriver):
         self.trouble: str | None = None
         self.there: dict[str, Instance] = {}
         self.discarded: list[str] = []
+        self.workspaces = MachineWorkspaces(self.discarded)
 
-    async def health(self) -> str | None:
-        return self.trouble
-
-    async def metrics(self) -> NodeMetrics:
-        return IDLE
+    async def status(self) -> NodeStatus:
+        return NodeStatus(self.trouble, IDLE)
 
     async def handles(self) -> list[Handle]:
         return [instance.handle for instance in self.there.values()]
@@ -76,8 +76,13 @@ class Machine(LocalDriver):
     async def destroy(self, handle: Handle) -> None:
         self.there.pop(handle.instance_id, None)
 
-    async def discard(self, workspace: str) -> None:
-        self.discarded.append(workspace)
+
+class MachineWorkspaces(LocalWorkspaces):
+    def __init__(self, discarded: list[str]) -> None:
+        self.discarded = discarded
+
+    async def discard(self, name: str) -> None:
+        self.discarded.append(name)
 
 
 class Neighbour:
@@ -235,7 +240,7 @@ async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
         b.answers = False
         await found.probes(2)
         assert ((await found.node("b")).status, (await found.node("b")).failures) == (
-            NodeStatus.HEALTHY,
+            NodeHealth.HEALTHY,
             2,
         )
         b.answers = True
@@ -244,14 +249,14 @@ async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
         b.answers = False
         await found.probes(3)
         lost = await found.node("b")
-        assert (lost.status, lost.failures) == (NodeStatus.UNHEALTHY, 3)
+        assert (lost.status, lost.failures) == (NodeHealth.UNHEALTHY, 3)
         assert "no answer" in (lost.problem or "")
         await found.probes(2)
         assert (await found.node("b")).failures == 5
         b.answers = True
         await found.probes()
         back = await found.node("b")
-        assert (back.status, back.failures, back.problem) == (NodeStatus.HEALTHY, 0, None)
+        assert (back.status, back.failures, back.problem) == (NodeHealth.HEALTHY, 0, None)
 
 
 async def test_a_node_that_says_that_it_is_not_well_is_not(tmp_path: Path) -> None:
@@ -259,7 +264,7 @@ async def test_a_node_that_says_that_it_is_not_well_is_not(tmp_path: Path) -> No
         found.neighbours["b"].problem = "no space left"
         await found.probes(3)
         lost = await found.node("b")
-        assert (lost.status, lost.problem) == (NodeStatus.UNHEALTHY, "no space left")
+        assert (lost.status, lost.problem) == (NodeHealth.UNHEALTHY, "no space left")
 
 
 async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path) -> None:
@@ -267,20 +272,20 @@ async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path
         found.neighbours["b"].says_it_is = "c"
         await found.probes(3)
         lost = await found.node("b")
-        assert lost.status is NodeStatus.UNHEALTHY
+        assert lost.status is NodeHealth.UNHEALTHY
         assert "ATOLL_NODE__URL" in (lost.problem or "")
 
 
 async def test_who_probes_judges_itself_as_well(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         found.machine.trouble = "bubblewrap is gone"
-        assert (await found.nodes.get(NODE)).status is NodeStatus.UNHEALTHY, "shown at once"
-        assert (await found.node(NODE)).status is NodeStatus.HEALTHY
+        assert (await found.nodes.get(NODE)).status is NodeHealth.UNHEALTHY, "shown at once"
+        assert (await found.node(NODE)).status is NodeHealth.HEALTHY
         await found.probes(3)
-        assert (await found.node(NODE)).status is NodeStatus.UNHEALTHY
+        assert (await found.node(NODE)).status is NodeHealth.UNHEALTHY
         found.machine.trouble = None
         await found.probes()
-        assert (await found.node(NODE)).status is NodeStatus.HEALTHY
+        assert (await found.node(NODE)).status is NodeHealth.HEALTHY
 
 
 async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut_off(
@@ -299,7 +304,7 @@ async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut
         # Not when they are silent, too.
         await found.probes(7)
         for node_id in "bc":
-            assert (await found.node(node_id)).status is NodeStatus.UNHEALTHY
+            assert (await found.node(node_id)).status is NodeHealth.UNHEALTHY
 
 
 async def test_probes_need_a_token_for_this_node_and_now() -> None:
@@ -483,7 +488,7 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
         await report.once(told=False)
         assert found.machine.there, "nobody has said anything yet"
         await found.store.nodes.judge(
-            await found.node(NODE), status=NodeStatus.UNHEALTHY, failures=3, problem="mute"
+            await found.node(NODE), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
         )
         found.clock.time += timedelta(seconds=10)
         await report.once(told=False)
@@ -651,7 +656,7 @@ async def test_a_lost_node_without_sessions_can_be_forgotten(tmp_path: Path) -> 
             await found.nodes.remove("b")
         await found.store.nodes.judge(
             await found.node("b"),
-            status=NodeStatus.UNHEALTHY,
+            status=NodeHealth.UNHEALTHY,
             failures=3,
             problem="mute",
             event=Event("node.unhealthy", "b", found.clock.now()),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.orphans import YOUNG, Orphans
@@ -36,20 +37,26 @@ class Node(LocalDriver):
     def __init__(self, place: Path, settings: Settings, *there: Instance) -> None:
         super().__init__(place, settings.local, settings.link)
         self.there = {instance.id: instance for instance in there}
+        self.workspaces = NodeWorkspaces(self.there)
 
     async def handles(self) -> list[Handle]:
         return [instance.handle for instance in self.there.values()]
 
-    async def workspaces(self) -> list[str]:
-        return [instance.workspace for instance in self.there.values()]
-
-    def workspace_of(self, handle: Handle) -> str:
-        return self.there[handle.instance_id].workspace
-
     async def destroy(self, handle: Handle) -> None:
         del self.there[handle.instance_id]
 
-    async def discard(self, workspace: str) -> None: ...
+
+class NodeWorkspaces(LocalWorkspaces):
+    def __init__(self, there: dict[str, Instance]) -> None:
+        self.there = there
+
+    async def names(self) -> list[str]:
+        return [instance.workspace for instance in self.there.values()]
+
+    def of(self, handle: Handle) -> str:
+        return self.there[handle.instance_id].workspace
+
+    async def discard(self, name: str) -> None: ...
 
 
 class Ground:

@@ -12,7 +12,10 @@ import pytest
 
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.base import NodeStatus
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.limits import LocalLimits
+from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.errors import TemporaryError
 from atoll.model.demand import Limit
 from atoll.model.instance import Handle
@@ -66,6 +69,7 @@ class Node(LocalDriver):
         self.broken: set[str] = set()
         self.total, self.usage = 1000 * MiB, 0.5
         self.idle: int | None = 10 * MiB
+        self.workspaces, self.limits = NodeWorkspaces(), NodeLimits(self)
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         if spec.template.id in self.slow:
@@ -83,16 +87,25 @@ class Node(LocalDriver):
     async def connect(self, handle: Handle) -> Link:
         return cast("Link", self.lines[handle.instance_id])
 
-    async def memory_used(self, handle: Handle) -> int | None:
-        return self.idle
-
     async def destroy(self, handle: Handle) -> None:
         del self.lines[handle.instance_id]
 
-    async def discard(self, workspace: str) -> None: ...
+    async def status(self) -> NodeStatus:
+        return NodeStatus(None, NodeMetrics(0.0, self.usage, 0, 2, self.total, 0.0))
 
-    async def metrics(self) -> NodeMetrics:
-        return NodeMetrics(0.0, self.usage, 0, 2, self.total, 0.0)
+
+class NodeWorkspaces(LocalWorkspaces):
+    def __init__(self) -> None: ...
+
+    async def discard(self, name: str) -> None: ...
+
+
+class NodeLimits(LocalLimits):
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def memory_used(self, handle: Handle) -> int | None:
+        return self.node.idle
 
 
 class Ground:

@@ -203,7 +203,7 @@ async def test_a_node_that_lacks_what_was_built_elsewhere_builds_it(
             await here.builds.provide(template)
             ages = datetime(2999, 1, 1, tzinfo=UTC)
             name = template.build.environment
-            assert await here.driver.environments.remove(name, unless_used_since=ages)
+            assert await here.driver.packages.remove(name, unless_used_since=ages)
 
             with pytest.raises(TemporaryError) as caught:
                 await here.builds.provide(template)
@@ -231,11 +231,11 @@ async def test_the_sweep_removes_layers_and_versions_that_nobody_needs(
         await here.store.sessions.add(make_session(template_id="t", template_version=2))
 
         await here.sweep.once()
-        assert await here.driver.layers() == names
+        assert await here.driver.images.names() == names
         await here.pass_by(YOUNG)
         await here.sweep.once()
 
         # Of the session, the last that is ready, and the newest.
-        assert await here.driver.layers() == [names[1], names[3], names[4]]
+        assert await here.driver.images.names() == [names[1], names[3], names[4]]
         left = [found.number for found in await here.store.templates.before("t")]
         assert left == [4, 2]

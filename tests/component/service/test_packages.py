@@ -130,7 +130,7 @@ async def test_one_that_takes_too_long_is_ended_and_leaves_nothing(
             failed = await found.install("one", timeout=seconds)
             assert failed.status is InstallStatus.FAILED
             assert failed.message == f"The packages were not installed within {seconds} seconds."
-            assert await found.driver.environments.listed() == []
+            assert await found.driver.packages.listed() == []
             if held.asked.is_set():  # Else the time was over before it had begun.
                 break
         assert held.asked.is_set()
@@ -172,7 +172,7 @@ async def test_what_was_left_by_a_process_that_is_no_more_is_removed(
     (left / "build").mkdir()
     async with world(tmp_path, index) as found:
         assert not left.exists()
-        assert found.driver.environments
+        assert found.driver.packages
 
 
 async def test_packages_are_made_again_on_a_node_that_lacks_them(
@@ -185,7 +185,7 @@ async def test_packages_are_made_again_on_a_node_that_lacks_them(
         await found.packages.ensure("sess_1", first, TEMPLATE)
         name = first.environment
         assert name is not None
-        assert await found.driver.environments.use(name)
+        assert await found.driver.packages.use(name)
         place = tmp_path / "b" / "node" / "packages" / name
         assert "1.0" in (place / "one.py").read_text()
 
@@ -210,7 +210,7 @@ async def test_all_parts_of_a_wheel_are_where_installers_put_them(
         done = await found.install("with-parts")
         assert done.message is None
         assert done.environment is not None
-        place = found.driver.environments.place / done.environment
+        place = found.driver.packages.place / done.environment
         there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
         assert there >= {
             "with_parts.py", "with_parts_more.py", "with_parts_data/__init__.py", "share/doc.txt",
@@ -237,7 +237,7 @@ async def test_what_a_build_may_have_lied_about_is_for_who_asked_for_it_alone(
         async with world(tmp_path / f"{number}", index, allow_source_builds=True) as elsewhere:
             await elsewhere.packages.ensure("sess_1", each, TEMPLATE)
             assert each.environment is not None
-            assert await elsewhere.driver.environments.use(each.environment)
+            assert await elsewhere.driver.packages.use(each.environment)
 
 
 async def test_another_database_gives_other_names(index: Index, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_another_database_gives_other_names(index: Index, tmp_path: Path) 
 
 async def test_conflicts_are_told_by_package(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index) as found:
-        has = (await found.driver.environments.interpreter(TEMPLATE)).packages["pip"]
+        has = (await found.driver.packages.interpreter(TEMPLATE)).packages["pip"]
         with pytest.raises(Conflict) as raised:
             await found.install("pip <1")
         assert raised.value.code == "version_conflict"
@@ -264,7 +264,7 @@ async def test_what_the_machines_own_python_happens_to_have_gives_way(
     machine = replace(TEMPLATE, id=DEFAULT_TEMPLATE)
     newer = Install((Dependency("one", ">=1"),), 60)
     async with world(tmp_path, index) as found:
-        environments = found.driver.environments
+        environments = found.driver.packages
         asked = environments.interpreter
 
         async def with_another(template: Template) -> Interpreter:
@@ -319,12 +319,12 @@ async def test_the_least_recently_used_go_first_and_those_in_use_never(
         await store.sessions.add(session)
         small = settings.packages.model_copy(update={"cache_size": 2 * MiB + MiB // 2})
         sweep = PackageSweep(
-            store, found.driver.environments, found.packages._leases, found.clock, small, "local"
+            store, found.driver.packages, found.packages._leases, found.clock, small, "local"
         )
 
         async def left() -> set[str | None]:
             await sweep.once()
-            return {info.name for info in await found.driver.environments.listed()}
+            return {info.name for info in await found.driver.packages.listed()}
 
         assert len(await left()) == 3  # All were used a moment ago.
         found.clock.ahead = YOUNG + timedelta(seconds=5)

@@ -110,8 +110,8 @@ async def clear(driver: Driver, links: list[Link]) -> None:
     try:
         for handle in await driver.handles():
             await driver.destroy(handle)
-        for workspace in await driver.workspaces():
-            await driver.discard(workspace)
+        for workspace in await driver.workspaces.names():
+            await driver.workspaces.discard(workspace)
         # Those that a test has left open, before its loop ends.
         for link in links:
             link.close()
@@ -233,7 +233,7 @@ class Heard:
 
 
 def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
-    limits, watch = driver.run_limits(_connected[driver], LIMITS)
+    limits, watch = driver.limits.executor_limits(_connected[driver], LIMITS)
     base: dict[str, Any] = {
         "id": ids.instance_id(), "kind": "python", "code": code, "command": None, "event": {},
         "stdin": None, "args": [], "env": {}, "cwd": "/workspace", "timeout": 30.0,

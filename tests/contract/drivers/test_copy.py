@@ -77,16 +77,16 @@ os.chmod('closed', 0); os.chmod('secret', 0)
 def copying(request: pytest.FixtureRequest, node: Node) -> Node:
     """A node whose workspaces are images, or directories."""
     driver = node.driver
-    assert "copy" in driver.capabilities.features
+    assert driver.workspaces.can_copy
     if isinstance(driver, LocalDriver):
         if request.param == "image" and "disk_quota" not in driver.capabilities.provides:
             pytest.skip("workspaces are directories here")
-        driver._workspaces.images = request.param == "image"
+        driver._files.images = request.param == "image"
     return node
 
 
 async def copied(node: Node, workspace: str, name: str = "copy") -> Link:
-    assert await node.driver.copy(workspace, name)
+    assert await node.driver.workspaces.copy(workspace, name)
     _, link = await started(node.driver, spec(workspace=name))
     return link
 
@@ -96,11 +96,11 @@ async def test_a_copy_has_all_that_the_workspace_had(copying: Node) -> None:
     await printed(copying.driver, link, FILL)
     told = await printed(copying.driver, link, TELL)
     link.close()
-    workspace = copying.driver.workspace_of(handle)
+    workspace = copying.driver.workspaces.of(handle)
     await copying.driver.destroy(handle)
     for _ in range(2):
-        assert await copying.driver.copy(workspace, "copy")
-    assert sorted(await copying.driver.workspaces()) == sorted([workspace, "copy"])
+        assert await copying.driver.workspaces.copy(workspace, "copy")
+    assert sorted(await copying.driver.workspaces.names()) == sorted([workspace, "copy"])
     _, link = await started(copying.driver, spec(workspace="copy"))
     assert await printed(copying.driver, link, TELL) == told
     # Another's from here on.
@@ -119,7 +119,7 @@ async def test_a_copy_has_a_host_uid_of_its_own_and_so_has_its_copy(copying: Nod
     await printed(driver, link, "open('mine', 'w').write('1')")
     link.close()
     await driver.destroy(handle)
-    names = [driver.workspace_of(handle), "second", "third"]
+    names = [driver.workspaces.of(handle), "second", "third"]
     uids = set()
     for name, following in zip(names, [*names[1:], ""], strict=True):
         handle, link = await started(driver, spec(workspace=name))
@@ -132,28 +132,28 @@ async def test_a_copy_has_a_host_uid_of_its_own_and_so_has_its_copy(copying: Nod
         link.close()
         await driver.stop(handle, grace=timedelta(0))
         if following:
-            assert await driver.copy(name, following)
+            assert await driver.workspaces.copy(name, following)
     assert len(uids - {0}) == 3
 
 
 async def test_a_paused_instance_is_copied_with_what_it_wrote_last(copying: Node) -> None:
     driver = copying.driver
     handle, link = await started(driver, spec())
-    workspace = driver.workspace_of(handle)
+    workspace = driver.workspaces.of(handle)
     await printed(driver, link, "open('last', 'w').write('x' * 1_000_000)")
     with pytest.raises(TemporaryError) as caught:
-        await driver.copy(workspace, "copy")
+        await driver.workspaces.copy(workspace, "copy")
     assert caught.value.code == "workspace_busy"
-    assert await driver.workspaces() == [workspace]
-    if "pause" not in driver.capabilities.features:
+    assert await driver.workspaces.names() == [workspace]
+    if driver.pausing is None:
         pytest.skip("instances of this node cannot be paused")
     await link.call("sync")
     await printed(driver, link, "open('later', 'w').write('y' * 1_000_000)")
-    await driver.pause(handle)
+    await driver.pausing.pause(handle)
     other = await copied(copying, workspace)
     code = "print(open('last').read() == 'x' * 1_000_000, open('later').read() == 'y' * 1_000_000)"
     assert await printed(driver, other, code) == "True True"
-    await driver.resume(handle)
+    await driver.pausing.resume(handle)
     assert await printed(driver, link, "print(len(open('later').read()))") == "1000000"
     other.close()
     link.close()
@@ -164,7 +164,7 @@ async def test_results_that_nobody_has_taken_are_not_copied(copying: Node) -> No
     handle, link = await started(driver, spec())
     await printed(driver, link, "print('kept in the journal')")
     link.close()
-    workspace = driver.workspace_of(handle)
+    workspace = driver.workspaces.of(handle)
     await driver.destroy(handle)
     other = await copied(copying, workspace)
     assert other.hello["runs"] == []
@@ -180,14 +180,14 @@ async def test_an_instance_that_was_killed_leaves_a_workspace_that_can_be_copied
     link.close()
     os.kill(copying.pid_1(handle), signal.SIGKILL)
     await until(lambda: gone(copying, handle), "its end")
-    other = await copied(copying, driver.workspace_of(handle))
+    other = await copied(copying, driver.workspaces.of(handle))
     assert await printed(driver, other, "print(open('f').read())") == "f"
     other.close()
 
 
 async def test_what_is_not_there_cannot_be_copied(copying: Node) -> None:
-    assert not await copying.driver.copy("nothing", "copy")
-    assert await copying.driver.workspaces() == []
+    assert not await copying.driver.workspaces.copy("nothing", "copy")
+    assert await copying.driver.workspaces.names() == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def test_a_copy_that_fails_leaves_nothing(
     await printed(driver, link, "open('f', 'w').write('f')")
     link.close()
     await driver.destroy(handle)
-    workspace = driver.workspace_of(handle)
+    workspace = driver.workspaces.of(handle)
 
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -210,9 +210,9 @@ async def test_a_copy_that_fails_leaves_nothing(
         patch.setattr(os, "copy_file_range", fail)
         patch.setattr(tree_copy, "shared", lambda *_: False)
         with pytest.raises(TemporaryError) as caught:
-            await driver.copy(workspace, "copy")
+            await driver.workspaces.copy(workspace, "copy")
     assert caught.value.code == code
-    assert await driver.workspaces() == [workspace]
+    assert await driver.workspaces.names() == [workspace]
     link = await copied(copying, workspace)
     assert await printed(driver, link, "print(open('f').read())") == "f"
     link.close()
@@ -225,8 +225,8 @@ async def test_a_cancelled_copy_is_finished_by_the_next_call(copying: Node, turn
     await printed(driver, link, "for n in range(300): open(f'{n}', 'w').write(str(n))")
     link.close()
     await driver.destroy(handle)
-    workspace = driver.workspace_of(handle)
-    making = asyncio.create_task(driver.copy(workspace, "copy"))
+    workspace = driver.workspaces.of(handle)
+    making = asyncio.create_task(driver.workspaces.copy(workspace, "copy"))
     for _ in range(turns):
         await asyncio.sleep(0.001)
     making.cancel()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import ids
+from atoll.drivers.base import NodeStatus
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.errors import PermanentError, TemporaryError
 from atoll.link.client import Link
@@ -32,6 +33,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.contract.drivers.parts import pausing_of, resizing_of
 from tests.contract.drivers.test_docker_isolation import build
 from tests.contract.drivers.test_driver_contract import until
 from tests.servers.images import PYTHON, SHELL
@@ -89,7 +91,7 @@ async def test_what_somebody_else_does_to_a_container_is_observed(
     assert await driver.handles() == [handle]
     assert await driver.observe(handle) == seen
     if seen.state is State.PAUSED:
-        await driver.resume(handle)
+        await pausing_of(driver).resume(handle)
         assert await driver.ensure(wanted) == handle
     else:
         assert (await driver.ensure(wanted)).data["container"] != handle.data["container"]
@@ -113,10 +115,10 @@ async def test_a_container_that_somebody_else_removed_is_gone(node: Node) -> Non
     assert found.instance_id == handle.instance_id
     for each in (handle, found):
         assert (await node.driver.observe(each)).state is State.GONE
-        await node.driver.pause(each)
-        await node.driver.resume(each)
+        await pausing_of(node.driver).pause(each)
+        await pausing_of(node.driver).resume(each)
         await node.driver.stop(each, grace=timedelta(seconds=1))
-        assert not await node.driver.out_of_memory(each)
+        assert not await node.driver.limits.out_of_memory(each)
         with pytest.raises(LinkLost):
             await node.driver.connect(each)
     again, link = await started(node.driver, replace(wanted, workspace=wanted.instance_id))
@@ -186,7 +188,7 @@ async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: 
         assert await other.driver.handles() == [theirs]
         assert (await other.driver.observe(mine)).state is State.GONE
         for call in (
-            other.driver.pause,
+            pausing_of(other.driver).pause,
             lambda handle: other.driver.stop(handle, grace=timedelta(0)),
             other.driver.destroy,
         ):
@@ -235,14 +237,14 @@ async def refused(node: Node, handle: Handle) -> None:
     for call in (
         lambda: driver.ensure(spec()),
         lambda: driver.handles(),
-        lambda: driver.pause(handle),
-        lambda: driver.resume(handle),
+        lambda: pausing_of(driver).pause(handle),
+        lambda: pausing_of(driver).resume(handle),
         lambda: driver.stop(handle, grace=timedelta(0)),
         lambda: driver.destroy(handle),
-        lambda: driver.resize(handle, spec().resources),
-        lambda: driver.copy(driver.workspace_of(handle), "copy"),
+        lambda: resizing_of(driver).resize(handle, spec().resources),
+        lambda: driver.workspaces.copy(driver.workspaces.of(handle), "copy"),
         # Of which nothing is remembered.
-        lambda: driver.built(template(image="never-asked-for:1")),
+        lambda: driver.images.is_built(template(image="never-asked-for:1")),
     ):
         asked = call()
         with pytest.raises(TemporaryError) as caught:
@@ -250,7 +252,7 @@ async def refused(node: Node, handle: Handle) -> None:
         assert caught.value.code == UNAVAILABLE, asked
     with pytest.raises(LinkLost):
         await driver.connect(handle)
-    assert await driver.health()
+    assert (await driver.status()).problem
 
 
 async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: Node) -> None:
@@ -262,10 +264,10 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
         await refused(mortal, handle)
     finally:
         mortal.engine.start()
-    assert await mortal.driver.health() is None
+    assert (await mortal.driver.status()).problem is None
     assert await mortal.driver.handles() == [handle]
     assert (await mortal.driver.observe(handle)).state is State.EXITED
-    workspace = mortal.driver.workspace_of(handle)
+    workspace = mortal.driver.workspaces.of(handle)
     await mortal.driver.destroy(handle)
     _, link = await started(mortal.driver, spec(workspace=workspace))
     assert await printed(mortal.driver, link, "print(open('kept').read())") == "kept"
@@ -279,11 +281,12 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) ->
     try:
         await hasty.open()
         mortal.engine.pause()
-        seen, health, made = await asyncio.gather(
-            hasty.observe(handle), hasty.health(), hasty.ensure(spec()), return_exceptions=True
+        seen, status, made = await asyncio.gather(
+            hasty.observe(handle), hasty.status(), hasty.ensure(spec()), return_exceptions=True
         )
         assert seen == Observation(State.UNKNOWN)
-        assert "does not answer" in str(health)
+        assert isinstance(status, NodeStatus)
+        assert "does not answer" in str(status.problem)
         assert isinstance(made, TemporaryError)
         assert made.code == UNAVAILABLE
         # What runs does not need it.
@@ -291,7 +294,7 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) ->
     finally:
         mortal.engine.resume()
         await hasty.close()
-    assert await mortal.driver.health() is None
+    assert (await mortal.driver.status()).problem is None
     assert (await mortal.driver.observe(handle)).state is State.RUNNING
     link.close()
 
@@ -309,8 +312,8 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mo
         assert isinstance(outcome, (Handle, TemporaryError)), outcome
         for handle in await mortal.driver.handles():
             await mortal.driver.destroy(handle)
-        for workspace in await mortal.driver.workspaces():
-            await mortal.driver.discard(workspace)
+        for workspace in await mortal.driver.workspaces.names():
+            await mortal.driver.workspaces.discard(workspace)
         assert mortal.engine.containers() == []
         assert list((mortal.data_dir / "node" / "instances").iterdir()) == []
         assert await mortal.driver.handles() == []
@@ -366,14 +369,14 @@ async def test_less_memory_than_is_in_use_is_refused_and_changes_nothing(node: N
         return b"on" in heard.stdout
 
     await until(begun, "its first word")
-    if await node.driver.resize(handle, replace(LIMITS, memory=40 * MiB)):
+    if await resizing_of(node.driver).resize(handle, replace(LIMITS, memory=40 * MiB)):
         pytest.skip("the kernel makes room here, by ending what has too much")
     await link.call("stdin", id=request["id"], data="Cg==", end=True)
     assert (await running)["exit_code"] == 0
-    assert await node.driver.resize(handle, LIMITS)
+    assert await resizing_of(node.driver).resize(handle, LIMITS)
     link.close()
     await node.driver.destroy(handle)
-    assert not await node.driver.resize(handle, LIMITS)
+    assert not await resizing_of(node.driver).resize(handle, LIMITS)
 
 
 # Images
@@ -399,13 +402,13 @@ async def test_an_interpreter_that_fails_is_told_in_its_own_words(node: Node) ->
 @on("docker")
 async def test_an_image_that_is_not_there_is_named(node: Node) -> None:
     reference = f"atoll-test/{ids.instance_id().lower()}:1"
-    assert not await node.driver.built(template(image=reference))
+    assert not await node.driver.images.is_built(template(image=reference))
     with pytest.raises(TemporaryError, match=reference) as caught:
         await node.driver.ensure(spec(template=template(image=reference)))
     assert caught.value.code == "image_missing"
     assert await node.driver.handles() == []
     # Others can be started.
-    assert await node.driver.health() is None
+    assert (await node.driver.status()).problem is None
 
 
 async def settled(node: Node, handle: Handle) -> bool:

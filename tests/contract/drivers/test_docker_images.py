@@ -423,9 +423,9 @@ async def build(ground: Ground, template: Template, material: Material | None = 
 async def test_an_image_that_somebody_else_brought_is_there(ground: Ground, tiny: str) -> None:
     template = settled(ground, make_template(image=tiny))
 
-    assert await ground.templates.built(template)
-    assert await ground.templates.layers() == [template.layers[-1].name]
-    found = await ground.templates.image(template)
+    assert await ground.templates.is_built(template)
+    assert await ground.templates.names() == [template.layers[-1].name]
+    found = await ground.templates.inspect(template)
     assert (found.digest, found.entrypoint, found.command) == (None, ("/bin/tool",), ("--help",))
 
 
@@ -446,12 +446,12 @@ async def test_another_node_gets_the_image_by_its_digest(
     from dataclasses import replace
 
     template = settled(ground, make_template(image=pulled))
-    assert not await ground.templates.built(template)
+    assert not await ground.templates.is_built(template)
     await build(ground, template, Material(right(registry)))
-    info = await ground.templates.image(template)
+    info = await ground.templates.inspect(template)
     assert info.digest is not None
     first = await ground.templates.find(template)
-    await ground.templates.discard_layer(template.layers[-1].name)
+    await ground.templates.remove(template.layers[-1].name)
     # The tag moves.
     archive = tmp_path / "other.tar"
     archive.write_bytes(tar_of({"other": b""}))
@@ -474,11 +474,11 @@ async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
 
     one = settled(ground, make_template(image=pulled))
     await build(ground, one, Material(right(registry)))
-    info = await ground.templates.image(one)
+    info = await ground.templates.inspect(one)
     first = await ground.templates.find(one)
     assert one.build is not None
     one = replace(one, build=replace(one.build, image=info))
-    await ground.templates.discard_layer(one.layers[-1].name)
+    await ground.templates.remove(one.layers[-1].name)
     archive = tmp_path / "other.tar"
     archive.write_bytes(tar_of({"other": b""}))
     dockerd.import_image(archive, "other:1")
@@ -488,19 +488,19 @@ async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
     two = settled(ground, make_template(image=pulled))
     await build(ground, two, Material(right(registry)))
     assert two.layers == one.layers
-    assert not await ground.templates.built(one)
+    assert not await ground.templates.is_built(one)
     await build(ground, one, Material(right(registry)))
     assert (await ground.templates.find(one)).id == first.id
     other = await ground.templates.find(two)
     assert other.id != first.id
-    assert (await ground.templates.image(one)).digest == info.digest
+    assert (await ground.templates.inspect(one)).digest == info.digest
     # After a restart too it is known what the second is, though the engine forgot it with the name.
     anew = TemplateImages(ground.templates._engine, DockerSettings(), NODE, tmp_path)
-    told = (await anew.image(two)).digest
+    told = (await anew.inspect(two)).digest
     assert told not in (None, info.digest)
-    assert await anew.layers() == [one.layers[-1].name]
-    await anew.discard_layer(one.layers[-1].name)
-    assert await anew.layers() == []
+    assert await anew.names() == [one.layers[-1].name]
+    await anew.remove(one.layers[-1].name)
+    assert await anew.names() == []
 
 
 async def test_the_same_is_not_built_twice(ground: Ground) -> None:
@@ -529,17 +529,17 @@ async def test_an_image_is_let_go_when_no_container_has_it(
     ground: Ground, dockerd: Dockerd, tiny: str
 ) -> None:
     template = settled(ground, make_template(image=tiny))
-    assert await ground.templates.built(template)
+    assert await ground.templates.is_built(template)
     name = template.layers[-1].name
     container = dockerd.create(ground.images.held_as(name), "x")
     dockerd.ask("DELETE", f"/images/{tiny}")
 
-    await ground.templates.discard_layer(name)
-    assert name in await ground.templates.layers()
+    await ground.templates.remove(name)
+    assert name in await ground.templates.names()
     dockerd.remove(container)
-    await ground.templates.discard_layer(name)
-    await ground.templates.discard_layer(name)
-    assert await ground.templates.layers() == []
+    await ground.templates.remove(name)
+    await ground.templates.remove(name)
+    assert await ground.templates.names() == []
 
 
 async def test_an_image_that_is_not_there_is_missing_for_a_while(ground: Ground) -> None:

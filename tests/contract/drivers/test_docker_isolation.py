@@ -246,7 +246,7 @@ async def test_the_journal_of_the_instance_before_is_closed_as_well(node: Node) 
     await printed(node.driver, link, "print('for the journal')")
     link.close()
     await node.driver.destroy(first)
-    again = spec(workspace=node.driver.workspace_of(first))
+    again = spec(workspace=node.driver.workspaces.of(first))
     _, link = await started(node.driver, again)
     code = f"{TRY}\nprint(tried(os.listdir, '/run/atoll/journal'))"
     assert await printed(node.driver, link, code) == "EACCES"

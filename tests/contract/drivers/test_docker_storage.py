@@ -16,7 +16,7 @@ from atoll.drivers.docker.directory_storage import EXECUTOR_SIZE
 from atoll.drivers.shared.disk_images import make_file_system
 from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import mount_points
-from atoll.drivers.shared.workspaces import IMAGE
+from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.errors import PermanentError
 from atoll.model.instance import Handle
 from atoll.model.volume import LOCAL, Volume, VolumeMount
@@ -31,6 +31,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.contract.drivers.parts import volumes_of
 from tests.contract.drivers.test_docker_isolation import build
 from tests.servers.images import PYTHON
 
@@ -74,7 +75,7 @@ async def test_read_only_volumes_have_neither_devices_nor_setuid(node: Node) -> 
     volume = Volume(
         id="shared", created_at=template().created_at, size=8 * MiB, kind=LOCAL, node_id=None
     )
-    await node.driver.places.make(volume)
+    await volumes_of(node.driver).make(volume)
     mounts = (VolumeMount("shared", "/mnt/read", True), VolumeMount("shared", "/mnt/write", False))
     handle, link = await started(
         node.driver, spec(volumes=tuple((volume, mount) for mount in mounts))
@@ -101,7 +102,7 @@ for line in open('/proc/self/mountinfo'):
     ]
     link.close()
     await node.driver.destroy(handle)
-    await node.driver.places.remove(volume)
+    await volumes_of(node.driver).remove(volume)
     assert os.listdir(node.data_dir / "node" / "volumes") == []
 
 
@@ -110,7 +111,7 @@ async def test_nothing_stays_mounted_when_instances_are_gone(node: Node) -> None
     assert len(mount_points(node.data_dir)) == 2
     await node.driver.destroy(handle)
     assert mount_points(node.data_dir) == []
-    assert await node.driver.workspaces() == [node.driver.workspace_of(handle)]
+    assert await node.driver.workspaces.names() == [node.driver.workspaces.of(handle)]
 
 
 # Earlier versions
@@ -188,7 +189,7 @@ async def test_a_move_that_was_interrupted_is_begun_anew(node: Node) -> None:
 
 async def test_the_instance_of_an_earlier_version_is_watched_and_not_counted(node: Node) -> None:
     data: dict[str, str | int] = {"container": "x", "workspace": "before", "link": "socket"}
-    limits, watch = node.driver.run_limits(Handle("inst_1", "docker", 1, data), LIMITS)
+    limits, watch = node.driver.limits.executor_limits(Handle("inst_1", "docker", 1, data), LIMITS)
     assert watch["disk"] == LIMITS.disk
     # All containers of that version have one uid: RLIMIT_NPROC would count the others' too.
     assert "NPROC" not in limits
@@ -210,7 +211,7 @@ async def main():
         told = {{
             'uid': handle.data['uid'],
             'inside': int(await printed(driver, link, 'import os; print(os.getuid())')),
-            'watch': driver.run_limits(handle, LIMITS)[1],
+            'watch': driver.limits.executor_limits(handle, LIMITS)[1],
             'missing': sorted(driver.capabilities.missing),
         }}
         print(json.dumps(told), flush=True)

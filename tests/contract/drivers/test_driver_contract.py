@@ -34,6 +34,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.contract.drivers.parts import resizing_of
 from tests.e2e.hostile.host import living
 from tests.rootfs import build_rootfs
 from tests.standstill import stand_still
@@ -68,7 +69,7 @@ async def test_ensuring_twice_gives_the_same_instance(node: Node) -> None:
 async def test_an_instance_that_waits_uses_far_less_than_its_limit(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     (await node.driver.connect(handle)).close()
-    used = await node.driver.memory_used(handle)
+    used = await node.driver.limits.memory_used(handle)
 
     if "cgroup_memory" in node.driver.capabilities.provides:
         assert used is not None
@@ -76,7 +77,7 @@ async def test_an_instance_that_waits_uses_far_less_than_its_limit(node: Node) -
     else:
         assert used is None
     await node.driver.destroy(handle)
-    assert await node.driver.memory_used(handle) is None
+    assert await node.driver.limits.memory_used(handle) is None
 
 
 async def test_two_at_once_are_two(node: Node) -> None:
@@ -92,7 +93,7 @@ async def test_a_dead_instance_is_made_anew_by_ensure(node: Node) -> None:
     ended = node.pid_1(first)
     os.kill(ended, signal.SIGKILL)
     await until(lambda: gone(node, first), "its end")
-    second = await node.driver.ensure(replace(wanted, workspace=node.driver.workspace_of(first)))
+    second = await node.driver.ensure(replace(wanted, workspace=node.driver.workspaces.of(first)))
     assert node.pid_1(second) != ended
     assert (await node.driver.observe(second)).state is State.RUNNING
 
@@ -122,9 +123,9 @@ async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
     link.close()
     assert [found.instance_id for found in await node.driver.handles()] == [wanted.instance_id]
     await node.driver.destroy(handle)
-    await node.driver.discard(node.driver.workspace_of(handle))
+    await node.driver.workspaces.discard(node.driver.workspaces.of(handle))
     assert await node.driver.handles() == []
-    assert await node.driver.workspaces() == []
+    assert await node.driver.workspaces.names() == []
 
     await until(node.alone, "the end of what was cancelled")
 
@@ -187,7 +188,7 @@ async def test_an_instance_whose_supervisor_ran_out_of_memory_is_told_as_that(no
     # The least that a Docker engine takes is 6 MiB, and its containers have ours in it too; relays
     # as well, where those are.
     least = {"local": MiB, "docker": 24 * MiB}.get(node.kind, 64 * MiB)
-    assert await node.driver.resize(handle, replace(LIMITS, memory=least))
+    assert await resizing_of(node.driver).resize(handle, replace(LIMITS, memory=least))
     # More than there is for the supervisor, which holds a request until it has all of it.
     others = [await node.driver.connect(handle) for _ in range(4)]
     calls = [other.call("stat", path="x" * 30 * MiB) for other in others]
@@ -235,11 +236,11 @@ async def test_stopping_and_destroying_twice_is_as_good_as_once(node: Node, grac
     for _ in range(2):
         await node.driver.destroy(handle)
     assert await node.driver.handles() == []
-    workspace = node.driver.workspace_of(handle)
-    assert await node.driver.workspaces() == [workspace]
+    workspace = node.driver.workspaces.of(handle)
+    assert await node.driver.workspaces.names() == [workspace]
     for _ in range(2):
-        await node.driver.discard(workspace)
-    assert await node.driver.workspaces() == []
+        await node.driver.workspaces.discard(workspace)
+    assert await node.driver.workspaces.names() == []
 
 
 async def test_destroying_a_dead_or_stuck_instance_works(node: Node) -> None:
@@ -338,25 +339,27 @@ async def test_a_handle_is_small_and_survives_being_stored(node: Node) -> None:
 
 async def test_limits_are_changed_on_a_running_instance(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    assert await node.driver.resize(handle, replace(LIMITS, memory=256 * MiB, max_processes=64))
-    assert await node.driver.resize(handle, LIMITS)
+    assert await resizing_of(node.driver).resize(
+        handle, replace(LIMITS, memory=256 * MiB, max_processes=64)
+    )
+    assert await resizing_of(node.driver).resize(handle, LIMITS)
     assert await printed(node.driver, link, "print(1)") == "1"
     if "disk_quota" in node.driver.capabilities.provides:
-        assert not await node.driver.resize(handle, replace(LIMITS, disk=64 * MiB))
+        assert not await resizing_of(node.driver).resize(handle, replace(LIMITS, disk=64 * MiB))
     link.close()
 
 
 async def test_memory_kills_are_told_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    assert not await node.driver.out_of_memory(handle)
+    assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
     result = await link.run(request, Heard())
     assert result["exit_code"] != 0
     if "cgroup_memory" in node.driver.capabilities.provides:
-        assert await node.driver.out_of_memory(handle)
+        assert await node.driver.limits.out_of_memory(handle)
     else:
         assert result["reason"] == "memory"
-    assert not await node.driver.out_of_memory(handle)
+    assert not await node.driver.limits.out_of_memory(handle)
     assert await printed(node.driver, link, "print('on')") == "on"
     link.close()
 
@@ -368,18 +371,18 @@ async def test_memory_kills_are_told_to_a_new_driver_too(node: Node) -> None:
     link.close()
     driver = await node.take_over()
     link = await driver.connect(handle)
-    assert not await driver.out_of_memory(handle)
+    assert not await driver.limits.out_of_memory(handle)
     request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
     assert (await link.run(request, Heard()))["exit_code"] != 0
-    assert await driver.out_of_memory(handle)
-    assert 1 * MiB < (await driver.memory_used(handle) or 0) < LIMITS.memory
+    assert await driver.limits.out_of_memory(handle)
+    assert 1 * MiB < (await driver.limits.memory_used(handle) or 0) < LIMITS.memory
     link.close()
 
 
 @everywhere
 async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
     handle = await node.driver.ensure(spec())
-    limits, watch = node.driver.run_limits(handle, LIMITS)
+    limits, watch = node.driver.limits.executor_limits(handle, LIMITS)
     provides = node.driver.capabilities.provides
     assert limits["FSIZE"] == LIMITS.disk
     assert ("memory" in watch) == ("cgroup_memory" not in provides)
@@ -410,13 +413,13 @@ time.sleep(20)
 @everywhere
 async def test_a_copy_of_a_workspace_can_be_used_like_the_first(node: Node) -> None:
     driver = node.driver
-    if "copy" not in driver.capabilities.features:
+    if not driver.workspaces.can_copy:
         pytest.skip("clones are made from checkpoints here")
     handle, link = await started(driver, spec())
     await printed(driver, link, "open('first', 'w').write('1')")
     link.close()
     await driver.destroy(handle)
-    assert await driver.copy(driver.workspace_of(handle), "copy")
+    assert await driver.workspaces.copy(driver.workspaces.of(handle), "copy")
     _, link = await started(driver, spec(workspace="copy"))
     code = """
 import os
@@ -442,7 +445,7 @@ async def test_what_the_node_cannot_give_is_named_and_refused(node: Node) -> Non
 
 async def test_metrics_are_within_their_bounds(node: Node) -> None:
     for _ in range(2):
-        metrics = await node.driver.metrics()
+        metrics = (await node.driver.status()).load
         assert 0 <= metrics.cpu_usage <= 1
         assert 0 <= metrics.mem_usage <= 1
         assert metrics.disk_free > 0 or node.kind == "remote"
@@ -456,11 +459,11 @@ async def test_a_workspace_goes_from_one_instance_to_the_next(node: Node) -> Non
     first, link = await started(node.driver, spec())
     await printed(node.driver, link, "open('kept', 'w').write('kept')")
     link.close()
-    workspace = node.driver.workspace_of(first)
+    workspace = node.driver.workspaces.of(first)
     await node.driver.destroy(first)
-    assert await node.driver.workspaces() == [workspace]
+    assert await node.driver.workspaces.names() == [workspace]
     second, link = await started(node.driver, spec(workspace=workspace))
-    assert node.driver.workspace_of(second) == workspace
+    assert node.driver.workspaces.of(second) == workspace
     assert await printed(node.driver, link, "print(open('kept').read())") == "kept"
     await printed(node.driver, link, "open('kept', 'a').write(' on')")
     link.close()
@@ -473,7 +476,7 @@ async def test_a_workspace_survives_an_instance_that_was_killed(node: Node) -> N
     os.kill(node.pid_1(first), signal.SIGKILL)
     await link.closed
     await node.driver.destroy(first)
-    workspace = node.driver.workspace_of(first)
+    workspace = node.driver.workspaces.of(first)
     _, link = await started(node.driver, spec(workspace=workspace))
     assert await printed(node.driver, link, "print(open('kept').read())") == "kept"
     link.close()
@@ -481,10 +484,10 @@ async def test_a_workspace_survives_an_instance_that_was_killed(node: Node) -> N
 
 async def test_a_discarded_workspace_is_gone(node: Node) -> None:
     handle = await node.driver.ensure(spec())
-    workspace = node.driver.workspace_of(handle)
+    workspace = node.driver.workspaces.of(handle)
     await node.driver.destroy(handle)
-    await node.driver.discard(workspace)
-    assert await node.driver.workspaces() == []
+    await node.driver.workspaces.discard(workspace)
+    assert await node.driver.workspaces.names() == []
     with pytest.raises(NotFound):
         await node.driver.ensure(spec(workspace=workspace))
     assert await node.driver.handles() == []

@@ -26,13 +26,14 @@ from atoll.link.errors import LinkLost
 from atoll.model.instance import State
 from atoll.settings import LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import opened, printed, spec, started, template
+from tests.contract.drivers.parts import pausing_of
 from tests.e2e.hostile.host import below, living
 from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.drivers.shared.workspaces import Workspace
+    from atoll.drivers.shared.workspace_files import Workspace
     from atoll.model.instance import InstanceSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
@@ -72,18 +73,18 @@ async def test_what_runs_already_when_a_start_fails_does_not_run_on(
 
     wanted = spec()
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "_store", fail)
+        patch.setattr(driver._handles, "write", fail)
         with pytest.raises(TemporaryError) as caught:
             await driver.ensure(wanted)
     assert caught.value.code == code
     assert seen
     assert not seen & living()
     assert await driver.handles() == []
-    assert await driver.health() == caught.value.message
+    assert (await driver.status()).problem == caught.value.message
 
     _, link = await started(driver, wanted)
     assert await printed(driver, link, "print(1)") == "1"
-    assert await driver.health() is None
+    assert (await driver.status()).problem is None
     link.close()
 
 
@@ -113,7 +114,7 @@ async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
         await making
     assert spawned == []
     assert await driver.handles() == []
-    assert await driver.workspaces() == []
+    assert await driver.workspaces.names() == []
     assert driver._groups.names() == []
 
 
@@ -130,7 +131,7 @@ async def test_a_file_system_that_cannot_be_made_leaves_nothing(
         await driver.ensure(spec())
     assert caught.value.code == "instance_not_started"
     assert await driver.handles() == []
-    assert await driver.workspaces() == []
+    assert await driver.workspaces.names() == []
     assert list((tmp_path / "data/node/blank").iterdir()) == []
 
 
@@ -196,16 +197,16 @@ async def test_a_driver_says_what_keeps_it_from_making_instances(
     own.symlink_to(bubblewrap)
     driver = LocalDriver(tmp_path / "data", LocalSettings(bubblewrap=str(own)), LINK)
     await driver.open()
-    assert await driver.health() is None
+    assert (await driver.status()).problem is None
     own.unlink()
-    assert str(own) in (await driver.health() or "")
+    assert str(own) in ((await driver.status()).problem or "")
     own.symlink_to(bubblewrap)
     node = tmp_path / "data/node"
     node.rename(tmp_path / "elsewhere")
-    assert str(node) in (await driver.health() or "")
-    assert (await driver.metrics()).disk_free == 0
+    assert str(node) in ((await driver.status()).problem or "")
+    assert (await driver.status()).load.disk_free == 0
     (tmp_path / "elsewhere").rename(node)
-    assert await driver.health() is None
+    assert (await driver.status()).problem is None
     await driver.close()
 
 
@@ -230,7 +231,7 @@ async def test_groups_without_an_instance_are_removed_with_what_runs_in_them(
     lost, second = await started(driver, spec())
     second.close()
     if driver._groups.freezes:
-        await driver.pause(lost)
+        await pausing_of(driver).pause(lost)
     driver._groups.make("install-one", spec().resources)
     shutil.rmtree(tmp_path / "data/node/instances" / lost.instance_id)
     inside = below(int(lost.data["child"])) | {int(lost.data["child"])}

@@ -15,10 +15,11 @@ import pytest
 
 from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.shared import cgroups
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
 from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
+from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
 
@@ -48,7 +49,7 @@ while True:
 
 @pytest.fixture
 def pausing(node: Node) -> Node:
-    if "pause" not in node.driver.capabilities.features:
+    if node.driver.pausing is None:
         pytest.skip("instances of this node cannot be paused")
     return node
 
@@ -92,7 +93,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
         "    n += 1\n    if not n % 1_000_000: print(n, flush=True)",
     )
     for _ in range(2):
-        await pausing.driver.pause(handle)
+        await pausing_of(pausing.driver).pause(handle)
         assert await state(pausing, handle) is State.PAUSED
     before = ticks(pausing, handle)
     spent = len(heard.pieces)
@@ -104,7 +105,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
     await asyncio.sleep(0)
     assert len(heard.pieces) <= spent + 1  # What was on its way already.
     for _ in range(2):
-        await pausing.driver.resume(handle)
+        await pausing_of(pausing.driver).resume(handle)
         assert await state(pausing, handle) is State.RUNNING
 
     async def further() -> bool:
@@ -135,14 +136,14 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
         return b"on" in heard.stdout
 
     await until(begun, "its first word")
-    await pausing.driver.pause(handle)
+    await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
     # Sent to one that stands still: it is there when it goes on, on the same connection.
     sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
     done, _ = await asyncio.wait([sending, task], timeout=0.2)
     assert not done
     assert pausing.inside(handle) == inside
-    await pausing.driver.resume(handle)
+    await pausing_of(pausing.driver).resume(handle)
     await sending
     result = await task
     assert result["exit_code"] == 0
@@ -161,7 +162,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
         return b"on" in heard.stdout
 
     await until(begun, "its first word")
-    await pausing.driver.pause(handle)
+    await pausing_of(pausing.driver).pause(handle)
     with pytest.raises(LinkLost):
         await pausing.driver.connect(handle)
     link.close()
@@ -169,7 +170,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     driver = await pausing.take_over()
     assert await driver.handles() == [handle]
     assert await state(pausing, handle) is State.PAUSED
-    await driver.resume(handle)
+    await pausing_of(driver).resume(handle)
     second = await driver.connect(handle)
     again = Heard()
     assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
@@ -180,7 +181,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
 async def test_ensuring_a_paused_instance_gives_it_as_it_is(pausing: Node) -> None:
     wanted = spec()
     handle = await pausing.driver.ensure(wanted)
-    await pausing.driver.pause(handle)
+    await pausing_of(pausing.driver).pause(handle)
     assert await pausing.driver.ensure(wanted) == handle
     assert await state(pausing, handle) is State.PAUSED
 
@@ -192,7 +193,7 @@ async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
 ) -> None:
     handle, link = await started(pausing.driver, spec())
     task, _ = await running(pausing, link, code)
-    await pausing.driver.pause(handle)
+    await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
     for _ in range(2):
         await pausing.driver.stop(handle, grace=timedelta(seconds=grace))
@@ -206,7 +207,7 @@ async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
 @everywhere
 async def test_destroying_a_paused_instance_leaves_nothing(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
-    await pausing.driver.pause(handle)
+    await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
     await pausing.driver.destroy(handle)
     assert not inside & living()
@@ -220,13 +221,13 @@ async def test_code_that_forks_and_has_threads_and_ignores_signals_stands_still(
     handle, link = await started(pausing.driver, spec())
     task, _ = await running(pausing, link, FORKS)
     for _ in range(5):
-        await pausing.driver.pause(handle)
+        await pausing_of(pausing.driver).pause(handle)
         inside, before = pausing.inside(handle), ticks(pausing, handle)
         begun = time.process_time()
         while time.process_time() - begun < 0.05:
             pass
         assert (pausing.inside(handle), ticks(pausing, handle)) == (inside, before)
-        await pausing.driver.resume(handle)
+        await pausing_of(pausing.driver).resume(handle)
     await ended(task)
     assert await printed(pausing.driver, link, "print(1)") == "1"
     link.close()
@@ -235,10 +236,10 @@ async def test_code_that_forks_and_has_threads_and_ignores_signals_stands_still(
 async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> None:
     handle = await pausing.driver.ensure(spec())
     await pausing.driver.destroy(handle)
-    await pausing.driver.pause(handle)
-    await pausing.driver.resume(handle)
+    await pausing_of(pausing.driver).pause(handle)
+    await pausing_of(pausing.driver).resume(handle)
     other = replace(handle, data=handle.data | {"child": os.getpid(), "pid": os.getpid()})
-    await pausing.driver.pause(other)
+    await pausing_of(pausing.driver).pause(other)
     assert await state(pausing, handle) is State.GONE
     assert await pausing.driver.handles() == []
 
@@ -246,10 +247,13 @@ async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> 
 async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     for _ in range(5):
-        calls = [pausing.driver.pause(handle), pausing.driver.resume(handle)] * 4
+        calls = [
+            pausing_of(pausing.driver).pause(handle),
+            pausing_of(pausing.driver).resume(handle),
+        ] * 4
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert outcome is None or isinstance(outcome, TemporaryError)
-    await pausing.driver.resume(handle)
+    await pausing_of(pausing.driver).resume(handle)
     assert await state(pausing, handle) is State.RUNNING
     assert await printed(pausing.driver, link, "print(1)") == "1"
     link.close()
@@ -263,7 +267,7 @@ async def test_what_does_not_come_to_a_standstill_is_told(node: Node) -> None:
     # Groups of a host on which nothing comes to a standstill.
     groups, driver._groups = driver._groups, cgroups.NoGroups(freezes=True)
     with pytest.raises(TemporaryError) as caught:
-        await driver.pause(handle)
+        await pausing_of(driver).pause(handle)
     driver._groups = groups
     assert caught.value.code == "pause_timeout"
     assert await printed(driver, link, "print(1)") == "1"
@@ -293,23 +297,18 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
     await until(alone, "an empty group")
     assert await state(pausing, handle) is State.RUNNING
     task, _ = await running(pausing, link, BUSY)
-    await driver.pause(handle)
+    await pausing_of(driver).pause(handle)
     before = ticks(pausing, handle)
     begun = time.process_time()
     while time.process_time() - begun < 0.05:
         pass
     assert ticks(pausing, handle) == before
-    await driver.resume(handle)
+    await pausing_of(driver).resume(handle)
     await ended(task)
     link.close()
 
 
 async def test_a_node_that_cannot_pause_says_so(node: Node) -> None:
-    if "pause" in node.driver.capabilities.features:
+    if node.driver.pausing is not None:
         pytest.skip("instances of this node can be paused")
-    handle = await node.driver.ensure(spec())
-    with pytest.raises(Conflict) as caught:
-        await node.driver.pause(handle)
-    assert caught.value.code == "pause_unavailable"
-    await node.driver.resume(handle)
-    assert await state(node, handle) is State.RUNNING
+    assert node.driver.capabilities.unavailable["pausing"]

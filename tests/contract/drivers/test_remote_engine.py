@@ -10,6 +10,7 @@ import hashlib
 import os
 import socket
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from atoll.executor.event_loop import Loop
 from atoll.link.client import Link
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.volume import LOCAL, S3, Volume
+from atoll.model.volume import LOCAL, S3, Volume, VolumeMount
 from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
@@ -40,6 +41,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.contract.drivers.parts import pausing_of, resizing_of
 from tests.servers.docker import REMAPPED, Dockerd
 from tests.servers.images import PYTHON, Archives
 
@@ -180,12 +182,12 @@ print(relays())
 @on(*RELAYED)
 async def test_a_link_outlives_a_pause_and_none_can_be_made_in_it(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    await node.driver.pause(handle)
+    await pausing_of(node.driver).pause(handle)
     assert (await node.driver.observe(handle)).state is State.PAUSED
     with pytest.raises(LinkLost):
         await node.driver.connect(handle)
     waiting = asyncio.create_task(printed(node.driver, link, "print('on')"))
-    await node.driver.resume(handle)
+    await pausing_of(node.driver).resume(handle)
     assert await waiting == "on"
     link.close()
 
@@ -365,7 +367,7 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
     other = await node.driver.ensure(spec())
     assert len({uid, other.data["uid"], container_config.UID}) == 3
     await node.driver.destroy(other)
-    await node.driver.discard(node.driver.workspace_of(other))
+    await node.driver.workspaces.discard(node.driver.workspaces.of(other))
     link.close()
     driver = await node.take_over()
     assert await driver.handles() == [handle]
@@ -373,18 +375,18 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
     assert await printed(driver, again, "print(open('kept').read())") == "one"
     again.close()
     await driver.destroy(handle)
-    workspace = driver.workspace_of(handle)
-    assert await driver.workspaces() == [workspace]
+    workspace = driver.workspaces.of(handle)
+    assert await driver.workspaces.names() == [workspace]
     other, link = await started(driver, spec(workspace=workspace))
     assert await printed(driver, link, "print(open('kept').read())") == "one"
     link.close()
     with pytest.raises(TemporaryError) as busy:
-        await driver.discard(workspace)
+        await driver.workspaces.discard(workspace)
     assert busy.value.code == "workspace_busy"
     await driver.destroy(other)
-    await driver.discard(workspace)
-    await driver.discard(workspace)
-    assert await driver.workspaces() == []
+    await driver.workspaces.discard(workspace)
+    await driver.workspaces.discard(workspace)
+    assert await driver.workspaces.names() == []
     with pytest.raises(NotFound) as lost:
         await driver.ensure(spec(workspace=workspace))
     assert lost.value.code == "workspace_lost"
@@ -408,22 +410,24 @@ print(os.access('/run/atoll/inside/bin/atoll-session', os.X_OK))
 @on("remote")
 async def test_what_a_node_with_volumes_cannot_do_is_refused_with_the_reason(node: Node) -> None:
     driver = node.driver
-    assert "copy" not in driver.capabilities.features
+    assert not driver.workspaces.can_copy
     assert "disk_quota" in driver.capabilities.missing
-    assert driver.places.trouble()
+    for part in ("volumes", "packages"):
+        assert getattr(driver, part) is None
+        assert "volumes of a Docker engine" in driver.capabilities.unavailable[part]
     for kind, code in ((LOCAL, "isolation_unavailable"), (S3, "mount_unavailable")):
         volume = Volume(id="v", created_at=template().created_at, size=0, kind=kind, node_id=None)
         with pytest.raises(InvalidRequest) as refused:
-            await driver.places.check(volume, read_only=True)
+            await driver.ensure(replace(spec(), volumes=((volume, VolumeMount("v", "/v")),)))
         assert refused.value.code == code
-    assert await driver.copy("nothing", "new") is False
+    assert await driver.workspaces.copy("nothing", "new") is False
 
 
 @on("remote")
 async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     await node.driver.destroy(handle)
-    workspace = node.driver.workspace_of(handle)
+    workspace = node.driver.workspaces.of(handle)
     name = (node.data_dir / "node" / NAME).read_text()
     about = {
         "Image": "atoll-workspace:1",
@@ -435,11 +439,11 @@ async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) ->
     other = node.engine.ask("POST", "/containers/create", json=about).json()["Id"]
     node.engine.ask("POST", "/containers/create", params={"name": "atoll-draft-0"}, json=about)
     with pytest.raises(TemporaryError) as busy:
-        await node.driver.discard(workspace)
+        await node.driver.workspaces.discard(workspace)
     assert busy.value.code == "workspace_busy"
     node.engine.remove(other)
-    await node.driver.discard(workspace)
-    assert await node.driver.workspaces() == []
+    await node.driver.workspaces.discard(workspace)
+    assert await node.driver.workspaces.names() == []
     assert await node.alone()
 
 
@@ -461,15 +465,17 @@ async def test_our_files_that_somebody_removed_are_there_for_all_who_start_at_on
 
 @on("remote")
 async def test_its_load_is_what_its_containers_may_use(node: Node) -> None:
-    idle = await node.driver.metrics()
+    idle = (await node.driver.status()).load
     handle = await node.driver.ensure(spec())
-    busy = await node.driver.metrics()
+    busy = (await node.driver.status()).load
     assert (idle.mem_usage, idle.cpu_usage) == (0.0, 0.0)
     assert busy.mem_usage * busy.mem_total == pytest.approx(LIMITS.memory)
-    assert await node.driver.resize(handle, LIMITS.__class__(1.0, 256 * MiB, 16 * MiB, 32))
-    larger = await node.driver.metrics()
+    assert await resizing_of(node.driver).resize(
+        handle, LIMITS.__class__(1.0, 256 * MiB, 16 * MiB, 32)
+    )
+    larger = (await node.driver.status()).load
     assert larger.mem_usage * busy.mem_total == pytest.approx(256 * MiB)
-    used = await node.driver.memory_used(handle)
+    used = await node.driver.limits.memory_used(handle)
     assert used is not None
     assert 0 < used < LIMITS.memory
 
@@ -564,7 +570,7 @@ async def test_an_engine_is_believed_by_its_certificate_and_believes_ours(
     finally:
         other.__exit__()
     async with opened(driver_at(tmp_path / "data", **right)) as driver:
-        assert await driver.health() is None
+        assert (await driver.status()).problem is None
 
 
 async def test_directories_are_chosen_where_the_engine_sees_them(
@@ -572,7 +578,7 @@ async def test_directories_are_chosen_where_the_engine_sees_them(
 ) -> None:
     for where, copies in (({"url": dockerd.url}, True), (dockerd.over_tls, False)):
         async with opened(driver_at(tmp_path / "data", **where)) as driver:
-            assert ("copy" in driver.capabilities.features) is copies
+            assert driver.workspaces.can_copy is copies
 
 
 async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
@@ -581,7 +587,7 @@ async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
     with Dockerd(tmp_path, remap=True) as engine:
         image_archives.load(engine)
         async with opened(driver_at(tmp_path / "data", url=engine.url)) as driver:
-            assert "copy" not in driver.capabilities.features
+            assert not driver.workspaces.can_copy
             handle, link = await started(driver, spec())
             code = "import os; open('kept', 'w').write('x' * 7)"
             code += "; print(os.getuid(), os.access('/', 2))"
@@ -592,7 +598,7 @@ async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
             assert os.stat(f"/proc/{first}").st_uid == REMAPPED + uid
             link.close()
             await driver.destroy(handle)
-            _, link = await started(driver, spec(workspace=driver.workspace_of(handle)))
+            _, link = await started(driver, spec(workspace=driver.workspaces.of(handle)))
             assert await printed(driver, link, "print(open('kept').read())") == "x" * 7
             link.close()
 
@@ -607,4 +613,4 @@ async def test_another_engine_has_no_containers_of_this_node(
     ):
         await one.ensure(spec())
         assert await two.handles() == []
-        assert await two.workspaces() == []
+        assert await two.workspaces.names() == []

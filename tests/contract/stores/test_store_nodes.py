@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.model.event import Event
-from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
+from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 
 if TYPE_CHECKING:
     from atoll.stores.base import Store
@@ -52,14 +52,14 @@ async def test_what_a_node_tells_comes_back_as_it_was_told(store: Store) -> None
 
 async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(store: Store) -> None:
     await store.nodes.tell(node())
-    assert await store.nodes.judge(node(), status=NodeStatus.UNHEALTHY, failures=3, problem="mute")
+    assert await store.nodes.judge(node(), status=NodeHealth.UNHEALTHY, failures=3, problem="mute")
     assert await store.nodes.cordon("local-1", True)
     assert await store.nodes.drain("local-1", Drain(4, 2, "busy"))
     later = replace(node(), sessions=9, problem=None, labels={})
     await store.nodes.tell(later)
     assert await store.nodes.get("local-1") == replace(
         later,
-        status=NodeStatus.UNHEALTHY,
+        status=NodeHealth.UNHEALTHY,
         failures=3,
         problem="mute",
         cordoned=True,
@@ -68,7 +68,7 @@ async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(sto
 
 
 async def test_what_a_new_node_is_said_to_be_is_as_given(store: Store) -> None:
-    given = replace(node(), cordoned=True, failures=1, status=NodeStatus.UNHEALTHY)
+    given = replace(node(), cordoned=True, failures=1, status=NodeHealth.UNHEALTHY)
     await store.nodes.tell(given)
     assert await store.nodes.get("local-1") == given
 
@@ -79,7 +79,7 @@ async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store
     assert found is not None
     judged = await asyncio.gather(
         *(
-            store.nodes.judge(found, status=NodeStatus.HEALTHY, failures=1, problem=f"mute {count}")
+            store.nodes.judge(found, status=NodeHealth.HEALTHY, failures=1, problem=f"mute {count}")
             for count in range(4)
         )
     )
@@ -88,7 +88,7 @@ async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store
     assert now is not None
     assert now.failures == 1
     assert now.problem == f"mute {judged.index(True)}"
-    assert await store.nodes.judge(now, status=NodeStatus.HEALTHY, failures=0, problem=None)
+    assert await store.nodes.judge(now, status=NodeHealth.HEALTHY, failures=0, problem=None)
     found = await store.nodes.get("local-1")
     assert found == node(), "what it says itself is seen again"
 
@@ -114,7 +114,7 @@ async def test_what_is_not_there_is_told_by_false(store: Store) -> None:
     assert not await store.nodes.drain("local-1", Drain(1, 1), event=event)
     assert not await store.nodes.remove("local-1", event=event)
     missing = await store.nodes.judge(
-        node(), status=NodeStatus.HEALTHY, failures=0, problem=None, event=event
+        node(), status=NodeHealth.HEALTHY, failures=0, problem=None, event=event
     )
     assert not missing
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.model.node import Drain, Node, NodeMetrics, NodeStatus
+from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
 from atoll.model.resources import Resources
 
@@ -56,7 +56,7 @@ def test_a_node_fits(found: Node, asked: PlacementRequest) -> None:
 @pytest.mark.parametrize(
     ("found", "asked"),
     [
-        pytest.param(node(status=NodeStatus.UNHEALTHY), DEMAND, id="unhealthy"),
+        pytest.param(node(status=NodeHealth.UNHEALTHY), DEMAND, id="unhealthy"),
         pytest.param(node(problem="no space left"), DEMAND, id="not well by its own word"),
         pytest.param(node(cordoned=True), DEMAND, id="cordoned"),
         pytest.param(node(drain=Drain(0, 0)), DEMAND, id="drained"),
@@ -154,7 +154,7 @@ nodes_given = st.lists(
         pool=st.dictionaries(st.sampled_from(["python", "data"]), st.integers(0, 2)),
         shared_blobs=st.booleans(),
         problem=st.none() | st.just("mute"),
-        status=st.sampled_from(NodeStatus),
+        status=st.sampled_from(NodeHealth),
         cordoned=st.booleans(),
         drain=st.none() | st.just(Drain(1, 1)),
     ),
@@ -184,7 +184,7 @@ def test_all_nodes_that_fit_are_ranked_and_no_others(
         found.id for found in nodes if unfit(found, asked) is None
     }
     for found in ranked:
-        assert found.status is NodeStatus.HEALTHY
+        assert found.status is NodeHealth.HEALTHY
         assert found.problem is None
         assert not found.cordoned
         assert found.drain is None

@@ -33,8 +33,8 @@ from atoll.drivers.shared import executor_bundle, tree_copy
 from atoll.drivers.shared.disk_images import attached_to
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.volumes.mounts import Place
-from atoll.drivers.shared.volumes.node_volumes import Places
-from atoll.drivers.shared.workspaces import IMAGE, Workspace, Workspaces
+from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
+from atoll.drivers.shared.workspace_files import IMAGE, Workspace, WorkspaceFiles
 from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 
@@ -74,10 +74,13 @@ class DirectoryStorage:
         self._lending = asyncio.Lock()
         self._instances = node / "instances"
         self._packages = packages
-        self.places = Places(node, self._instances, settings, bucket)
-        self._workspaces = Workspaces(
+        self.volumes = NodeVolumes(node, self._instances, settings, bucket)
+        self._workspaces = WorkspaceFiles(
             node / "workspaces", settings, images=self.quota, own_uids=True
         )
+
+    def close(self) -> None:
+        self.volumes.close()
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -87,7 +90,7 @@ class DirectoryStorage:
         self._node.chmod(0o700)
         self._instances.mkdir(exist_ok=True, mode=0o700)
         self._workspaces.open()
-        self.places.open(images=self._trouble)
+        self.volumes.open(images=self._trouble)
         self._shared = container_config.shared_mounts(
             str(executor_bundle.write(self._node)),
             str(executor_bundle.write_inside(self._node)),
@@ -96,7 +99,7 @@ class DirectoryStorage:
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         with file_errors(spec.instance_id):
-            return await self.places.run(self.places.waits_for(spec), self._prepare, spec)
+            return await self.volumes.run(self.volumes.waits_for(spec), self._prepare, spec)
 
     def _prepare(self, spec: InstanceSpec) -> InstanceFiles:
         workspace = self._workspace(spec)
@@ -109,10 +112,10 @@ class DirectoryStorage:
             )
         if workspace.kind == IMAGE:
             own.append(self._image_place(workspace))
-        self.places.attach(spec, workspace, own, views=self.quota)
+        self.volumes.attach(spec, workspace, own, views=self.quota)
         uid = container_config.UID if workspace.uid is None else workspace.uid
         link, journal = self._executor_directories(directory, workspace, uid)
-        files = self.places.files(workspace) or self._files(workspace)
+        files = self.volumes.files(workspace) or self._files(workspace)
         bind = container_config.bind
         mounts = [
             *self._shared,
@@ -130,7 +133,7 @@ class DirectoryStorage:
             if spec.workspace is not None:
                 raise WorkspaceLost(f"Workspace {name} is not on this node.")
             if spec.prefix is not None:
-                self.places.make_prefix(spec.prefix)
+                self.volumes.make_prefix(spec.prefix)
             return self._workspaces.make(name, spec.resources.disk, spec.prefix)
         if self.quota:
             return as_image(self._workspaces, found)
@@ -147,15 +150,17 @@ class DirectoryStorage:
 
     def _files(self, workspace: Workspace) -> Path:
         if workspace.kind == IMAGE:
-            return self.places.path(_place(workspace.name))
+            return self.volumes.path(_place(workspace.name))
         return self._workspaces.path(workspace)
 
     def _volume(self, volume: Volume, mount: VolumeMount) -> dict[str, Any]:
         if mount.read_only and self.quota:
             # An engine that binds read-only forgets nosuid and nodev. This is read-only here
             # already, and what is bound without a flag of its own keeps all of them.
-            return container_config.bind(str(self.places.view(volume)), mount.path, read_only=False)
-        source = str(self.places.source(volume))
+            return container_config.bind(
+                str(self.volumes.view(volume)), mount.path, read_only=False
+            )
+        source = str(self.volumes.source(volume))
         return container_config.bind(source, mount.path, read_only=mount.read_only)
 
     # What is the executor's own
@@ -179,7 +184,7 @@ class DirectoryStorage:
             link.unlink()
         remove_tree(link)
         if self.quota:
-            target = self.places.path(_executor_place(workspace.name)) / "link"
+            target = self.volumes.path(_executor_place(workspace.name)) / "link"
             remove_tree(target)
             link.symlink_to(target)
             link = target
@@ -207,7 +212,7 @@ class DirectoryStorage:
 
     def _journal(self, workspace: Workspace, *, mounted: bool) -> Path:
         if mounted:
-            return self.places.path(_executor_place(workspace.name)) / "journal"
+            return self.volumes.path(_executor_place(workspace.name)) / "journal"
         return self._old_journal(workspace)
 
     def _old_journal(self, workspace: Workspace) -> Path:
@@ -241,12 +246,12 @@ class DirectoryStorage:
 
     async def clear(self, instance_id: str) -> None:
         with file_errors(instance_id):
-            await self.places.run(self.places.waits(instance_id), self._clear, instance_id)
+            await self.volumes.run(self.volumes.waits(instance_id), self._clear, instance_id)
 
     def _clear(self, instance_id: str) -> None:
         if not ids.is_instance_id(instance_id):
             raise ValueError(f"{instance_id[:100]!r} is no instance's: nothing is removed by it.")
-        with self.places.detached(instance_id):
+        with self.volumes.detached(instance_id):
             remove_tree(self._instances / instance_id)
 
     async def instances(self) -> list[str]:
@@ -285,7 +290,7 @@ class DirectoryStorage:
     def _settle(self, workspace: Workspace) -> None:
         """Have the kernel write to the image all that it holds of it. Nothing runs there."""
         if workspace.kind == IMAGE and attached_to(self._workspaces.path(workspace)) is not None:
-            self.places.sync(self._image_place(workspace))
+            self.volumes.sync(self._image_place(workspace))
 
     async def names(self) -> list[str]:
         return await asyncio.to_thread(self._workspaces.names)

@@ -16,17 +16,15 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import json
 import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from aiodocker.exceptions import DockerError
 
 from atoll import ids
-from atoll.drivers.base import NO_MATERIAL
+from atoll.drivers.base import NodeStatus
 from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
 from atoll.drivers.docker.container_memory import ContainerMemory
 from atoll.drivers.docker.directory_storage import DirectoryStorage
@@ -46,13 +44,19 @@ from atoll.drivers.docker.executor_config import ExecutorConfig
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.installer_tools import InstallerTools
 from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
+from atoll.drivers.docker.parts import (
+    DockerLimits,
+    DockerPausing,
+    DockerResizing,
+    DockerWorkspaces,
+)
 from atoll.drivers.docker.scratch_containers import ScratchContainers
 from atoll.drivers.docker.storage_probe import directory_obstacle, image_obstacle
 from atoll.drivers.docker.template_images import TemplateImages
 from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.shared import cgroups, data_directories, seccomp
 from atoll.drivers.shared.machine_load import Machine
-from atoll.drivers.shared.packages.environments import LocalEnvironments
+from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.paths import EXECUTOR
 from atoll.drivers.shared.zygote_confinement import Confinement
@@ -75,23 +79,17 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.base import Material, Places
     from atoll.drivers.docker.storage import InstanceFiles, Storage
     from atoll.drivers.shared.volumes.bucket_mounts import Bucket
+    from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
     from atoll.link.client import Link
-    from atoll.model.image import ImageInfo
-    from atoll.model.node import NodeMetrics
-    from atoll.model.resources import Resources
-    from atoll.model.template import Layer, Template
+    from atoll.model.template import Template
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
 NODE = "node"
 NAME, KEY = "docker-name", "docker-key"
 """Files of what the node's containers are labelled with, and of what tokens are made from."""
-NO_DIRECTORIES = (
-    "Packages cannot be installed on this node: its workspaces are volumes of a Docker engine "
-    "(ATOLL_DOCKER__STORAGE). Take an image that has them."
-)
+NO_DIRECTORIES = "its workspaces are volumes of a Docker engine (ATOLL_DOCKER__STORAGE)"
 HANDLE_VERSION = 1
 REMAPPED_UIDS = range(10_000, 60_000)
 """Where the engine gives users in containers other numbers, it has 65,536 of them, usually."""
@@ -102,8 +100,6 @@ MAX_BEFORE_READY = 1024 * 1024
 """Bytes that it may write before it is ready."""
 SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-CANNOT_UPDATE = "Cannot update container"
-"""Said of one that has more memory already than it shall have, with the status of a fault."""
 
 log = structlog.get_logger(__name__)
 
@@ -125,9 +121,17 @@ class DockerDriver:
         self._node = data_dir / NODE
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
-        self.environments = LocalEnvironments(
+        self._environments = NodeEnvironments(
             self._node, root=os.geteuid() == 0, tree=self._base, image=self._image_identity
         )
+        # Made by open(), which finds out what the engine has.
+        self.images: TemplateImages
+        self.workspaces: DockerWorkspaces
+        self.limits: DockerLimits
+        self.resizing: DockerResizing
+        self.packages: NodeEnvironments[container_config.BaseImage] | None = None
+        self.volumes: NodeVolumes | None = None
+        self.pausing: DockerPausing | None = None
         self._bucket = bucket
         self._storage: Storage
         """Chosen when the engine is known."""
@@ -141,23 +145,27 @@ class DockerDriver:
         self._filter: bytes | None = None
         """Of system calls: that of local instances, beside the engine's own."""
 
-    @property
-    def places(self) -> Places:
-        return self._storage.places
-
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
         await self._engine.open()
         self._storage = await self._chosen_storage()
         await self._storage.open()
-        self._templates = TemplateImages(self._engine, self._settings, self._name, self._node)
-        await self._templates.open()
+        self.volumes = self._storage.volumes
+        self.images = TemplateImages(self._engine, self._settings, self._name, self._node)
+        await self.images.open()
         await self._open_environments()
         self._memory = ContainerMemory(self._engine, self._name, self._local.cgroup_root)
         self._memory.open()
         self._load = EngineLoad(self._engine, self._name)
         self._relays = ExecLinks(self._engine, self._name)
         self.capabilities = self._found_capabilities()
+        self.workspaces = DockerWorkspaces(self._storage, self._containers)
+        self.limits = DockerLimits(self.capabilities, self._memory)
+        self.resizing = DockerResizing(
+            self._engine, self._storage, self._looked_at, self._load.forget
+        )
+        if "pausing" not in self.capabilities.unavailable:
+            self.pausing = DockerPausing(self._looked_at, self._post)
         if "seccomp" in self.capabilities.provides:
             self._filter = seccomp.program(self._engine.info.get("Architecture"))
 
@@ -187,7 +195,7 @@ class DockerDriver:
         if trouble is not None:
             log.warning("workspaces.without_quota", why=trouble)
         return DirectoryStorage(
-            self._node, self._local, self._bucket, self.environments.place, trouble=trouble
+            self._node, self._local, self._bucket, self._environments.place, trouble=trouble
         )
 
     def _uids(self) -> range:
@@ -199,9 +207,10 @@ class DockerDriver:
     async def _open_environments(self) -> None:
         uv = await asyncio.to_thread(uv_binary)
         if not isinstance(self._storage, DirectoryStorage):
-            self.environments.open(None, NO_DIRECTORIES)
-        elif uv is None:
-            self.environments.open(None)
+            return
+        self.packages = self._environments
+        if uv is None:
+            self._environments.open(None)
         else:
             tools = InstallerTools(self._node, uv, self._storage.interpreter)
             installer = Installer(
@@ -213,7 +222,7 @@ class DockerDriver:
                 images=self._storage.quota,
             )
             await installer.open()
-            self.environments.open(installer)
+            self._environments.open(installer)
 
     def _found_capabilities(self) -> Capabilities:
         info = self._engine.info
@@ -227,9 +236,14 @@ class DockerDriver:
         }
         missing = {name: words for name, words in REQUIREMENTS.items() if not has[name]}
         provides = frozenset(name for name, there in has.items() if there)
-        features = {"pause": info.get("CgroupDriver") != "none", "copy": self._storage.copies}
-        found = frozenset(name for name, there in features.items() if there)
-        return Capabilities(provides, missing, found | self._templates.features)
+        unavailable = {}
+        if info.get("CgroupDriver") == "none":
+            unavailable["pausing"] = "the engine has no control groups"
+        if self.packages is None:
+            unavailable["packages"] = NO_DIRECTORIES
+        if self.volumes is None:
+            unavailable["volumes"] = NO_DIRECTORIES
+        return Capabilities(provides, missing, unavailable)
 
     async def close(self) -> None:
         for stream in self._held.values():
@@ -238,7 +252,7 @@ class DockerDriver:
             if hasattr(self, name):
                 await getattr(self, name).close()
         if hasattr(self, "_storage"):
-            await asyncio.to_thread(self._storage.places.close)
+            await asyncio.to_thread(self._storage.close)
         await self._engine.close()
 
     # Templates
@@ -253,32 +267,7 @@ class DockerDriver:
                 code="isolation_unavailable",
                 missing=missing,
             )
-        await self._templates.check(template)
-
-    async def built(self, template: Template) -> bool:
-        return await self._templates.built(template)
-
-    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
-        return self._templates.image_layer(template, fresh=fresh)
-
-    async def image(self, template: Template) -> ImageInfo | None:
-        return await self._templates.image(template)
-
-    async def build(
-        self,
-        template: Template,
-        *,
-        timeout: timedelta,
-        say: Callable[[bytes], None],
-        material: Material = NO_MATERIAL,
-    ) -> None:
-        await self._templates.build(template, timeout=timeout, say=say, material=material)
-
-    async def layers(self) -> list[str]:
-        return await self._templates.layers()
-
-    async def discard_layer(self, name: str) -> None:
-        await self._templates.discard_layer(name)
+        await self.images.check(template)
 
     # Instances
 
@@ -308,7 +297,7 @@ class DockerDriver:
                 handle = making.result()
                 await self.destroy(handle)
                 if spec.workspace is None and spec.prefix is None:
-                    await self.discard(self.workspace_of(handle))
+                    await self.workspaces.discard(self.workspaces.of(handle))
             raise
 
     def _is_usable(self, found: dict[str, Any]) -> bool:
@@ -352,14 +341,14 @@ class DockerDriver:
             log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
 
     async def _image_identity(self, template: Template) -> tuple[str, ...]:
-        return await self._templates.identity(template)
+        return await self.images.identity(template)
 
     async def _base(self, template: Template) -> container_config.BaseImage:
-        image = await self._templates.find(template)
+        image = await self.images.find(template)
         path = image.env.get("PATH", container_config.PATH)
         runtime = template.runtime or self._settings.runtime
         own_kernel = self._engine.is_gvisor(runtime)
-        python = await self._templates.python(template)
+        python = await self.images.python(template)
         if python is not None:
             return container_config.BaseImage(
                 image.id, (python,), python, path, runtime, own_kernel, volumes=image.volumes
@@ -406,7 +395,7 @@ class DockerDriver:
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
-        return None if name is None else self.environments.inside(name)
+        return None if name is None else self._environments.inside(name)
 
     async def _start(
         self, spec: InstanceSpec, container_id: str, wanted: container_config.ContainerSpec
@@ -535,7 +524,7 @@ class DockerDriver:
         link = await self._link(handle, found["Config"]["Entrypoint"])
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
-            await self._storage.seal(handle.instance_id, self.workspace_of(handle))
+            await self._storage.seal(handle.instance_id, self.workspaces.of(handle))
             failed = await Confinement(cgroups.NoGroups(), handle.instance_id, link).settle()
             if failed:
                 words = "; ".join(f"{name}: {why}" for name, why in failed.items())
@@ -562,79 +551,6 @@ class DockerDriver:
             timeout=timeout,
             token=token,
         )
-
-    async def resize(self, handle: Handle, resources: Resources) -> bool:
-        if not await self._storage.fits(self.workspace_of(handle), resources):
-            return False
-        found, _ = await self._looked_at(handle)
-        if found and self._engine.is_gvisor(found["HostConfig"].get("Runtime", "")):
-            return False  # Its own kernel was told its limits at its start.
-        container = handle.data["container"]
-        relays = exec_link.MAX_RELAYS * (handle.data["link"] == LinkKind.RELAY)
-        with translated():
-            try:
-                async with self._engine.query(
-                    f"containers/{container}/update",
-                    method="POST",
-                    data=json.dumps(container_config.limits(resources, relays=relays)),
-                ):
-                    self._load.forget(str(container))
-                    return True
-            except DockerError as error:
-                if error.status in (NOT_FOUND, CONFLICT) or CANNOT_UPDATE in str(error.message):
-                    log.info(
-                        "instance.not_resized", instance_id=handle.instance_id, error=str(error)
-                    )
-                    return False
-                raise
-
-    def run_limits(
-        self, handle: Handle, resources: Resources
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        # A stored handle may be of an earlier version.
-        held = handle.data.get("disk") == DiskLimit.FILE_SYSTEM
-        own_uid = handle.data.get("uid", container_config.UID) != container_config.UID
-        limits = {"FSIZE": resources.disk}
-        watch = {} if held else {"disk": resources.disk}
-        if "cgroup_memory" not in self.capabilities.provides:
-            limits["DATA"] = watch["memory"] = resources.memory
-        else:
-            watch["sockets"] = cgroups.uncharged_sockets(resources)
-        if own_uid:
-            # The container's own limit leaves room for processes of ours. This one is of user code
-            # alone, and counts all processes of the uid.
-            limits["NPROC"] = resources.max_processes + container_config.EXECUTOR_PROCESSES
-        elif "cgroup_pids" not in self.capabilities.provides:
-            limits["NPROC"] = resources.max_processes + container_config.OWN_PROCESSES
-        return limits, watch
-
-    async def out_of_memory(self, handle: Handle) -> bool:
-        return await self._memory.killed(handle.instance_id)
-
-    async def memory_used(self, handle: Handle) -> int | None:
-        return await self._memory.used(handle.instance_id, str(handle.data["container"]))
-
-    async def pause(self, handle: Handle) -> None:
-        await self._ask(handle, "pause")
-
-    async def resume(self, handle: Handle) -> None:
-        await self._ask(handle, "unpause")
-
-    async def _ask(self, handle: Handle, verb: str) -> None:
-        """Nothing happens if the instance is in that state already, or gone."""
-        asking = asyncio.ensure_future(self._change(handle, verb))
-        try:
-            await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            # The engine goes on with it: who asks for the opposite is not to come before that.
-            await asyncio.wait([asking])
-            raise
-
-    async def _change(self, handle: Handle, verb: str) -> None:
-        _, before = await self._looked_at(handle)
-        if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
-            return
-        await self._post(str(handle.data["container"]), verb)
 
     async def _post(self, container: str, verb: str) -> None:
         """Nothing happens if the container is in that state already, or gone."""
@@ -686,18 +602,6 @@ class DockerDriver:
             await self._thaw(found)
             await self._engine.remove(found["Id"])
 
-    async def discard(self, workspace: str) -> None:
-        await self._storage.discard(workspace)
-
-    async def copy(self, workspace: str, name: str) -> bool:
-        for found in await self._containers(f"{Label.WORKSPACE}={workspace}"):
-            if found["State"] == "running":
-                raise TemporaryError(
-                    f"Workspace {workspace} is in use by an instance that does not stand still.",
-                    code="workspace_busy",
-                )
-        return await self._storage.copy(workspace, name)
-
     # What is there
 
     async def _containers(self, *labels: str) -> list[dict[str, Any]]:
@@ -730,19 +634,13 @@ class DockerDriver:
             self._new.discard(name)
         return [found[name] for name in sorted(found)]
 
-    async def workspaces(self) -> list[str]:
-        return await self._storage.names()
-
-    def workspace_of(self, handle: Handle) -> str:
-        return str(handle.data["workspace"])
-
-    async def health(self) -> str | None:
-        return await self._engine.ping() or self._failure
-
-    async def metrics(self) -> NodeMetrics:
+    async def status(self) -> NodeStatus:
+        problem = await self._engine.ping() or self._failure
         if self._engine.is_local:
-            return await asyncio.to_thread(self._machine.metrics)
-        return await self._load.metrics()
+            load = await asyncio.to_thread(self._machine.metrics)
+        else:
+            load = await self._load.metrics()
+        return NodeStatus(problem, load)
 
 
 def _name(instance_id: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from atoll.drivers import base
+    from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
 
@@ -42,7 +42,9 @@ class Storage(Protocol):
     """Whether `copy` is supported."""
 
     @property
-    def places(self) -> base.Places: ...
+    def volumes(self) -> NodeVolumes | None: ...
+
+    def close(self) -> None: ...
 
     async def open(self) -> None: ...
 

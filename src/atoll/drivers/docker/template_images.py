@@ -137,7 +137,7 @@ class TemplateImages:
         The image for an instance. Raises `TemporaryError` with code `image_missing` if it is not on
         this node, and `PermanentError` with code `image_refused` if its configuration is too large.
         """
-        if await self.built(template):
+        if await self.is_built(template):
             found = await self.images.held(self._name(template))
             if found is not None and found.config_size > MAX_CONFIG:
                 raise PermanentError(
@@ -169,7 +169,7 @@ class TemplateImages:
         """Path of the image's interpreter; null if it has none."""
         return await self.pythons.find(await self.find(template), template.python)
 
-    async def built(self, template: Template) -> bool:
+    async def is_built(self, template: Template) -> bool:
         name = self._name(template)
         if await self.images.held(name) is not None:
             return True
@@ -223,7 +223,7 @@ class TemplateImages:
         say: Callable[[bytes], None],
         material: Material = NO_MATERIAL,
     ) -> None:
-        if await self.built(template):
+        if await self.is_built(template):
             return
         name, recorded = self._name(template), template.build
         if template.dockerfile:
@@ -246,16 +246,16 @@ class TemplateImages:
         inside = f"Python is {python}" if python else "It has no Python"
         say(f"Image {image.id}, {image.size} bytes. {inside}.\n".encode())
 
-    async def image(self, template: Template) -> ImageInfo:
+    async def inspect(self, template: Template) -> ImageInfo:
         found = await self.find(template)
         return ImageInfo(self._digest_of(template, found), found.entrypoint, found.cmd)
 
     # Layers
 
-    async def layers(self) -> list[str]:
+    async def names(self) -> list[str]:
         return sorted({name.partition(".")[0] for name in await self.images.names_held()})
 
-    async def discard_layer(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         for held in await self.images.names_held():
             if held.partition(".")[0] == name and not await self.images.let_go(held):
                 log.info("image.in_use", layer=held)

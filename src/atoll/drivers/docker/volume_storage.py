@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from atoll.drivers.docker.scratch_containers import ScratchContainers
     from atoll.model.instance import InstanceSpec
     from atoll.model.resources import Resources
-    from atoll.model.volume import Volume
 
 SHARED = "/run/atoll"
 """Parent directory of `EXECUTOR` and `INSIDE`."""
@@ -50,41 +49,10 @@ PROBE_SIZE = 16 * 1024 * 1024
 log = structlog.get_logger(__name__)
 
 
-class NoMounts:
-    """Of a node where only workspaces can be mounted."""
-
-    def trouble(self) -> str | None:
-        return "its workspaces are volumes of a Docker engine"
-
-    async def make(self, volume: Volume) -> None:
-        raise _refusal(volume)
-
-    async def check(self, volume: Volume, *, read_only: bool) -> None:
-        raise _refusal(volume)
-
-    async def check_unused(self, volume: Volume) -> None: ...
-
-    async def remove(self, volume: Volume) -> None: ...
-
-    async def broken(self) -> list[str]:
-        return []
-
-    async def discard(self, prefix: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _refusal(volume: Volume) -> InvalidRequest:
-    return InvalidRequest(
-        f"Volume {volume.id} cannot be mounted on this node: its workspaces are volumes of a "
-        "Docker engine (ATOLL_DOCKER__STORAGE).",
-        code="mount_unavailable" if volume.kind == S3 else "isolation_unavailable",
-    )
-
-
 class VolumeStorage:
     journals = False
     copies = False
+    volumes = None
 
     def __init__(
         self, engine: Engine, scratch: ScratchContainers, node: str, directory: Path, uids: range
@@ -99,12 +67,13 @@ class VolumeStorage:
         self._node = node
         self._directory = directory
         self.quota = False
-        self.places = NoMounts()
         self._interpreter: str | None = None
         """Volume of the portable interpreter, made when an image without Python is first used."""
         self._interpreter_lock = asyncio.Lock()
         self._shared_is_complete = False
         self._shared_lock = asyncio.Lock()
+
+    def close(self) -> None: ...
 
     async def open(self) -> None:
         self._archive = await asyncio.to_thread(self._pack)
@@ -193,7 +162,11 @@ class VolumeStorage:
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         for volume, _ in spec.volumes:
-            raise _refusal(volume)
+            raise InvalidRequest(
+                f"Volume {volume.id} does not exist on this node: its workspaces are volumes of a "
+                "Docker engine (ATOLL_DOCKER__STORAGE).",
+                code="mount_unavailable" if volume.kind == S3 else "isolation_unavailable",
+            )
         if spec.prefix is not None:
             raise InvalidRequest(
                 f"The workspace of instance {spec.instance_id} cannot be mounted from the blob "

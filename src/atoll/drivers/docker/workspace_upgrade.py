@@ -22,13 +22,13 @@ import structlog
 from atoll.drivers.shared import mount_calls, tree_copy
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount
-from atoll.drivers.shared.workspaces import DIRECTORY, IMAGE
+from atoll.drivers.shared.workspace_files import DIRECTORY, IMAGE
 from atoll.executor.files import removal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atoll.drivers.shared.workspaces import Workspace, Workspaces
+    from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
 
 FILES, MOUNT_POINT, LOCK = "files", "top", "move.lock"
 """Beside a workspace's record: its directory, the temporary mount of its image, and the lock."""
@@ -41,7 +41,7 @@ and the size of the image is doubled until they fit.
 log = structlog.get_logger(__name__)
 
 
-def as_image(workspaces: Workspaces, workspace: Workspace) -> Workspace:
+def as_image(workspaces: WorkspaceFiles, workspace: Workspace) -> Workspace:
     """The workspace as an image with a uid of its own; unchanged if it is not a directory."""
     directory = workspaces.directory(workspace.name)
     if workspace.kind != DIRECTORY and not (directory / FILES).exists():
@@ -55,12 +55,12 @@ def as_image(workspaces: Workspaces, workspace: Workspace) -> Workspace:
     return result
 
 
-def unmount_interrupted_move(workspaces: Workspaces, name: str) -> None:
+def unmount_interrupted_move(workspaces: WorkspaceFiles, name: str) -> None:
     """Unmount the image of a move that was killed, before the workspace is removed."""
     unmount(workspaces.directory(name) / MOUNT_POINT)
 
 
-def _move(workspaces: Workspaces, workspace: Workspace) -> Workspace:
+def _move(workspaces: WorkspaceFiles, workspace: Workspace) -> Workspace:
     directory = workspaces.directory(workspace.name)
     files = directory / FILES
     if workspace.kind != DIRECTORY:

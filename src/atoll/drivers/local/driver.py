@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,18 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.drivers.base import NO_MATERIAL
+from atoll.drivers.base import NodeStatus
 from atoll.drivers.local import host, sandbox, trees
 from atoll.drivers.local import layers as layering
+from atoll.drivers.local.handle_files import HANDLE_VERSION, HandleFiles
+from atoll.drivers.local.images import LocalImages, check_no_image
 from atoll.drivers.local.installer import Ground, Installer
+from atoll.drivers.local.limits import LocalLimits, LocalResizing
 from atoll.drivers.local.nursery import Home, Nursery
+from atoll.drivers.local.observer import Observer
+from atoll.drivers.local.pausing import LocalPausing
 from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.drivers.shared import (
     cgroups,
     data_directories,
@@ -42,15 +47,16 @@ from atoll.drivers.shared import (
 )
 from atoll.drivers.shared.bounded_log import LOG_TAIL
 from atoll.drivers.shared.machine_load import Machine
-from atoll.drivers.shared.packages.environments import LocalEnvironments
+from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
-from atoll.drivers.shared.volumes.node_volumes import Places
-from atoll.drivers.shared.workspaces import IMAGE, Workspace, Workspaces
+from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
+from atoll.drivers.shared.workspace_files import IMAGE, Workspace, WorkspaceFiles
 from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
-    Conflict,
+    InstanceNotStarted,
     InvalidRequest,
+    NodeFull,
     PermanentError,
     TemporaryError,
     WorkspaceLost,
@@ -58,37 +64,24 @@ from atoll.errors import (
 from atoll.link.client import Link
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
-from atoll.model.session import Cause
 from atoll.model.template import REQUIREMENTS
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from datetime import datetime, timedelta
+    from collections.abc import Iterator
+    from datetime import timedelta
     from pathlib import Path
 
-    from atoll.drivers.base import Material
     from atoll.drivers.shared.volumes.bucket_mounts import Bucket
-    from atoll.model.image import ImageInfo
-    from atoll.model.node import NodeMetrics
-    from atoll.model.resources import Resources
-    from atoll.model.template import Layer, Template
+    from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
 
 NODE = "node"
 """The driver's directory in the data directory."""
-HANDLE_VERSION = 1
 CALLBACK = "callback.json"
-PAUSE_SECONDS = 10.0
-"""The longest that processes may take to stand still."""
-TOLD_SECONDS = 1.0
-"""The longest that an instance which has ended is waited for to be told of."""
 FROZEN_SECONDS = 0.02
 """How often an instance that is to end is checked for being frozen."""
-SIGNALLED, ZYGOTE_LOST = 128, 70
-"""Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
-NODE_FULL, NOT_STARTED = "node_full", "instance_not_started"
 STAGES = ("/mnt", "/media", "/srv", "/opt")
 
 log = structlog.get_logger(__name__)
@@ -110,11 +103,12 @@ class LocalDriver:
         self._link_settings = link
         self._node = data_dir / NODE
         self._instances = self._node / "instances"
-        self._roots = (*settings.template_roots, data_dir / "rootfs")
         self._root = os.geteuid() == 0
         self._layers = layering.Layers(
             self._node / "layers", settings, packages or PackageSettings()
         )
+        roots = (*settings.template_roots, data_dir / "rootfs")
+        self.images = LocalImages(self._layers, roots, settings.python)
         home = Home(
             str(data_dir.resolve()),
             [str(path) for path in data_directories.lock_files(data_dir)],
@@ -122,20 +116,22 @@ class LocalDriver:
         )
         self._nursery = Nursery(link.start_timeout, home)
         self._groups: cgroups.Groups = cgroups.NoGroups()
-        self._trees: dict[tuple[str, datetime, int], sandbox.Tree] = {}
-        self._kills: dict[str, int] = {}
-        self._made: set[str] = set()
-        """Instances that were made by this driver's own helper, which tells how they end."""
         self._new: set[str] = set()
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
         """Why the last start failed; none when it did not."""
         self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
-        self.environments = LocalEnvironments(
-            self._node, root=self._root, tree=self._tree, image=self._image_identity
+        self._handles = HandleFiles(self._instances, self.kind)
+        self.packages = NodeEnvironments(
+            self._node, root=self._root, tree=self.images.tree, image=self.images.identity
         )
-        self.places = Places(self._node, self._instances, settings, bucket)
+        self.volumes = NodeVolumes(self._node, self._instances, settings, bucket)
+        # Made by open(), which finds out what the machine has.
+        self.workspaces: LocalWorkspaces
+        self.limits: LocalLimits
+        self.resizing: LocalResizing
+        self.pausing: LocalPausing | None = None
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
@@ -151,13 +147,13 @@ class LocalDriver:
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
         trouble = disk_images.image_trouble(self._node)
-        self._workspaces = Workspaces(
+        self._files = WorkspaceFiles(
             self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
         )
-        self._workspaces.open()
-        self.places.open(images=trouble)
+        self._files.open()
+        self.volumes.open(images=trouble)
         self._groups = cgroups.find_groups(self._settings, self._node)
-        self._etc = trees.write_etc(self._node)
+        self.images.open(self._node)
         self._executor = executor_bundle.write(self._node)
         self._inside = executor_bundle.write_inside(self._node)
         program = seccomp.program()
@@ -173,19 +169,27 @@ class LocalDriver:
             seccomp=None if program is None else self._seccomp,
         )
         self._layers.open(ground, host.layer_trouble(self._node))
-        self.environments.open(self._installer(filtered=program is not None))
+        self.packages.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
             provides.add("own_uid")
-        if self._workspaces.images:
+        if self._files.images:
             provides.add("disk_quota")
         if program is not None:
             provides.add("seccomp")
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
-        features = {"pause", "copy"} if self._groups.freezes else {"copy"}
-        self.capabilities = Capabilities(frozenset(provides), missing, frozenset(features))
+        self._observer = Observer(self._groups, self._nursery)
+        self.workspaces = LocalWorkspaces(self._files, self._handles, self._observer)
+        self.limits = LocalLimits(self._groups, self._files)
+        self.resizing = LocalResizing(self._groups, self._files)
+        unavailable = {}
+        if self._groups.freezes:
+            self.pausing = LocalPausing(self._groups, self._observer)
+        else:
+            unavailable["pausing"] = "it has no freezer for control groups"
+        self.capabilities = Capabilities(frozenset(provides), missing, unavailable)
 
     def _installer(self, *, filtered: bool) -> Installer | None:
         uv = uv_binary()
@@ -200,9 +204,9 @@ class LocalDriver:
             settings=self._settings,
             hidden=self._hidden,
             seccomp=self._seccomp if filtered else None,
-            mounts=str(self.places.mounts),
+            mounts=str(self.volumes.mounts),
             stage=self._stage if self._root else None,
-            images=self._workspaces.images,
+            images=self._files.images,
         )
         installer = Installer(ground)
         installer.open()
@@ -215,7 +219,7 @@ class LocalDriver:
     # Templates
 
     async def check(self, template: Template) -> None:
-        _check_no_image(template)
+        check_no_image(template)
         missing = [name for name in template.require if name in self.capabilities.missing]
         if missing:
             words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
@@ -225,83 +229,20 @@ class LocalDriver:
                 code="isolation_unavailable",
                 missing=missing,
             )
-        await asyncio.to_thread(trees.check_allowed, template, self._roots)
-        if template.layers:
-            await asyncio.to_thread(self._layers.check, template.root)
-        if await self.built(template):
-            # Not what is known of its edition: this one may never come to be stored.
-            try:
-                tree = await self._new_tree(template)
-            except OSError as error:
-                raise InvalidRequest(
-                    f"{template.root or template.python} cannot be used as a root file system or "
-                    f"interpreter: {error.strerror}.",
-                    code="place_not_usable",
-                    field="image" if template.image else "base_image",
-                ) from error
-            trees.check_usable(tree)
-
-    async def built(self, template: Template) -> bool:
-        return not await asyncio.to_thread(self._layers.missing, template.layers)
-
-    def image_layer(self, template: Template, *, fresh: str = "") -> Layer | None:
-        return None
-
-    async def image(self, template: Template) -> ImageInfo | None:
-        return None
-
-    @staticmethod
-    async def _image_identity(template: Template) -> tuple[str, ...]:
-        return trees.identity(template)
-
-    async def build(
-        self,
-        template: Template,
-        *,
-        timeout: timedelta,
-        say: Callable[[bytes], None],
-        material: Material = NO_MATERIAL,
-    ) -> None:
-        found = template.layers
-        for layer in await asyncio.to_thread(self._layers.missing, found):
-            below = found[: found.index(layer)]
-            await self._layers.build(template.root, below, layer, timeout=timeout, say=say)
-
-    async def layers(self) -> list[str]:
-        return await asyncio.to_thread(self._layers.names)
-
-    async def discard_layer(self, name: str) -> None:
-        await asyncio.to_thread(self._layers.discard, name)
-
-    async def _tree(self, template: Template) -> sandbox.Tree:
-        key = template.edition
-        if key not in self._trees:
-            self._trees[key] = await self._new_tree(template)
-        return self._trees[key]
-
-    async def _new_tree(self, template: Template) -> sandbox.Tree:
-        return await asyncio.to_thread(
-            trees.tree_of,
-            template,
-            self._etc,
-            self._settings.python,
-            self._roots,
-            tuple(self._layers.place(layer) for layer in reversed(template.layers)),
-        )
+        await self.images.check(template)
 
     # Instances
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         try:
-            with _translated(spec.instance_id):
+            with _start_errors(spec.instance_id):
                 return await self._ensure(spec)
-        except TemporaryError as error:
-            if error.code in (NODE_FULL, NOT_STARTED):
-                self._failure = error.message
+        except (NodeFull, InstanceNotStarted) as error:
+            self._failure = error.message
             raise
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:
-        found = await asyncio.to_thread(self._stored, spec.instance_id)
+        found = await asyncio.to_thread(self._handles.read, spec.instance_id)
         if found is not None:
             if (await self.observe(found)).state in (State.RUNNING, State.PAUSED):
                 return found
@@ -318,26 +259,26 @@ class LocalDriver:
             if not making.cancelled() and making.exception() is None:
                 await self.destroy(making.result())
             if spec.workspace is None and spec.prefix is None:
-                await self.discard(spec.instance_id)
+                await self.workspaces.discard(spec.instance_id)
             raise
 
     async def _make(self, spec: InstanceSpec, abandoned: asyncio.Event) -> Handle:
-        tree = await self._tree(spec.template)
-        waits = self.places.waits_for(spec)
+        tree = await self.images.tree(spec.template)
+        waits = self.volumes.waits_for(spec)
         handle = None
         try:
-            workspace = await self.places.run(waits, self._prepare, spec)
+            workspace = await self.volumes.run(waits, self._prepare, spec)
             if abandoned.is_set():
                 raise asyncio.CancelledError
             pid, child = await self._nursery.spawn(self._request(spec, tree, workspace))
             handle = self._handle(spec, workspace, pid, child)
-            await asyncio.to_thread(self._store, handle)
+            await asyncio.to_thread(self._handles.write, handle)
         except BaseException:
-            undone = self.places.run(waits, self._give_up, spec.instance_id, handle)
+            undone = self.volumes.run(waits, self._give_up, spec.instance_id, handle)
             await asyncio.shield(undone)
             raise
         self._failure = None
-        self._made.add(spec.instance_id)
+        self._observer.add(spec.instance_id)
         self._new.add(spec.instance_id)
         return handle
 
@@ -346,19 +287,19 @@ class LocalDriver:
         if directory.exists():
             self._clear(spec.instance_id)
         name = spec.workspace or spec.instance_id
-        workspace = self._workspaces.get(name)
+        workspace = self._files.get(name)
         if workspace is not None:
-            self._workspaces.repair(workspace)
+            self._files.repair(workspace)
         elif spec.workspace is None:
             if spec.prefix is not None:
-                self.places.make_prefix(spec.prefix)
-            workspace = self._workspaces.make(name, spec.resources.disk, spec.prefix)
+                self.volumes.make_prefix(spec.prefix)
+            workspace = self._files.make(name, spec.resources.disk, spec.prefix)
         else:
             raise WorkspaceLost(f"Workspace {name} is not on this node.")
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
             _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
-        self.places.attach(spec, workspace, views=False)
+        self.volumes.attach(spec, workspace, views=False)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
 
@@ -373,7 +314,7 @@ class LocalDriver:
         self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
     ) -> dict[str, Any]:
         directory = self._instances / spec.instance_id
-        path = str(self.places.files(workspace) or self._workspaces.path(workspace))
+        path = str(self.volumes.files(workspace) or self._files.path(workspace))
         binds: dict[str, str] = {}
         stage = self._stage(tree, path) if self._root else None
         unattended = self._link_settings.unattended_grace
@@ -382,7 +323,7 @@ class LocalDriver:
             executor=str(self._executor),
             inside=str(self._inside),
             workspace=path,
-            packages=str(self.environments.place),
+            packages=str(self.packages.place),
             environment=self._environment(spec.template),
             hidden=self._hidden,
             tmp_size=self._settings.tmp_size,
@@ -394,7 +335,7 @@ class LocalDriver:
             unattended=None if spec.ephemeral else unattended.total_seconds(),
             reports_as=spec.instance_id if spec.callback is not None else None,
             volumes=tuple(
-                (str(self.places.source(volume)), mount.path, mount.read_only)
+                (str(self.volumes.source(volume)), mount.path, mount.read_only)
                 for volume, mount in spec.volumes
             ),
         )
@@ -429,17 +370,17 @@ class LocalDriver:
             "stage": stage,
             "binds": list(binds.items()),
             "layers": list(tree.layers),
-            "mounts": str(self.places.mounts),
+            "mounts": str(self.volumes.mounts),
             "image": path if workspace.kind == IMAGE else None,
             "owner": workspace.owner,
             "callback": str(directory / CALLBACK) if spec.callback is not None else None,
-            "journal": [str(file) for file in self._workspaces.journal(workspace)],
+            "journal": [str(file) for file in self._files.journal(workspace)],
             "ephemeral": spec.ephemeral,
         }
 
     def _environment(self, template: Template) -> str | None:
         name = template.build.environment if template.build is not None else None
-        return None if name is None else self.environments.inside(name)
+        return None if name is None else self.packages.inside(name)
 
     @staticmethod
     def _stage(tree: sandbox.Tree, workspace: str) -> str:
@@ -463,57 +404,8 @@ class LocalDriver:
         }
         return Handle(spec.instance_id, self.kind, HANDLE_VERSION, data)
 
-    def _store(self, handle: Handle) -> None:
-        directory = self._instances / handle.instance_id
-        temporary = directory / ".handle.json"
-        temporary.write_text(json.dumps(asdict(handle)))
-        temporary.replace(directory / "handle.json")
-
-    def _stored(self, instance_id: str) -> Handle | None:
-        """The handle in an instance's directory; none when there is none that can be used."""
-        try:
-            return _parse((self._instances / instance_id / "handle.json").read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("instance.handle_damaged", instance_id=instance_id, error=repr(error))
-            return None
-
     async def observe(self, handle: Handle) -> Observation:
-        found = self._observe(handle)
-        deadline = time.monotonic() + TOLD_SECONDS
-        while found.state is State.GONE and self._about_to_be_told(handle):
-            if time.monotonic() > deadline:
-                break
-            await asyncio.sleep(0.002)
-            found = self._observe(handle)
-        return found
-
-    def _about_to_be_told(self, handle: Handle) -> bool:
-        """Whether its bubblewrap is ours and on its way out: how it ended comes in a moment."""
-        data = handle.data
-        return handle.instance_id in self._made and self._nursery.has(int(data["pid"]))
-
-    def _observe(self, handle: Handle) -> Observation:
-        data = handle.data
-        same = processes.start_time(int(data["child"])) == data["child_started"]
-        if same and data["boot"] == processes.boot_id():
-            paused = self._groups.frozen(handle.instance_id)
-            return Observation(State.PAUSED if paused else State.RUNNING)
-        ended = self._nursery.exits.get(int(data["pid"]))
-        killed = self._groups.supervisor_kills(handle.instance_id) > 0
-        if ended is None:
-            return Observation(State.EXITED, Cause.OOM) if killed else Observation(State.GONE)
-        return Observation(State.EXITED, self._cause(handle, ended.status, killed=killed))
-
-    def _cause(self, handle: Handle, status: int, *, killed: bool) -> Cause:
-        """From how bubblewrap ended, which tells of its child as a shell does."""
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0 or code > SIGNALLED:
-            return Cause.OOM if killed else Cause.SIGNAL
-        # What is left in memory, in files of /tmp say, may leave no room for another zygote.
-        starved = code == ZYGOTE_LOST and self._groups.memory_kills(handle.instance_id) > 0
-        return Cause.OOM if starved else Cause.EXIT
+        return await self._observer.observe(handle)
 
     async def connect(self, handle: Handle) -> Link:
         directory = self._instances / handle.instance_id
@@ -549,75 +441,13 @@ class LocalDriver:
         """Why an instance does not answer: what it printed before it ended, if it has."""
         if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
-        ended = self._nursery.exits.get(int(handle.data["pid"]))
-        if ended is None or not ended.printed:
+        output = self._observer.output(handle)
+        if not output:
             return error
         return PermanentError(
-            f"Instance {handle.instance_id} ended at its start: {ended.printed}",
+            f"Instance {handle.instance_id} ended at its start: {output}",
             code="instance_failed",
         )
-
-    async def resize(self, handle: Handle, resources: Resources) -> bool:
-        workspace = await asyncio.to_thread(self._workspaces.get, str(handle.data["workspace"]))
-        if workspace is None or (workspace.kind == IMAGE and workspace.size != resources.disk):
-            return False
-        if resources.disk > workspace.size:
-            return False  # The size of a file is limited for the life of the instance.
-        await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
-        return True
-
-    def run_limits(
-        self, handle: Handle, resources: Resources
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        limits = {"FSIZE": resources.disk}
-        watch: dict[str, int] = {}
-        if "cgroup_memory" not in self._groups.provides:
-            limits["DATA"] = resources.memory
-            watch["memory"] = resources.memory
-        else:
-            watch["sockets"] = cgroups.uncharged_sockets(resources)
-        if "cgroup_pids" not in self._groups.provides:
-            # The supervisor and the zygote are of the same user.
-            limits["NPROC"] = resources.max_processes + 2
-        if not self._workspaces.images:
-            watch["disk"] = resources.disk
-        return limits, watch
-
-    async def out_of_memory(self, handle: Handle) -> bool:
-        kills = self._groups.memory_kills(handle.instance_id)
-        before = self._kills.get(handle.instance_id, 0)
-        self._kills[handle.instance_id] = kills
-        return kills > before
-
-    async def memory_used(self, handle: Handle) -> int | None:
-        return self._groups.memory_used(handle.instance_id)
-
-    async def pause(self, handle: Handle) -> None:
-        if not self._groups.freezes:
-            raise Conflict(
-                "Instances of this node cannot be paused: it has no freezer for control groups.",
-                code="pause_unavailable",
-            )
-        if (await self.observe(handle)).state not in (State.RUNNING, State.PAUSED):
-            return
-        freeze, name = self._groups.freeze, handle.instance_id
-        freezing = asyncio.ensure_future(asyncio.to_thread(freeze, name, PAUSE_SECONDS))
-        try:
-            still = await asyncio.shield(freezing)
-        except asyncio.CancelledError:
-            # A thread cannot be called back: who resumes it next is not to come before that.
-            await asyncio.wait([freezing])
-            raise
-        if not still and (await self.observe(handle)).state is State.RUNNING:
-            raise TemporaryError(
-                f"Processes of instance {handle.instance_id} did not come to a standstill in "
-                f"{PAUSE_SECONDS:g} s; they go on.",
-                code="pause_timeout",
-            )
-
-    async def resume(self, handle: Handle) -> None:
-        if (await self.observe(handle)).state is State.PAUSED:
-            await asyncio.to_thread(self._groups.thaw, handle.instance_id)
 
     # The end
 
@@ -640,7 +470,7 @@ class LocalDriver:
         data = handle.data
         if data["boot"] != processes.boot_id():
             return
-        await self.places.end(handle.instance_id, self._kill_now, handle)
+        await self.volumes.end(handle.instance_id, self._kill_now, handle)
 
     def _kill_now(self, handle: Handle) -> None:
         data = handle.data
@@ -662,11 +492,10 @@ class LocalDriver:
 
     async def destroy(self, handle: Handle) -> None:
         await self._kill(handle)
-        waits = self.places.waits(handle.instance_id)
-        await self.places.run(waits, self._clear, handle.instance_id)
-        self._nursery.exits.pop(int(handle.data["pid"]), None)
-        self._kills.pop(handle.instance_id, None)
-        self._made.discard(handle.instance_id)
+        waits = self.volumes.waits(handle.instance_id)
+        await self.volumes.run(waits, self._clear, handle.instance_id)
+        self._observer.forget(handle)
+        self.limits.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
 
     def _clear(self, instance_id: str) -> None:
@@ -683,62 +512,14 @@ class LocalDriver:
                         f"Processes of instance {instance_id} do not end.", code="instance_stuck"
                     ) from None
                 time.sleep(0.002)
-        with self.places.detached(instance_id):
+        with self.volumes.detached(instance_id):
             shutil.rmtree(self._instances / instance_id, ignore_errors=True)
-
-    async def discard(self, workspace: str) -> None:
-        await asyncio.to_thread(self._workspaces.remove, workspace)
-
-    async def copy(self, workspace: str, name: str) -> bool:
-        abandoned = threading.Event()
-        copying = asyncio.ensure_future(asyncio.to_thread(self._copy, workspace, name, abandoned))
-        try:
-            return await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            # A thread cannot be called back. It is told, and ends before the next call can begin.
-            abandoned.set()
-            await asyncio.wait([copying])
-            if not copying.cancelled():
-                copying.exception()
-            raise
-
-    def _copy(self, workspace: str, name: str, abandoned: threading.Event) -> bool:
-        source = self._workspaces.get(workspace)
-        if source is None:
-            return False
-        try:
-            self._settle(source)
-            return self._workspaces.copy(source, name, abandoned)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise TemporaryError(
-                f"Workspace {workspace} could not be copied: {error}.",
-                code=NODE_FULL if full else "workspace_not_copied",
-            ) from error
-
-    def _settle(self, workspace: Workspace) -> None:
-        """See to it that all that was written to a workspace is in its files or its image."""
-        for handle in self._handles():
-            if self.workspace_of(handle) != workspace.name:
-                continue
-            state = self._observe(handle).state
-            if state is State.RUNNING:
-                raise TemporaryError(
-                    f"Workspace {workspace.name} is in use by instance {handle.instance_id}, which "
-                    "does not stand still.",
-                    code="workspace_busy",
-                )
-            if state is State.PAUSED:
-                if workspace.kind == IMAGE:
-                    processes.sync_files(int(handle.data["child"]), "workspace")
-                return
-        self._workspaces.wait_until_let_go(workspace)
 
     # What is there
 
     async def handles(self) -> list[Handle]:
         try:
-            return await asyncio.to_thread(self._handles)
+            return await asyncio.to_thread(self._list_handles)
         except OSError as error:
             raise TemporaryError(
                 f"The instances of this node cannot be listed: {error}", code="node_unavailable"
@@ -763,82 +544,37 @@ class LocalDriver:
             except TemporaryError as error:
                 log.warning("instance.groups_stay", instance_id=name, error=error.message)
 
-    def _handles(self) -> list[Handle]:
-        found = []
+    def _list_handles(self) -> list[Handle]:
         groups = self._groups.names()
-        directories = {entry.name for entry in os.scandir(self._instances)}
-        self._tidy(groups, directories)
-        for name in sorted(directories):
-            handle = self._stored(name)
-            if handle is None:
-                # The rest of a start that was interrupted before it had anything to tell, or
-                # nobody can read what it told.
-                nothing: dict[str, str | int] = {
-                    "pid": 0, "started": -1, "child": 0, "child_started": -1, "boot": "",
-                    "workspace": name,
-                }  # fmt: skip
-                handle = Handle(name, self.kind, HANDLE_VERSION, nothing)
-            found.append(handle)
-        return found
+        self._tidy(groups, self._handles.names())
+        return self._handles.all()
 
-    async def workspaces(self) -> list[str]:
-        return await asyncio.to_thread(self._workspaces.names)
+    async def status(self) -> NodeStatus:
+        return await asyncio.to_thread(self._status)
 
-    def workspace_of(self, handle: Handle) -> str:
-        return str(handle.data["workspace"])
+    def _status(self) -> NodeStatus:
+        return NodeStatus(self._problem(), self._machine.metrics())
 
-    async def health(self) -> str | None:
-        return await asyncio.to_thread(self._health)
-
-    def _health(self) -> str | None:
+    def _problem(self) -> str | None:
         if not os.access(self._bubblewrap, os.X_OK):
-            return f"{self._bubblewrap} is not there any more, or cannot be executed"
+            return f"{self._bubblewrap} does not exist any more, or cannot be executed"
         if not os.access(self._instances, os.W_OK | os.X_OK):
             return f"{self._instances} cannot be written to"
         return self._failure
 
-    async def metrics(self) -> NodeMetrics:
-        return await asyncio.to_thread(self._machine.metrics)
-
-
-def _check_no_image(template: Template) -> None:
-    given = {
-        "dockerfile": bool(template.dockerfile),
-        "runtime": bool(template.runtime),
-        "registry": template.registry is not None,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise InvalidRequest(
-                f"{name}: this node has no Docker (ATOLL_DRIVER=docker); give base_image and "
-                "packages, or a root file system directory as image.",
-                code=f"{name}_unsupported",
-                field=name,
-            )
-
-
-def _parse(text: str) -> Handle:
-    handle = Handle(**json.loads(text))
-    for name in ("pid", "started", "child", "child_started"):
-        int(handle.data[name])
-    for name in ("boot", "workspace"):
-        handle.data[name]
-    return handle
-
 
 @contextlib.contextmanager
-def _translated(instance_id: str) -> Iterator[None]:
-    """What the host says when it cannot start an instance, as an error of ours."""
+def _start_errors(instance_id: str) -> Iterator[None]:
+    """Translate what the host reports when it cannot start an instance."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        said = getattr(error, "stderr", None) or b""
-        words = f"{error} {said.decode(errors='replace')[-LOG_TAIL:]}".strip()
-        raise TemporaryError(
-            f"Instance {instance_id} could not be started: {words}",
-            code=NODE_FULL if full else NOT_STARTED,
-        ) from error
+        output = getattr(error, "stderr", None) or b""
+        words = f"{error} {output.decode(errors='replace')[-LOG_TAIL:]}".strip()
+        message = f"Instance {instance_id} could not be started: {words}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NodeFull(message) from error
+        raise InstanceNotStarted(message) from error
 
 
 def _write_secret(path: Path, text: str) -> None:

@@ -65,7 +65,7 @@ class Contexts:
                 f"language: {language} has no contexts; python has.", code="language_unsupported"
             )
         connection = await self._sessions.starter.connect(session_id)
-        limits, watch = self._driver.run_limits(
+        limits, watch = self._driver.limits.executor_limits(
             connection.instance.handle, connection.session.resources
         )
         context_id = context_id or ids.context_id()

@@ -198,7 +198,7 @@ class Attempts:
         if execution.instance_id is None:
             execution = run.execution = await self._placed(execution, connection)
         # What the kernel ended for memory before this one is not this one's.
-        await self._driver.out_of_memory(connection.instance.handle)
+        await self._driver.limits.out_of_memory(connection.instance.handle)
         if run.adopted:
             # From the record, which may have only the beginning of it.
             try:
@@ -410,7 +410,7 @@ class Attempts:
         if run.ended_by is not None:
             return cut_short(run)
         # Before the instance is replaced, and its control group goes.
-        out_of_memory = await self._driver.out_of_memory(connection.instance.handle)
+        out_of_memory = await self._driver.limits.out_of_memory(connection.instance.handle)
         return await self._from_journal(run) or lost(
             ExecutionStatus.FAILED if out_of_memory else ExecutionStatus.CRASHED,
             Cause.OOM if out_of_memory else Cause.INSTANCE_LOST,
@@ -455,7 +455,9 @@ class Attempts:
 
     def _job(self, connection: Connection, execution: Execution) -> dict[str, Any]:
         request, session, settings = execution.request, connection.session, self._settings
-        limits, watch = self._driver.run_limits(connection.instance.handle, session.resources)
+        limits, watch = self._driver.limits.executor_limits(
+            connection.instance.handle, session.resources
+        )
         return {
             "id": execution.id,
             "kind": "command" if request.command is not None else request.language,
@@ -513,7 +515,8 @@ class Attempts:
             stderr=run.gathered("stderr"),
             return_json=value,
             error=error,
-            out_of_memory=failed and await self._driver.out_of_memory(connection.instance.handle),
+            out_of_memory=failed
+            and await self._driver.limits.out_of_memory(connection.instance.handle),
         )
         if outcome.status is ExecutionStatus.CANCELLED and run.reason is not None:
             outcome = dataclasses.replace(outcome, error=_cancelled(run))

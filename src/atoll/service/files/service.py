@@ -233,7 +233,8 @@ class Files:
 
     def _disk(self, connection: Connection) -> int | None:
         """Size limit of the workspace, if the executor has to enforce it."""
-        _, watch = self._driver.run_limits(connection.instance.handle, connection.session.resources)
+        handle, resources = connection.instance.handle, connection.session.resources
+        _, watch = self._driver.limits.executor_limits(handle, resources)
         return watch.get("disk")
 
     # Changing

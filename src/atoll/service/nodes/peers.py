@@ -15,7 +15,7 @@ import httpx
 import structlog
 
 from atoll.errors import TemporaryError
-from atoll.model.node import NodeStatus
+from atoll.model.node import NodeHealth
 
 if TYPE_CHECKING:
     from atoll.model.node import Node
@@ -75,7 +75,7 @@ class Peers:
     def healthy(self, node_id: str) -> Node | None:
         """Another node; null if it is unknown or unhealthy."""
         node = self._others.get(node_id)
-        return node if node is not None and node.status is NodeStatus.HEALTHY else None
+        return node if node is not None and node.status is NodeHealth.HEALTHY else None
 
     def get(self, node_id: str) -> Node | None:
         """A node, this one included, as of the last refresh."""

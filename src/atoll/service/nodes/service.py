@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, NotFound, TemporaryError
 from atoll.model.event import Event
-from atoll.model.node import Drain, Node, NodeStatus, versioned_name
+from atoll.model.node import Drain, Node, NodeHealth, versioned_name
 from atoll.model.placement import MOUNT
 from atoll.model.session import WITH_INSTANCE, SessionStatus
 from atoll.model.template import TemplateStatus
@@ -84,13 +84,12 @@ class Nodes:
         """This node as it is now; others' judgement of it is left out."""
         given = self._driver.capabilities
         metrics = await self._measured()
-        mounts = frozenset({MOUNT} if self._driver.places.trouble() is None else ())
         return Node(
             id=self.id,
             type=self._driver.kind,
             url=self._url,
             labels=self._settings.node.labels,
-            provides=given.provides | given.features | mounts,
+            provides=given.provides | _features(self._driver),
             missing=given.missing,
             max_sessions=self._settings.node.max_sessions or self._held_by(metrics),
             metrics=metrics,
@@ -107,7 +106,7 @@ class Nodes:
         """Why this node can do nothing at the moment; none when it can."""
         if self._store.unavailable:
             return "its control plane does not reach the database"
-        return await self._driver.health()
+        return (await self._driver.status()).problem
 
     async def sessions(self, node_id: str) -> int:
         """How many sessions of a node have an instance."""
@@ -127,7 +126,7 @@ class Nodes:
     async def _measured(self) -> NodeMetrics:
         now = self._clock.monotonic()
         if self._metrics is None or now - self._metrics[0] >= FRESH_SECONDS:
-            self._metrics = (now, await self._driver.metrics())
+            self._metrics = (now, (await self._driver.status()).load)
         return self._metrics[1]
 
     async def _cached(self) -> tuple[str, ...]:
@@ -145,12 +144,13 @@ class Nodes:
                 if template is None:
                     continue
                 if template.build is not None and environments is None:
-                    listed = await self._driver.environments.listed()
+                    packages = self._driver.packages
+                    listed = [] if packages is None else await packages.listed()
                     environments = {info.name for info in listed}
                 try:
                     here = await self._is_here(template, environments or set())
                 except TemporaryError:
-                    # The driver's `health` tells; all else that is told of the node stays true.
+                    # The driver's `status` tells; all else that is told of the node stays true.
                     return () if self._templates is None else self._templates[1]
                 if here:
                     found.append(versioned_name(template.id, template.number))
@@ -169,11 +169,11 @@ class Nodes:
         build = template.build
         if build is None:
             # One that is an image all the same is the node's own.
-            has_image = self._driver.image_layer(template) is not None
-            return not has_image or await self._driver.built(template)
+            has_image = self._driver.images.image_layer(template) is not None
+            return not has_image or await self._driver.images.is_built(template)
         if build.environment is not None and build.environment not in environments:
             return False
-        return not build.layers or await self._driver.built(template)
+        return not build.layers or await self._driver.images.is_built(template)
 
     # All of them
 
@@ -258,7 +258,7 @@ class Nodes:
             other
             for other in await self._store.nodes.all()
             if other.id != node.id
-            and other.status is NodeStatus.HEALTHY
+            and other.status is NodeHealth.HEALTHY
             and other.shared_blobs
             and not other.cordoned
         ]
@@ -272,7 +272,7 @@ class Nodes:
     async def remove(self, node_id: str) -> None:
         """Forget a node that has nothing any more."""
         node = await self.get(node_id)
-        if node.status is NodeStatus.HEALTHY and not node.drained:
+        if node.status is NodeHealth.HEALTHY and not node.drained:
             raise Conflict(
                 f"Node {node_id} is well. Drain it first, or stop its control planes.",
                 code="node_in_use",
@@ -299,16 +299,26 @@ class Nodes:
 def _shown(own: Node, known: Node) -> Node:
     """What is known to be wrong here counts at once, and not only when it has lasted."""
     node = _judged_as(own, known)
-    return node if own.problem is None else dataclasses.replace(node, status=NodeStatus.UNHEALTHY)
+    return node if own.problem is None else dataclasses.replace(node, status=NodeHealth.UNHEALTHY)
 
 
 def _judged_as(own: Node, known: Node) -> Node:
     """What a node says of itself, with what others say of it."""
     return dataclasses.replace(
         own,
-        problem=own.problem or (known.problem if known.status is NodeStatus.UNHEALTHY else None),
+        problem=own.problem or (known.problem if known.status is NodeHealth.UNHEALTHY else None),
         status=known.status,
         failures=known.failures,
         cordoned=known.cordoned,
         drain=known.drain,
     )
+
+
+def _features(driver: Driver) -> frozenset[str]:
+    """Names of `instance.FEATURES` and of mounts that the node's driver has."""
+    has = {
+        "pause": driver.pausing is not None,
+        "copy": driver.workspaces.can_copy,
+        MOUNT: driver.volumes is not None and driver.volumes.bucket_problem() is None,
+    }
+    return driver.images.features | {name for name, there in has.items() if there}

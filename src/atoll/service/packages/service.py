@@ -34,6 +34,7 @@ from atoll.model import packages as model
 from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.packages.environments import require_packages
 from atoll.service.packages.index import find_index
 from atoll.service.packages.index_proxy import IndexProxy
 from atoll.service.packages.running_install import RunningInstall
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.coordination.leases import Leases
-    from atoll.drivers.base import Driver
+    from atoll.drivers.base import Driver, PackageEnvironments
     from atoll.model.packages import Interpreter, PackageSet
     from atoll.model.template import Template
     from atoll.service.packages.index import Index
@@ -80,7 +81,6 @@ class Packages:
         node_id: str,
     ) -> None:
         self._driver = driver
-        self._environments = driver.environments
         self._leases = leases
         self._clock = clock
         self._settings = settings
@@ -91,6 +91,10 @@ class Packages:
         self._asking: dict[tuple[str, datetime, int], asyncio.Lock] = {}
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._running: dict[str, RunningInstall] = {}
+
+    @property
+    def _environments(self) -> PackageEnvironments:
+        return require_packages(self._driver)
 
     # What sessions ask for
 
@@ -160,7 +164,8 @@ class Packages:
 
     async def log(self, session_id: str) -> bytes:
         """What was printed at a session's last installation; nothing when none was needed."""
-        return await self._environments.read_log(session_id) or b""
+        packages = self._driver.packages
+        return (b"" if packages is None else await packages.read_log(session_id)) or b""
 
     # What templates ask for
 

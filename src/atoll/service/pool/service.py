@@ -278,7 +278,7 @@ class Pool:
                 node_id=self._node_id,
                 template_id=template.id,
                 template_version=template.number,
-                workspace=self._driver.workspace_of(handle),
+                workspace=self._driver.workspaces.of(handle),
                 handle=handle,
                 created_at=self._clock.now(),
                 session_id=session_id,
@@ -289,7 +289,7 @@ class Pool:
             made_at = self._clock.monotonic()
             if workspace is None:
                 # Before anything runs in it, so that of any new one tells what the next will use.
-                memory = await self._driver.memory_used(handle)
+                memory = await self._driver.limits.memory_used(handle)
                 seconds = made_at - begun if session_id is None else None
                 self.demand.started(template.id, seconds, memory)
         except BaseException:
@@ -318,14 +318,14 @@ class Pool:
             if handle.instance_id == instance_id:
                 await self._driver.destroy(handle)
                 if workspace_too:
-                    await self._driver.discard(self._driver.workspace_of(handle))
+                    await self._driver.workspaces.discard(self._driver.workspaces.of(handle))
         await self._store.instances.remove(instance_id)
 
     async def destroy(self, ready: ReadyInstance) -> None:
         """End an instance that no session owns, and its workspace."""
         ready.link.close()
         await self._driver.destroy(ready.instance.handle)
-        await self._driver.discard(ready.instance.workspace)
+        await self._driver.workspaces.discard(ready.instance.workspace)
         await self._store.instances.remove(ready.instance.id)
 
     async def close(self) -> None:

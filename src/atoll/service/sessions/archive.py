@@ -85,7 +85,7 @@ class Archiver:
             session = await self._records.save(dataclasses.replace(archived, workspace=None))
         if workspace is not None:
             try:
-                await self._driver.discard(workspace)
+                await self._driver.workspaces.discard(workspace)
             except AtollError as error:
                 # The workspace has no owner now, so the orphan sweep removes it.
                 log.warning("workspace.not_discarded", workspace=workspace, error=error.message)

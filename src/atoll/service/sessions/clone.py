@@ -120,7 +120,7 @@ class Cloner:
         except BaseException:
             # The orphan sweep would remove it too, some minutes later.
             if copied and await self._store.sessions.get(clone.id) is None:
-                await self._driver.discard(workspace)
+                await self._driver.workspaces.discard(workspace)
             raise
 
     async def _has_files(self, source_id: str) -> bool:
@@ -136,7 +136,7 @@ class Cloner:
 
     async def _copy_workspace(self, source_id: str, name: str) -> bool:
         """Copy the source's workspace on this node; false if that is impossible."""
-        if "copy" not in self._driver.capabilities.features:
+        if not self._driver.workspaces.can_copy:
             return False
         # The slot first: no session is paused while it waits for one.
         async with (
@@ -152,7 +152,7 @@ class Cloner:
             ):
                 return False
             async with self._paused(source) as paused:
-                return paused and await self._driver.copy(source.workspace, name)
+                return paused and await self._driver.workspaces.copy(source.workspace, name)
 
     @contextlib.asynccontextmanager
     async def _paused(self, source: Session) -> AsyncIterator[bool]:
@@ -164,7 +164,7 @@ class Cloner:
         if instance is None or state is not State.RUNNING:
             yield True  # A paused instance has written everything before its pause.
             return
-        if "pause" not in self._driver.capabilities.features:
+        if self._driver.pausing is None:
             yield False
             return
         link = await self._driver.connect(instance.handle)
@@ -177,7 +177,7 @@ class Cloner:
             link.close()
         try:
             # Inside: a pause that is cancelled may have been done all the same.
-            await self._driver.pause(instance.handle)
+            await self._driver.pausing.pause(instance.handle)
             yield True
         finally:
-            await self._driver.resume(instance.handle)
+            await self._driver.pausing.resume(instance.handle)

@@ -22,6 +22,7 @@ from atoll.model.instance import State
 from atoll.model.session import Cause, Session, SessionStatus, Warning
 from atoll.service.sessions.instances import PROBE_TIMEOUT
 from atoll.service.sessions.observers import SessionObserver
+from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -162,7 +163,7 @@ class Connections(SessionObserver):
             return None
         state = await self._instances.state(instance.handle)
         if state is State.PAUSED and resume:
-            await self._driver.resume(instance.handle)
+            await resume_instance(self._driver, instance.handle)
         elif state is not State.RUNNING:
             return None
         try:

@@ -19,6 +19,7 @@ from atoll.errors import AtollError, Conflict, InvalidRequest, PermanentError, T
 from atoll.model.event import session_event
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
+from atoll.service.sessions.optional_parts import resize_instance
 from atoll.service.sessions.provisioning import NO_EXTRAS, Extras, is_installing
 from atoll.service.sessions.start import SPECIFIC_ERRORS
 
@@ -197,7 +198,7 @@ class SessionCreator:
             return
         handle = ready.instance.handle
         try:
-            if not await self._driver.resize(handle, resources):
+            if not await resize_instance(self._driver, handle, resources):
                 raise TemporaryError(
                     f"The limits of instance {handle.instance_id} could not be changed."
                 )

@@ -17,6 +17,7 @@ import structlog
 from atoll.errors import InstanceNotObserved, PermanentError, WorkspaceLost
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Warning
+from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -76,7 +77,7 @@ class SessionInstances:
         """Whether it runs; a paused instance is resumed first."""
         state = await self.state(instance.handle)
         if state is State.PAUSED:
-            await self._driver.resume(instance.handle)
+            await resume_instance(self._driver, instance.handle)
         return state in (State.RUNNING, State.PAUSED)
 
     async def remove(self, instance_id: str) -> None:
@@ -151,7 +152,7 @@ class SessionInstances:
     async def _free(self, workspace: str) -> None:
         """Remove instances that a crashed process left with the workspace."""
         for handle in await self._driver.handles():
-            if self._driver.workspace_of(handle) == workspace:
+            if self._driver.workspaces.of(handle) == workspace:
                 log.warning("instance.left_behind", instance_id=handle.instance_id)
                 await self._driver.destroy(handle)
                 await self._store.instances.remove(handle.instance_id)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.service.sessions.optional_parts import require_pausing
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
@@ -123,11 +124,7 @@ class Sessions:
 
     async def pause(self, session_id: str, *, wait: float) -> Session:
         """Freeze the session with its memory; refused while an execution is under way."""
-        if "pause" not in self._driver.capabilities.features:
-            raise Conflict(
-                f"Node {self._replica.node_id} cannot pause instances. Stop the session instead.",
-                code="pause_unavailable",
-            )
+        require_pausing(self._driver)
         session = await self._records.usable(session_id)
         if session.wanted not in (Wanted.RUNNING, Wanted.PAUSED) or session.rested_at is not None:
             raise not_running(session)

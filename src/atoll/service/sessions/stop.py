@@ -20,6 +20,7 @@ from atoll.model import plan
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
+from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -83,7 +84,7 @@ class InstanceStopper:
         """End the instance after a checkpoint of its workspace; why there is none, if so."""
         handle, failure = instance.handle, None
         if await self._instances.state(handle) is State.PAUSED:
-            await self._driver.resume(handle)
+            await resume_instance(self._driver, handle)
         if (
             self._saves
             and session.workspace_mode is WorkspaceMode.SYNC

@@ -37,6 +37,7 @@ from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
+from atoll.service.sessions.optional_parts import require_pausing
 from atoll.service.sessions.records import instance_lease
 from atoll.service.sessions.stop import with_status
 
@@ -238,7 +239,7 @@ class Transitions(SessionObserver):
         finally:
             link.close()
         self._connections.disconnect(session.id)
-        await self._driver.pause(instance.handle)
+        await require_pausing(self._driver).pause(instance.handle)
         await self._become(session, SessionStatus.PAUSED)
 
     async def _keep_running(self, session: Session) -> None:
@@ -284,7 +285,7 @@ class Transitions(SessionObserver):
         if session.instance_id is not None:
             await self._instances.remove(session.instance_id)
         if session.workspace is not None:
-            await self._driver.discard(session.workspace)
+            await self._driver.workspaces.discard(session.workspace)
         cleared = dataclasses.replace(
             session,
             instance_id=None,
@@ -338,7 +339,7 @@ class Transitions(SessionObserver):
                 await self._driver.destroy(instance.handle)
                 await self._store.instances.remove(instance.id)
             if session.workspace is not None:
-                await self._driver.discard(session.workspace)
+                await self._driver.workspaces.discard(session.workspace)
         await self._records.wake(target.id)
         return stored
 

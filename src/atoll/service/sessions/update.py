@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest
+from atoll.service.sessions.optional_parts import resize_instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,9 @@ class SessionUpdater:
                 code="disk_fixed",
             )
         instance = await self._instances.of(session)
-        if instance is not None and not await self._driver.resize(instance.handle, resources):
+        if instance is not None and not await resize_instance(
+            self._driver, instance.handle, resources
+        ):
             raise Conflict(
                 f"The limits of session {session.id} cannot be changed while it runs. Stop it "
                 "first.",

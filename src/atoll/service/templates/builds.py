@@ -89,7 +89,9 @@ class Builds:
     def fits(self, template: Template) -> bool:
         """Whether this node can build it: one with images has other layers than one without."""
         of_image = any(layer.image for layer in template.layers)
-        return not template.layers or of_image == (self._driver.image_layer(template) is not None)
+        return not template.layers or of_image == (
+            self._driver.images.image_layer(template) is not None
+        )
 
     async def attempt(self, template_id: str) -> None:
         """One attempt at a template's newest version, if it is to be built."""
@@ -161,7 +163,7 @@ class Builds:
         assert build is not None
         if build.layers:
             async with self._layer(build.layers[-1], template):
-                if await self._driver.built(template):
+                if await self._driver.images.is_built(template):
                     said.line("Its layers are there already.")
                 else:
                     await self._make(template, said.say)
@@ -176,11 +178,11 @@ class Builds:
                 anew=build.anew,
             )
             said.line(f"Python packages: {' '.join(installed)}")
-        image = await self._driver.image(template)
+        image = await self._driver.images.inspect(template)
         return dataclasses.replace(build, environment=environment, installed=installed, image=image)
 
     async def _make(self, template: Template, say: Callable[[bytes], None]) -> None:
-        await self._driver.build(
+        await self._driver.images.build(
             template,
             timeout=self._settings.build_timeout,
             say=say,
@@ -199,7 +201,7 @@ class Builds:
         layer = self._last_layer(template)
         if template.build is None and layer is None:
             return
-        if await self._driver.built(template) and await self._packages.provided(template):
+        if await self._driver.images.is_built(template) and await self._packages.provided(template):
             return
         key = (template.id, template.number)
         failed = self._failed_here.get(key)
@@ -218,7 +220,7 @@ class Builds:
 
     def _last_layer(self, template: Template) -> Layer | None:
         """What is built last of a template that is ready; an image may be the node's own."""
-        return template.layers[-1] if template.layers else self._driver.image_layer(template)
+        return template.layers[-1] if template.layers else self._driver.images.image_layer(template)
 
     async def _build_here(self, template: Template) -> None:
         timeout = self._settings.build_timeout

@@ -30,6 +30,7 @@ from atoll.model.template import (
     TemplateStatus,
 )
 from atoll.service import cursors
+from atoll.service.packages.environments import require_packages
 from atoll.service.templates.node_limits import NodeLimits
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Templates:
         like no other.
         """
         build = template.build
-        if self._driver.image_layer(template) is not None:
+        if self._driver.images.image_layer(template) is not None:
             return await self._with_image(template, build or Build(), fresh)
         if build is None:
             return template
@@ -268,7 +269,7 @@ class Templates:
         layers, root = base.layers, base.root
         inherited = base.build.python_packages if base.build is not None else ()
         if build.python_packages or inherited:
-            await self._driver.environments.check()
+            await require_packages(self._driver).check()
         if build.debian_packages:
             packages = tuple(sorted(set(build.debian_packages)))
             made_from = [root, [layer.name for layer in layers], packages, fresh]
@@ -308,18 +309,18 @@ class Templates:
             build=found,
         )
         if not layers or fresh:
-            layer = self._driver.image_layer(template, fresh=fresh)
+            layer = self._driver.images.image_layer(template, fresh=fresh)
             assert layer is not None
             found = dataclasses.replace(found, layers=(layer,))
             template = dataclasses.replace(template, build=found)
         await self._driver.check(template)
         if found.python_packages:
-            await self._driver.environments.check()
+            await require_packages(self._driver).check()
             return template
         try:
-            if not await self._driver.built(template):
+            if not await self._driver.images.is_built(template):
                 return template
-            image = await self._driver.image(template)
+            image = await self._driver.images.inspect(template)
         except TemporaryError as error:
             log.info("template.not_looked_up", template_id=template.id, error=error.message)
             return template

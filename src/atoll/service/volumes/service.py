@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
+    from atoll.drivers.base import Volumes as DriverVolumes
     from atoll.model.page import Page
     from atoll.model.session import Session
     from atoll.model.volume import VolumeMount
@@ -53,13 +54,29 @@ class Volumes:
         self._settings = settings
         self._node_id = node_id
 
+    def _bucket_problem(self) -> str | None:
+        """Why this node cannot mount anything of the bucket; None if it can."""
+        if self._driver.volumes is None:
+            return self._driver.capabilities.unavailable["volumes"]
+        return self._driver.volumes.bucket_problem()
+
+    def _require(self, kind: str) -> DriverVolumes:
+        """The volumes of the node; raises `InvalidRequest` if it has none."""
+        if self._driver.volumes is None:
+            reason = self._driver.capabilities.unavailable["volumes"]
+            raise InvalidRequest(
+                f"This node has no volumes: {reason}.",
+                code="mount_unavailable" if kind == S3 else "isolation_unavailable",
+            )
+        return self._driver.volumes
+
     # For sessions
 
     async def check(self, mounts: Sequence[VolumeMount], mode: WorkspaceMode) -> None:
         """Whether a session on this node can have them, and its workspace in that mode."""
-        if mode is WorkspaceMode.MOUNT and (trouble := self._driver.places.trouble()) is not None:
+        if mode is WorkspaceMode.MOUNT and (problem := self._bucket_problem()) is not None:
             raise InvalidRequest(
-                f"workspace_mode: no workspace can be mounted on this node: {trouble}.",
+                f"workspace_mode: no workspace can be mounted on this node: {problem}.",
                 code="mount_unavailable",
                 field="workspace_mode",
             )
@@ -67,15 +84,17 @@ class Volumes:
         for mount in mounts:
             volume = await self.get(mount.volume_id)
             self._check_here(volume)
-            await self._driver.places.check(volume, read_only=mount.read_only)
+            await self._require(volume.kind).check(volume, read_only=mount.read_only)
 
     async def discard_mounted(self, session: Session) -> None:
         """Remove what an ended session had in a workspace that was mounted."""
         prefix = session.mount_prefix
         if prefix is not None and session.status.ended:
             await self._empty(prefix, later=True)
+            if self._driver.volumes is None:
+                return
             try:
-                await self._driver.places.discard(prefix)
+                await self._driver.volumes.discard(prefix)
             except NotEmptied as error:
                 # Code of the session chose these names: nothing else may wait for it.
                 log.error("workspace.not_emptied", session_id=session.id, error=error.message)
@@ -93,12 +112,12 @@ class Volumes:
     # Verbs
 
     async def create(self, volume_id: str, *, size: int | None, kind: str | None) -> Volume:
-        trouble = self._driver.places.trouble()
+        problem = self._bucket_problem()
         if kind is None:
-            kind = S3 if trouble is None else LOCAL
-        if kind == S3 and trouble is not None:
+            kind = S3 if problem is None else LOCAL
+        if kind == S3 and problem is not None:
             raise InvalidRequest(
-                f"kind: nothing of a bucket can be mounted on this node: {trouble}.",
+                f"kind: nothing of a bucket can be mounted on this node: {problem}.",
                 code="mount_unavailable",
                 field="kind",
             )
@@ -122,7 +141,7 @@ class Volumes:
                 f"A volume has the name {volume_id} already.", code="volume_exists"
             ) from None
         try:
-            await self._driver.places.make(volume)
+            await self._require(kind).make(volume)
         except BaseException:
             await self._store.volumes.remove(volume_id)
             raise
@@ -147,11 +166,14 @@ class Volumes:
         try:
             await self._check_unused(volume_id)
             # An instance of a session that has just ended may have it still.
-            await self._driver.places.check_unused(volume)
+            volumes = self._driver.volumes
+            if volumes is not None:
+                await volumes.check_unused(volume)
             if volume.kind == S3:
                 # Now or not at all: a volume that stays after a failure keeps its files.
                 await self._empty(f"volumes/{volume_id}", later=False)
-            await self._driver.places.remove(volume)
+            if volumes is not None:
+                await volumes.remove(volume)
         except AtollError:
             await self._store.volumes.add(volume)
             raise

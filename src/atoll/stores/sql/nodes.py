@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict
-from atoll.model.node import Drain, Node, NodeStatus
+from atoll.model.node import Drain, Node, NodeHealth
 from atoll.stores.sql import tables
 from atoll.stores.sql.events import add_event
 from atoll.stores.sql.json_codec import ObjectCodec, decode, encode
@@ -79,7 +79,7 @@ class SqlNodes:
         self,
         node: Node,
         *,
-        status: NodeStatus,
+        status: NodeHealth,
         failures: int,
         problem: str | None,
         event: Event | None = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from atoll.api.rest.schemas.base import From, Page, ResponseBody, encoder_of
-from atoll.model.node import Drain, Node, NodeStatus
+from atoll.model.node import Drain, Node, NodeHealth
 from atoll.model.template import REQUIREMENTS
 
 
@@ -85,7 +85,7 @@ node_out = encoder_of(NodeOut)
 
 
 def _status(node: Node) -> str:
-    cordoned = node.status is NodeStatus.HEALTHY and node.cordoned
+    cordoned = node.status is NodeHealth.HEALTHY and node.cordoned
     return "draining" if cordoned else node.status.value
 
 

@@ -65,7 +65,7 @@ class Installer(Protocol[Tree_contra]):
         """Have the program of an installation carry out an order; what it made goes after this."""
 
 
-class LocalEnvironments(Generic[Tree]):
+class NodeEnvironments(Generic[Tree]):
     def __init__(
         self,
         node: Path,

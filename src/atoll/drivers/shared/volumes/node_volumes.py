@@ -23,7 +23,7 @@ from atoll.drivers.shared.cgroups import find_groups
 from atoll.drivers.shared.volumes.bucket_mounts import PROCESSES, Buckets
 from atoll.drivers.shared.volumes.disks import Volumes
 from atoll.drivers.shared.volumes.mounts import Mounts, Place
-from atoll.drivers.shared.workspaces import BUCKET
+from atoll.drivers.shared.workspace_files import BUCKET
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.model.resources import Resources
 from atoll.model.volume import S3
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.shared.volumes.bucket_mounts import Bucket
-    from atoll.drivers.shared.workspaces import Workspace
+    from atoll.drivers.shared.workspace_files import Workspace
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
     from atoll.settings import LocalSettings
@@ -50,7 +50,7 @@ MOUNT_CPU = 1.0
 """Cores that the s3fs of one mount may use."""
 
 
-class Places:
+class NodeVolumes:
     def __init__(
         self, node: Path, instances: Path, settings: LocalSettings, bucket: Bucket | None
     ) -> None:
@@ -177,7 +177,7 @@ class Places:
 
     # Verbs
 
-    def trouble(self) -> str | None:
+    def bucket_problem(self) -> str | None:
         return self._buckets.trouble()
 
     async def make(self, volume: Volume) -> None:

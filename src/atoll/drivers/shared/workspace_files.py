@@ -61,7 +61,7 @@ class _NotMapped(Exception):
     """This host cannot mount an image with another owner than its files have."""
 
 
-class Workspaces:
+class WorkspaceFiles:
     def __init__(
         self,
         root: Path,
@@ -207,7 +207,7 @@ class Workspaces:
         self._wait_until_detached(self.path(workspace))
         check_image(self.path(workspace))
 
-    def wait_until_let_go(self, workspace: Workspace) -> None:
+    def wait_until_unmounted(self, workspace: Workspace) -> None:
         """Until nothing of an instance that has ended writes to it any more."""
         if workspace.kind == IMAGE:
             self._wait_until_detached(self.path(workspace))

@@ -1,0 +1,45 @@
+"""Pauses instances by the freezer of their control groups."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from atoll.errors import TemporaryError
+from atoll.model.instance import State
+
+if TYPE_CHECKING:
+    from atoll.drivers.local.observer import Observer
+    from atoll.drivers.shared.cgroups import Groups
+    from atoll.model.instance import Handle
+
+PAUSE_TIMEOUT = 10.0
+"""Seconds within which all processes of an instance must be frozen."""
+
+
+class LocalPausing:
+    def __init__(self, groups: Groups, observer: Observer) -> None:
+        self._groups = groups
+        self._observer = observer
+
+    async def pause(self, handle: Handle) -> None:
+        if (await self._observer.observe(handle)).state not in (State.RUNNING, State.PAUSED):
+            return
+        freeze, name = self._groups.freeze, handle.instance_id
+        freezing = asyncio.ensure_future(asyncio.to_thread(freeze, name, PAUSE_TIMEOUT))
+        try:
+            frozen = await asyncio.shield(freezing)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled, and a resume() must not overtake it.
+            await asyncio.wait([freezing])
+            raise
+        if not frozen and (await self._observer.observe(handle)).state is State.RUNNING:
+            raise TemporaryError(
+                f"Processes of instance {handle.instance_id} could not be frozen within "
+                f"{PAUSE_TIMEOUT:g} s; the instance keeps running.",
+                code="pause_timeout",
+            )
+
+    async def resume(self, handle: Handle) -> None:
+        if (await self._observer.observe(handle)).state is State.PAUSED:
+            await asyncio.to_thread(self._groups.thaw, handle.instance_id)
