@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.local.pausing import LocalPausing
 from atoll.drivers.shared import cgroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
@@ -260,15 +261,14 @@ async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node)
 
 
 @on("local")
-async def test_what_does_not_come_to_a_standstill_is_told(node: Node) -> None:
+async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> None:
     driver = node.driver
     assert isinstance(driver, LocalDriver)
     handle, link = await started(driver, spec())
-    # Groups of a host on which nothing comes to a standstill.
-    groups, driver._groups = driver._groups, cgroups.NoGroups(freezes=True)
+    # Its groups never report that all processes are frozen.
+    pausing = LocalPausing(cgroups.NoGroups(freezes=True), driver._observer)
     with pytest.raises(TemporaryError) as caught:
-        await pausing_of(driver).pause(handle)
-    driver._groups = groups
+        await pausing.pause(handle)
     assert caught.value.code == "pause_timeout"
     assert await printed(driver, link, "print(1)") == "1"
     link.close()
