@@ -1,4 +1,4 @@
-"""What is special about a node with a Docker engine, through the API."""
+"""Sessions on a Docker engine, through the API."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def attempts(api: Api, execution: str) -> list[str | None]:
 # What it is
 
 
-def test_the_node_tells_what_it_is_and_what_it_gives(api: Api) -> None:
+def test_a_docker_node_reports_its_type_and_capabilities(api: Api) -> None:
     told = node(api)
 
     assert (told["type"], told["status"], told["problem"]) == ("docker", "healthy", None)
@@ -121,7 +121,7 @@ def test_a_session_is_a_container_of_this_node(api: Api, dockerd: Dockerd, sessi
     assert sh(api, session, "cat /etc/mark") == "from the image"
 
 
-def test_what_the_kernel_is_to_hold_can_be_demanded(api: Api) -> None:
+def test_a_template_can_require_limits_enforced_by_the_kernel(api: Api) -> None:
     assert node(api)["missing"] == {}
     require = ["own_uid", "disk_quota"]
     demanding = {"id": "demanding", "name": "x", "security_context": {"require": require}}
@@ -138,7 +138,7 @@ def test_what_the_kernel_is_to_hold_can_be_demanded(api: Api) -> None:
 # The server
 
 
-def test_sessions_are_found_again_by_the_next_server(dockerd: Dockerd, tmp_path: Path) -> None:
+def test_a_restarted_server_finds_its_sessions(dockerd: Dockerd, tmp_path: Path) -> None:
     with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)).with_constants(
         QUICK_RETRIES
     ) as server:
@@ -159,7 +159,7 @@ def test_sessions_are_found_again_by_the_next_server(dockerd: Dockerd, tmp_path:
                 api.end(session)
 
 
-def test_two_servers_on_one_engine_leave_each_other_alone(
+def test_two_servers_on_one_engine_do_not_touch_each_others_containers(
     api: Api, session: str, dockerd: Dockerd, tmp_path: Path
 ) -> None:
     before = api.get(session)["container_id"]
@@ -177,7 +177,7 @@ def test_two_servers_on_one_engine_leave_each_other_alone(
 
 
 @pytest.mark.parametrize("runtime", ["runc", "runsc"])
-def test_containers_end_without_a_server(
+def test_containers_end_when_no_server_connects_for_a_while(
     request: pytest.FixtureRequest, dockerd: Dockerd, tmp_path: Path, runtime: str
 ) -> None:
     """Whatever runs in them; the next server has the session's files."""
@@ -198,7 +198,7 @@ def test_containers_end_without_a_server(
             assert read(api, session).content == b"here"
 
 
-def test_gc_removes_containers_and_mounts_of_a_removed_directory(
+def test_gc_removes_containers_and_mounts_of_a_removed_data_directory(
     api: Api, dockerd: Dockerd, session: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "gone"
@@ -250,7 +250,7 @@ def strike(dockerd: Dockerd, name: str, fate: str) -> None:
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_container_that_is_ended_behind_our_back_is_replaced_at_the_next_use(
+def test_a_container_ended_by_another_client_is_replaced_at_the_next_use(
     api: Api, dockerd: Dockerd, session: str, fate: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -265,7 +265,7 @@ def test_a_container_that_is_ended_behind_our_back_is_replaced_at_the_next_use(
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_what_ran_in_it_is_tried_again_with_the_cause(
+def test_executions_of_an_ended_container_are_retried_with_the_cause(
     api: Api, dockerd: Dockerd, session: str, fate: str
 ) -> None:
     code = "with open('log', 'a') as log: log.write('x')\n" + until("go") + "print('done')"
@@ -282,7 +282,7 @@ def test_what_ran_in_it_is_tried_again_with_the_cause(
     assert sh(api, session, "cat log") == "xx"
 
 
-def test_a_container_that_is_paused_behind_our_back_is_resumed_at_the_next_use(
+def test_a_container_paused_by_another_client_is_resumed_at_the_next_use(
     api: Api, dockerd: Dockerd, session: str
 ) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
@@ -296,7 +296,7 @@ def test_a_container_that_is_paused_behind_our_back_is_resumed_at_the_next_use(
     assert not dockerd.inspect(before)["State"]["Paused"]
 
 
-def test_a_paused_session_that_is_resumed_behind_our_back_is_one_that_runs(
+def test_a_paused_session_resumed_by_another_client_is_running(
     api: Api, dockerd: Dockerd, session: str
 ) -> None:
     do(api, session, "pause")
@@ -309,7 +309,7 @@ def test_a_paused_session_that_is_resumed_behind_our_back_is_one_that_runs(
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_paused_session_whose_container_is_ended_has_its_files(
+def test_a_paused_session_keeps_its_files_when_its_container_ends(
     api: Api, dockerd: Dockerd, session: str, fate: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -320,7 +320,7 @@ def test_a_paused_session_whose_container_is_ended_has_its_files(
     assert api.get(session)["status"] == "running"
 
 
-def test_containers_that_nobody_owns_are_removed_at_the_start(
+def test_orphaned_containers_are_removed_when_the_server_starts(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     with Server(tmp_path, **QUICK, **drivers.settings(dockerd.url)).with_constants(
@@ -359,9 +359,7 @@ def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
 # The engine
 
 
-def test_without_its_engine_the_node_says_so_and_comes_back_by_itself(
-    lone: Server, mortal: Dockerd
-) -> None:
+def test_a_node_without_its_engine_is_unhealthy_and_recovers(lone: Server, mortal: Dockerd) -> None:
     with calling(lone) as api:
         session = api.create(timeout=3600)["id"]
         resting = api.create(timeout=3600)["id"]
@@ -397,7 +395,7 @@ def test_without_its_engine_the_node_says_so_and_comes_back_by_itself(
 
 
 @pytest.mark.parametrize("end", ["crash", "kill"])
-def test_sessions_have_their_files_after_an_engine_that_died(
+def test_sessions_keep_their_files_when_the_engine_dies(
     lone: Server, mortal: Dockerd, end: str
 ) -> None:
     with calling(lone) as api:
@@ -418,9 +416,7 @@ def test_sessions_have_their_files_after_an_engine_that_died(
         assert api.get(session)["status"] == "running"
 
 
-def test_an_engine_that_stands_still_holds_up_nothing_that_runs(
-    lone: Server, mortal: Dockerd
-) -> None:
+def test_a_hanging_engine_does_not_block_running_executions(lone: Server, mortal: Dockerd) -> None:
     with calling(lone) as api:
         session = api.create(timeout=3600)["id"]
         api.put(session, "kept", b"here")
@@ -434,7 +430,9 @@ def test_an_engine_that_stands_still_holds_up_nothing_that_runs(
         assert read(api, session).content == b"here"
 
 
-def test_an_engine_that_was_away_with_the_server_is_no_loss(lone: Server, mortal: Dockerd) -> None:
+def test_sessions_survive_when_engine_and_server_stop_together(
+    lone: Server, mortal: Dockerd
+) -> None:
     with calling(lone) as api:
         session = api.create(timeout=3600)["id"]
         api.put(session, "kept", b"here")
@@ -458,7 +456,7 @@ def held(api: Api) -> set[str]:
 # A session's ways
 
 
-def test_a_session_goes_through_all_its_states_with_its_files(
+def test_a_session_keeps_its_files_through_all_states(
     api: Api, dockerd: Dockerd, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -477,7 +475,7 @@ def test_a_session_goes_through_all_its_states_with_its_files(
     assert await_state(api, clone, "terminated")["cause"] == "user"
 
 
-def test_sessions_take_containers_that_are_ready(dockerd: Dockerd, tmp_path: Path) -> None:
+def test_new_sessions_take_containers_from_the_pool(dockerd: Dockerd, tmp_path: Path) -> None:
     pool = {"ATOLL_POOL__SIZE": "2", "ATOLL_POOL__MAX_SIZE": "2"}
     given = QUICK | pool | drivers.settings(dockerd.url)
     with Server(tmp_path, **given).with_constants(QUICK_RETRIES) as server, calling(server) as api:
@@ -494,7 +492,7 @@ def test_sessions_take_containers_that_are_ready(dockerd: Dockerd, tmp_path: Pat
 # Limits
 
 
-def test_memory_that_runs_out_is_told_as_the_cause(api: Api) -> None:
+def test_out_of_memory_is_reported_as_the_cause(api: Api) -> None:
     session = api.create(memory="64Mi")["id"]
     result = api.run(session, "x = []\nwhile True: x.append(bytearray(b'x' * 2**22))", wait=60)
 
@@ -503,7 +501,7 @@ def test_memory_that_runs_out_is_told_as_the_cause(api: Api) -> None:
     api.end(session)
 
 
-def test_a_disk_that_is_full_takes_no_more_until_there_is_room(api: Api) -> None:
+def test_a_full_workspace_accepts_no_data_until_files_are_removed(api: Api) -> None:
     session = api.create(disk="16Mi")["id"]
     fill = (
         "for n in range(64):\n    with open(f'part-{n}', 'wb') as file: file.write(bytes(2**20))\n"

@@ -1,4 +1,4 @@
-"""Python packages on a node with a Docker engine: what is installed, and what an attacker gets."""
+"""Python packages on a Docker node, including packages and images of attackers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def refused(api: Api, name: str) -> tuple[str, str]:
     return failed["detail"], log_of(api, failed["session_id"])
 
 
-def test_a_session_has_its_packages_and_what_they_need(
+def test_a_session_has_its_packages_and_their_dependencies(
     api: Api, server: Server, dockerd: Dockerd, index: Index
 ) -> None:
     with session(api, dependencies=[{"name": "greet", "version": ">=1.1"}]) as made:
@@ -102,7 +102,7 @@ def test_a_session_has_its_packages_and_what_they_need(
     assert len(index.asked) == asked
 
 
-def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
+def test_packages_can_be_added_to_a_running_session(api: Api) -> None:
     with session(api) as made:
         body = {"dependencies": [{"name": "lower"}]}
         told = answer(api.http.post(f"{V1}/sessions/{made}/dependencies", json=body))
@@ -110,7 +110,7 @@ def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
         assert api.run(made, "import lower; print(lower.version)")["stdout"] == "2.0\n"
 
 
-def test_the_interpreter_that_an_image_was_lent_has_packages_too(api: Api) -> None:
+def test_packages_can_be_installed_for_an_image_without_python(api: Api) -> None:
     body = {"id": "lent", "name": "lent", "image": SHELL}
     answer(api.http.post(f"{V1}/templates", json=body), 201)
     with session(api, template_id="lent", dependencies=[{"name": "greet"}]) as made:
@@ -118,7 +118,7 @@ def test_the_interpreter_that_an_image_was_lent_has_packages_too(api: Api) -> No
         assert api.run(made, command=["hello-greet"])["stdout"] == "greet 1.2\n"
 
 
-def test_a_template_has_packages_of_its_own(api: Api) -> None:
+def test_a_template_can_have_packages(api: Api) -> None:
     body = {"id": "own", "name": "own", "image": PYTHON, "python_packages": ["greet"]}
     made = api.http.post(f"{V1}/templates", json=body)
     assert made.status_code in (201, 202), made.text
@@ -132,7 +132,7 @@ def test_a_template_has_packages_of_its_own(api: Api) -> None:
         assert api.run(made_session, CODE)["stdout"] == "1.2 2.0\n"
 
 
-def test_what_is_not_on_the_index_fails_and_leaves_nothing(
+def test_a_package_missing_from_the_index_fails_and_leaves_nothing(
     api: Api, server: Server, dockerd: Dockerd
 ) -> None:
     why, said = refused(api, "needs-nothing-there")
@@ -141,7 +141,7 @@ def test_what_is_not_on_the_index_fails_and_leaves_nothing(
     assert installs(server, dockerd) == []
 
 
-def test_one_whose_control_plane_ends_is_ended_by_it(
+def test_a_control_plane_ends_its_installations_when_it_stops(
     dockerd: Dockerd, index: Index, tmp_path: Path
 ) -> None:
     index.add("slow", "1.0")
@@ -159,7 +159,7 @@ def test_one_whose_control_plane_ends_is_ended_by_it(
         held.go.set()
 
 
-def test_one_whose_control_plane_was_killed_ends_and_is_done_again(
+def test_an_installation_of_a_killed_control_plane_ends_and_is_repeated(
     own_dockerd: Dockerd, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -195,7 +195,7 @@ def dumps(found, *arguments, **about):
 """What an image has in its module `json`: its interpreter is the victim's in all that it says."""
 
 
-def test_an_image_gives_nothing_of_its_own_to_sessions_of_another(api: Api) -> None:
+def test_a_malicious_image_cannot_poison_packages_of_other_images(api: Api) -> None:
     evil = base64.b64encode(EVIL.encode()).decode()
     code = f"import base64, json; open(json.__file__, 'ab').write(base64.b64decode('{evil}'))"
     dockerfile = f'FROM {PYTHON}\nRUN ["python3", "-c", "{code}"]\n'
@@ -241,7 +241,7 @@ raise SystemExit("enough")
 """
 
 
-def test_a_build_has_neither_network_nor_the_hosts_files_nor_rights(
+def test_a_source_build_has_no_network_no_host_files_and_no_privileges(
     api: Api, server: Server, dockerd: Dockerd, index: Index, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
@@ -284,7 +284,7 @@ raise SystemExit("enough")
 """
 
 
-def test_a_build_reaches_nothing_but_the_index(api: Api, index: Index) -> None:
+def test_a_source_build_reaches_only_the_index(api: Api, index: Index) -> None:
     with Index() as outside:
         outside.add("elsewhere")
         index.add_source("asks", code=ASKS.replace("PORT", str(outside.port)))
@@ -296,7 +296,7 @@ def test_a_build_reaches_nothing_but_the_index(api: Api, index: Index) -> None:
     assert [line for line in lines if "403" not in line][:2] == [fine, fine], said
 
 
-def test_a_build_that_goes_well_leaves_nothing_running(
+def test_a_successful_source_build_leaves_nothing_running(
     api: Api, server: Server, dockerd: Dockerd, index: Index
 ) -> None:
     stays = "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 100)\n    import time\n"
@@ -320,7 +320,7 @@ def test_a_build_that_goes_well_leaves_nothing_running(
          "raise SystemExit(1)"),
     ],
 )  # fmt: skip
-def test_a_build_that_takes_without_end_or_makes_things_up_is_ended(
+def test_a_source_build_that_exhausts_resources_or_forges_answers_fails(
     api: Api, server: Server, dockerd: Dockerd, index: Index, name: str, code: str
 ) -> None:
     if name == "fills-unnamed" and "disk_quota" not in provides(api):
@@ -331,7 +331,7 @@ def test_a_build_that_takes_without_end_or_makes_things_up_is_ended(
     assert installs(server, dockerd) == []
 
 
-def test_gvisor_installs_them_as_well(
+def test_packages_are_installed_under_gvisor(
     runsc: str, dockerd: Dockerd, index: Index, tmp_path: Path
 ) -> None:
     env = {**settings(dockerd, index), "ATOLL_DOCKER__RUNTIME": runsc}

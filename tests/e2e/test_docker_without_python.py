@@ -1,4 +1,4 @@
-"""Images that have no Python: what they have works, and Python is lent to them."""
+"""Images without Python, into which Atoll mounts its own interpreter."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def create(api: Api, **fields: Any) -> dict[str, Any]:
     return told
 
 
-def test_shell_and_commands_are_the_images_own(api: Api) -> None:
+def test_shell_and_commands_are_those_of_the_image(api: Api) -> None:
     with session(api, template_id="shell") as made:
         told = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
         assert told["stdout"].endswith("from the image"), told
@@ -86,7 +86,7 @@ print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True
 """
 
 
-def test_python_is_lent_to_an_image_without(api: Api) -> None:
+def test_an_image_without_python_runs_python_code(api: Api) -> None:
     with session(api, template_id="shell") as made:
         told = api.run(made, PROBE)
         place = "/run/atoll/python"
@@ -98,7 +98,7 @@ def test_python_is_lent_to_an_image_without(api: Api) -> None:
         assert told["stdout"] == "None\n", told
 
 
-def test_nobody_inside_can_change_what_is_lent(api: Api) -> None:
+def test_code_cannot_change_the_mounted_interpreter(api: Api) -> None:
     code = """
 import os, sys
 for place in (sys.executable, sys.prefix + "/lib/x", os.__file__):
@@ -113,14 +113,14 @@ for place in (sys.executable, sys.prefix + "/lib/x", os.__file__):
         assert printed <= {"Read-only file system", "Permission denied"}, printed
 
 
-def test_a_context_keeps_its_state_on_it(api: Api) -> None:
+def test_a_context_keeps_its_state_on_the_mounted_interpreter(api: Api) -> None:
     with session(api, template_id="shell") as made:
         context = answer(api.http.post(f"{V1}/sessions/{made}/contexts", json={}), 201)["id"]
         api.run(made, "x = 40", context_id=context)
         assert api.run(made, "print(x + 2)", context_id=context)["stdout"] == "42\n"
 
 
-def test_an_image_with_one_static_program_will_do(api: Api) -> None:
+def test_an_image_with_only_a_static_program_works(api: Api) -> None:
     with session(api, template_id="static") as made:
         told = api.run(made, command=[STATIC_PROGRAM, "--version"])
         assert told["stdout"].startswith("ldconfig"), told
@@ -140,14 +140,16 @@ def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:
         assert told["stdout"] == "hello world\n", told
 
 
-def test_a_template_that_names_an_interpreter_gets_no_other(api: Api) -> None:
+def test_a_template_that_names_an_interpreter_does_not_get_another(api: Api) -> None:
     create(api, id="named", image=SHELL, python="/opt/py/bin/python3")
     refused = api.http.post(f"{V1}/sessions", json={"template_id": "named"})
     problem(refused, 422, "interpreter_missing")
     assert "/opt/py/bin/python3" in refused.json()["detail"]
 
 
-def test_what_is_lent_starts_under_gvisor(engine: Dockerd, runsc: str, tmp_path: Path) -> None:
+def test_the_portable_interpreter_starts_under_gvisor(
+    engine: Dockerd, runsc: str, tmp_path: Path
+) -> None:
     place = str(portable_interpreter.write(tmp_path))
     mount = container_config.bind(place, portable_interpreter.PLACE, read_only=True)
     words = [*portable_interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]

@@ -89,7 +89,7 @@ def problem_of(nodes: Engines, asked: EngineNode, about: EngineNode) -> dict[str
     return nodes.told(asked.api)[about.id]
 
 
-def test_sessions_are_placed_on_both_engines_and_leave_one_that_is_drained(
+def test_sessions_are_placed_on_both_engines_and_leave_a_drained_one(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     with Engines(tmp_path, s3, engines) as nodes:
@@ -125,7 +125,7 @@ def test_sessions_are_placed_on_both_engines_and_leave_one_that_is_drained(
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["here", "there"])
-def test_an_engine_that_is_lost_is_told_and_left_and_heals(
+def test_sessions_leave_a_lost_engine_and_it_recovers(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path, number: int
 ) -> None:
     with Engines(tmp_path, s3, engines) as nodes:
@@ -156,7 +156,7 @@ def test_an_engine_that_is_lost_is_told_and_left_and_heals(
         assert sh(other.api, back, "echo back") == "back\n"
 
 
-def test_sessions_go_on_when_their_only_engine_was_restarted(
+def test_sessions_continue_after_a_restart_of_their_only_engine(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     for number in (0, 1):

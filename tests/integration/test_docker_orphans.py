@@ -1,4 +1,4 @@
-"""The sweep of what no session owns, on a real Docker engine."""
+"""The sweep that removes orphaned containers, on a real Docker engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_container_that_nobody_owns_is_removed_once_it_is_old(
+async def test_an_orphaned_container_is_removed_after_a_while(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""The engine that other tests rely on: that it is what they take it for, and leaves nothing."""
+"""The Docker engine that other tests use: it works and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_containers_of_both_images_run_without_a_network(
         dockerd.run(SHELL, "python3", runtime=runtime)
 
 
-def test_two_engines_know_nothing_of_each_other(
+def test_two_engines_are_independent(
     dockerd: Dockerd, own_dockerd: Dockerd, tmp_path: Path
 ) -> None:
     ids = {engine.ask("GET", "/info").json()["ID"] for engine in (dockerd, own_dockerd)}
@@ -63,7 +63,7 @@ def test_two_engines_know_nothing_of_each_other(
     dockerd.remove(container)
 
 
-def test_an_engine_over_tcp_takes_only_those_with_its_certificate(tmp_path: Path) -> None:
+def test_an_engine_over_tcp_requires_a_client_certificate(tmp_path: Path) -> None:
     with Dockerd(tmp_path, tls=True) as engine:
         url = engine.tcp_url.replace("tcp", "https") + "/_ping"
         context = ssl.create_default_context(cafile=str(engine.ca))
@@ -73,7 +73,7 @@ def test_an_engine_over_tcp_takes_only_those_with_its_certificate(tmp_path: Path
         assert httpx.get(url, verify=context, timeout=60).text == "OK"
 
 
-def test_containers_go_on_when_only_the_engine_crashes(own_dockerd: Dockerd) -> None:
+def test_containers_survive_a_crash_of_the_engine(own_dockerd: Dockerd) -> None:
     container = own_dockerd.begin(SHELL, "sleep", "infinity")
     own_dockerd.crash()
     # It has another name until its program has begun.
@@ -82,7 +82,7 @@ def test_containers_go_on_when_only_the_engine_crashes(own_dockerd: Dockerd) -> 
     assert own_dockerd.inspect(container)["State"]["Status"] == "exited"
 
 
-def test_what_an_engine_has_is_there_after_a_restart(own_dockerd: Dockerd) -> None:
+def test_containers_and_images_survive_a_restart_of_the_engine(own_dockerd: Dockerd) -> None:
     # With an end on SIGTERM, which the first process of a container else ignores.
     container = own_dockerd.begin(SHELL, "sh", "-c", "trap exit TERM; sleep infinity & wait")
     own_dockerd.restart()
@@ -91,7 +91,9 @@ def test_what_an_engine_has_is_there_after_a_restart(own_dockerd: Dockerd) -> No
 
 
 @pytest.mark.parametrize("end", ["stop", "kill", "crash", "nothing"])
-def test_nothing_of_an_engine_is_left(image_archives: Archives, tmp_path: Path, end: str) -> None:
+def test_an_engine_leaves_nothing_behind(
+    image_archives: Archives, tmp_path: Path, end: str
+) -> None:
     with Dockerd(tmp_path) as engine:
         image_archives.load(engine)
         paused = engine.begin(SHELL, "sh", "-c", "trap exit TERM; sleep infinity & wait")
@@ -119,7 +121,7 @@ with Dockerd(Path(sys.argv[1])) as engine:
 """
 
 
-def test_nothing_is_left_when_the_tests_are_killed(
+def test_an_engine_leaves_nothing_behind_when_the_tests_are_killed(
     image_archives: Archives, tmp_path: Path
 ) -> None:
     with subprocess.Popen(

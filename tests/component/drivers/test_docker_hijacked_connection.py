@@ -1,4 +1,4 @@
-"""The connection through which an engine gives a relay's standard streams."""
+"""Connections that carry the standard streams of a relay."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def connected(dial: Callable[[Link], Awaitable[None]]) -> Link:
     return await Link.over(dial, "a container", quick, timeout=PATIENCE)
 
 
-async def test_a_flood_of_errors_of_a_relay_is_a_violation(tmp_path: Path) -> None:
+async def test_a_relay_that_floods_its_standard_error_violates_the_protocol(tmp_path: Path) -> None:
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(AGREED + GREETING)
         while True:
@@ -82,7 +82,7 @@ async def test_a_flood_of_errors_of_a_relay_is_a_violation(tmp_path: Path) -> No
             assert isinstance(link.violation, ProtocolViolation)
 
 
-async def test_a_few_errors_of_a_relay_are_none(tmp_path: Path) -> None:
+async def test_some_output_on_a_relays_standard_error_is_allowed(tmp_path: Path) -> None:
     async def complain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(AGREED + written(STDERR, b"x" * 60_000) + GREETING)
         while await reader.read(65_536):
@@ -95,7 +95,7 @@ async def test_a_few_errors_of_a_relay_are_none(tmp_path: Path) -> None:
         await link.closed
 
 
-async def test_a_relay_that_does_not_read_is_sent_no_more_and_closed(
+async def test_a_relay_that_does_not_read_gets_no_more_data_and_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "CLOSE_SECONDS", 0.05, raising=False)
@@ -123,7 +123,7 @@ async def test_a_relay_that_does_not_read_is_sent_no_more_and_closed(
     [b"HTTP/1.1 409 Conflict\r\n\r\npaused", b"what\r\n\r\n", b"x" * 20_000],
     ids=["a refusal", "no answer", "a head that does not end"],
 )
-async def test_an_engine_that_does_not_agree_is_an_error(tmp_path: Path, head: bytes) -> None:
+async def test_a_refused_upgrade_is_an_error(tmp_path: Path, head: bytes) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head)
         await reader.read()
@@ -135,7 +135,7 @@ async def test_an_engine_that_does_not_agree_is_an_error(tmp_path: Path, head: b
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30))
-async def test_however_the_bytes_are_cut_the_link_gets_its_own(
+async def test_frames_are_parsed_however_the_bytes_are_split(
     tmp_path: Path, cuts: list[int]
 ) -> None:
     answer = frames.encode_json(1, frames.END, ANSWERS["stat"])

@@ -1,4 +1,4 @@
-"""Whom the kernel ended for memory, as an engine on another machine reports it."""
+"""Out-of-memory events of an engine on another machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def engine(place: Path, *events: bytes) -> AsyncIterator[Engine]:
         await runner.cleanup()
 
 
-async def test_long_labels_of_one_image_hide_the_end_of_no_other_instance(tmp_path: Path) -> None:
+async def test_events_with_long_labels_do_not_hide_other_events(tmp_path: Path) -> None:
     wordy: dict[str, Any] = {"words": "x" * 1_000_000}
     events = (killed("inst_1", **wordy), killed("inst_2"))
     async with engine(tmp_path, *events) as found:

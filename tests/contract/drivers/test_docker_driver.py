@@ -1,4 +1,4 @@
-"""What the Docker driver makes of what its engine does, and of what others do there."""
+"""The Docker driver, while its engine fails and other clients change its containers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def ask(node: Node, handle: Handle, verb: str, **about: str) -> None:
     ],
 )
 @on("docker")
-async def test_what_somebody_else_does_to_a_container_is_observed(
+async def test_changes_made_by_other_clients_are_observed(
     node: Node, verb: str, seen: Observation
 ) -> None:
     wanted = spec()
@@ -103,7 +103,7 @@ async def test_what_somebody_else_does_to_a_container_is_observed(
 
 
 @on("docker")
-async def test_a_container_that_somebody_else_removed_is_gone(node: Node) -> None:
+async def test_a_container_removed_by_another_client_is_gone(node: Node) -> None:
     wanted = spec()
     handle, link = await started(node.driver, wanted)
     await printed(node.driver, link, "open('kept', 'w').write('kept')")
@@ -144,7 +144,7 @@ async def test_a_container_without_its_directory_is_found_and_removed(node: Node
 
 
 @on("docker")
-async def test_a_container_that_was_never_started_is_made_anew(node: Node) -> None:
+async def test_a_container_that_was_never_started_is_replaced(node: Node) -> None:
     wanted = spec()
     handle = await node.driver.ensure(wanted)
     about = node.engine.inspect(str(handle.data["container"]))
@@ -164,7 +164,7 @@ async def test_a_container_that_was_never_started_is_made_anew(node: Node) -> No
 
 
 @on("docker")
-async def test_a_container_that_was_told_nothing_is_made_anew(node: Node) -> None:
+async def test_a_container_that_got_no_configuration_is_replaced(node: Node) -> None:
     wanted = spec()
     handle = await node.driver.ensure(wanted)
     # As when the process that made it ended before it had said what to do.
@@ -177,7 +177,9 @@ async def test_a_container_that_was_told_nothing_is_made_anew(node: Node) -> Non
 
 
 @on("docker")
-async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: Path) -> None:
+async def test_nodes_on_one_engine_do_not_touch_each_others_containers(
+    node: Node, tmp_path: Path
+) -> None:
     mine = await node.driver.ensure(spec())
     other = Node("docker", tmp_path / "other", node.engine)
     await other.driver.open()
@@ -211,7 +213,7 @@ async def test_nodes_on_one_engine_leave_each_other_alone(node: Node, tmp_path: 
 
 
 @on("docker")
-async def test_the_executor_refuses_who_has_not_its_token(node: Node, tmp_path: Path) -> None:
+async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_path: Path) -> None:
     handle, link = await started(node.driver, spec())
     other, second = await started(node.driver, spec())
     assert isinstance(node.driver, DockerDriver)
@@ -255,7 +257,7 @@ async def refused(node: Node, handle: Handle) -> None:
     assert (await driver.status()).problem
 
 
-async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: Node) -> None:
+async def test_a_node_is_unhealthy_while_its_engine_is_stopped(mortal: Node) -> None:
     handle, link = await started(mortal.driver, spec())
     await printed(mortal.driver, link, "open('kept', 'w').write('kept')")
     mortal.engine.stop()
@@ -274,7 +276,7 @@ async def test_an_engine_that_stops_is_missed_and_one_that_starts_heals(mortal: 
     link.close()
 
 
-async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) -> None:
+async def test_calls_time_out_when_the_engine_hangs(mortal: Node) -> None:
     handle, link = await started(mortal.driver, spec())
     settings = DockerSettings(url=mortal.engine.url, image=PYTHON, timeout=timedelta(seconds=10))
     hasty = DockerDriver(mortal.data_dir, settings, LinkSettings(), LocalSettings())
@@ -299,7 +301,7 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(mortal: Node) ->
     link.close()
 
 
-async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mortal: Node) -> None:
+async def test_an_engine_crash_during_a_start_leaves_nothing_behind(mortal: Node) -> None:
     begun = asyncio.get_running_loop().time()
     await mortal.driver.ensure(spec())
     whole = asyncio.get_running_loop().time() - begun
@@ -319,7 +321,7 @@ async def test_an_engine_that_crashes_in_the_middle_of_a_start_leaves_nothing(mo
         assert await mortal.driver.handles() == []
 
 
-async def test_an_engine_that_hangs_up_is_not_taken_for_an_instance_that_failed(
+async def test_a_closed_engine_connection_is_not_reported_as_a_failed_instance(
     mortal: Node,
 ) -> None:
     reference = build(
@@ -344,7 +346,9 @@ async def test_an_engine_that_hangs_up_is_not_taken_for_an_instance_that_failed(
         mortal.engine.start()
 
 
-async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:
+async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
+    tmp_path: Path,
+) -> None:
     settings = DockerSettings(url=f"unix://{tmp_path}/nothing.sock")
     driver = DockerDriver(tmp_path / "data", settings, LinkSettings(), LocalSettings())
     with pytest.raises(TemporaryError) as caught:
@@ -358,7 +362,7 @@ async def test_a_driver_without_its_engine_says_so(tmp_path: Path) -> None:
 
 
 @on("docker")
-async def test_less_memory_than_is_in_use_is_refused_and_changes_nothing(node: Node) -> None:
+async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
     heard = Heard()
@@ -383,7 +387,7 @@ async def test_less_memory_than_is_in_use_is_refused_and_changes_nothing(node: N
 
 
 @on("docker")
-async def test_an_interpreter_that_fails_is_told_in_its_own_words(node: Node) -> None:
+async def test_the_error_contains_the_output_of_a_failing_interpreter(node: Node) -> None:
     words = "this interpreter is from another century"
     reference = build(
         node.engine,
@@ -400,7 +404,7 @@ async def test_an_interpreter_that_fails_is_told_in_its_own_words(node: Node) ->
 
 
 @on("docker")
-async def test_an_image_that_is_not_there_is_named(node: Node) -> None:
+async def test_the_error_names_a_missing_image(node: Node) -> None:
     reference = f"atoll-test/{ids.instance_id().lower()}:1"
     assert not await node.driver.images.is_built(template(image=reference))
     with pytest.raises(TemporaryError, match=reference) as caught:

@@ -1,4 +1,4 @@
-"""Images of a real engine, and a real registry."""
+"""Images of a real engine and a real registry."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def refused(kind: type[AtollError], code: str) -> Any:
 # What is there
 
 
-async def test_an_image_tells_of_itself(ground: Ground, tiny: str) -> None:
+async def test_the_configuration_of_an_image_is_read(ground: Ground, tiny: str) -> None:
     found = await ground.images.find(tiny)
 
     assert found is not None
@@ -187,7 +187,7 @@ async def test_a_search_that_is_cancelled_leaves_no_container(
 # Pulls
 
 
-async def test_a_pull_brings_an_image_and_leaves_no_other_name(
+async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
     found = await ground.puller.pull_and_hold(
@@ -213,7 +213,7 @@ async def test_a_pull_brings_an_image_and_leaves_no_other_name(
         ("team/nothing:1", PASSWORD, "image_not_found"),
     ],
 )
-async def test_a_pull_that_cannot_be_says_why(
+async def test_a_failed_pull_reports_its_cause(
     ground: Ground, registry: Registry, pulled: str, name: str, password: str | None, code: str
 ) -> None:
     auth = None if password is None else right(registry, password)
@@ -224,7 +224,7 @@ async def test_a_pull_that_cannot_be_says_why(
     assert PASSWORD not in str(caught.value)
 
 
-async def test_credentials_are_for_their_server_and_no_other(
+async def test_credentials_are_only_sent_to_their_own_server(
     ground: Ground, registry: Registry, pulled: str
 ) -> None:
     """They are right, and the registry would take them."""
@@ -237,7 +237,7 @@ async def test_credentials_are_for_their_server_and_no_other(
         )
 
 
-async def test_a_registry_that_is_gone_may_come_back(
+async def test_an_unreachable_registry_is_a_temporary_error(
     ground: Ground, registry: Registry, pulled: str
 ) -> None:
     registry.stop()
@@ -249,7 +249,7 @@ async def test_a_registry_that_is_gone_may_come_back(
     )
 
 
-async def test_a_pull_ends_when_it_is_cancelled_or_takes_too_long(
+async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
     registry.pause()
@@ -278,7 +278,7 @@ def building(
     return ground.templates.builder.build(build, **options | given)
 
 
-async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
+async def test_a_dockerfile_is_built_with_its_build_files(ground: Ground) -> None:
     name = "ä" * 100 + ".txt"
     data = tar_of(
         {"./a/b": b"1", "Dockerfile": b"FROM nothing", name: b"2"},
@@ -299,7 +299,9 @@ async def test_a_dockerfile_is_built_with_its_context(ground: Ground) -> None:
     assert "112said-something" in "".join(ground.text.split())
 
 
-async def test_a_build_that_fails_says_its_last_lines(ground: Ground, dockerd: Dockerd) -> None:
+async def test_the_error_of_a_failed_build_contains_its_last_output(
+    ground: Ground, dockerd: Dockerd
+) -> None:
     with refused(PermanentError, "build_failed") as caught:
         await building(ground, f"FROM {SHELL}\nRUN echo so far; exit 7\n")
 
@@ -315,7 +317,7 @@ async def test_commands_of_a_build_have_no_network(ground: Ground) -> None:
 
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=10), None], ids=["late", "cancelled"])
-async def test_a_build_that_is_not_wanted_ends(
+async def test_a_build_ends_when_it_is_cancelled_or_times_out(
     ground: Ground, dockerd: Dockerd, timeout: timedelta | None
 ) -> None:
     begun = asyncio.Event()
@@ -390,14 +392,14 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
-async def test_a_context_that_reaches_out_is_refused(
+async def test_malicious_build_files_are_refused(
     ground: Ground, hostile: Callable[[], bytes]
 ) -> None:
     with refused(PermanentError, "build_context_invalid"):
         await building(ground, f"FROM {SHELL}\nCOPY . /x\n", context_of(hostile()))
 
 
-async def test_a_context_that_is_not_what_was_stored_is_not_built(ground: Ground) -> None:
+async def test_build_files_with_the_wrong_digest_are_not_built(ground: Ground) -> None:
     given = context_of(tar_of({"a": b""}))
     wrong = BuildContext("0" * 64, given.open)
     with refused(TemporaryError, "blobs_unavailable"):
@@ -420,7 +422,7 @@ async def build(ground: Ground, template: Template, material: Material | None = 
     )
 
 
-async def test_an_image_that_somebody_else_brought_is_there(ground: Ground, tiny: str) -> None:
+async def test_an_image_loaded_by_another_client_is_used(ground: Ground, tiny: str) -> None:
     template = settled(ground, make_template(image=tiny))
 
     assert await ground.templates.is_built(template)
@@ -429,7 +431,7 @@ async def test_an_image_that_somebody_else_brought_is_there(ground: Ground, tiny
     assert (found.digest, found.entrypoint, found.command) == (None, ("/bin/tool",), ("--help",))
 
 
-async def test_a_template_keeps_its_image_when_the_name_goes(
+async def test_a_template_keeps_its_image_when_its_name_is_removed(
     ground: Ground, dockerd: Dockerd, tiny: str
 ) -> None:
     template = settled(ground, make_template(image=tiny))
@@ -440,7 +442,7 @@ async def test_a_template_keeps_its_image_when_the_name_goes(
     assert (await ground.templates.find(template)).id == before.id
 
 
-async def test_another_node_gets_the_image_by_its_digest(
+async def test_another_node_pulls_the_image_by_its_digest(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
 ) -> None:
     from dataclasses import replace
@@ -467,7 +469,7 @@ async def test_another_node_gets_the_image_by_its_digest(
     assert (await ground.templates.find(again)).id != first.id
 
 
-async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
+async def test_two_templates_of_a_moved_tag_keep_different_images(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
 ) -> None:
     from dataclasses import replace
@@ -503,7 +505,7 @@ async def test_two_of_one_tag_have_each_the_image_that_they_were_built_to(
     assert await anew.names() == []
 
 
-async def test_the_same_is_not_built_twice(ground: Ground) -> None:
+async def test_the_same_dockerfile_is_built_once(ground: Ground) -> None:
     text = f"FROM {SHELL}\nRUN echo once-{os.urandom(4).hex()}\n"
     one, two = (settled(ground, make_template(dockerfile=text)) for _ in range(2))
     await build(ground, one)
@@ -516,7 +518,7 @@ async def test_the_same_is_not_built_twice(ground: Ground) -> None:
     assert other.layers != one.layers
 
 
-async def test_two_builds_at_once_are_both_there(ground: Ground) -> None:
+async def test_concurrent_builds_both_succeed(ground: Ground) -> None:
     texts = [f"FROM {SHELL}\nRUN echo {number} {os.urandom(4).hex()}\n" for number in range(2)]
     templates = [settled(ground, make_template(dockerfile=text)) for text in (*texts, texts[0])]
     await asyncio.gather(*(build(ground, template) for template in templates))
@@ -525,7 +527,7 @@ async def test_two_builds_at_once_are_both_there(ground: Ground) -> None:
     assert found[0].id == found[2].id != found[1].id
 
 
-async def test_an_image_is_let_go_when_no_container_has_it(
+async def test_an_image_is_removed_when_no_container_uses_it(
     ground: Ground, dockerd: Dockerd, tiny: str
 ) -> None:
     template = settled(ground, make_template(image=tiny))
@@ -542,7 +544,7 @@ async def test_an_image_is_let_go_when_no_container_has_it(
     assert await ground.templates.names() == []
 
 
-async def test_an_image_that_is_not_there_is_missing_for_a_while(ground: Ground) -> None:
+async def test_a_missing_image_is_a_temporary_error(ground: Ground) -> None:
     with refused(TemporaryError, "image_missing"):
         await ground.templates.find(make_template(image="nobody/nothing:1"))
 
@@ -573,14 +575,14 @@ async def test_an_image_that_is_not_there_is_missing_for_a_while(ground: Ground)
     ],
     ids=lambda value: json.dumps(value, default=str)[:40],
 )
-async def test_what_cannot_be_made_is_refused(
+async def test_invalid_templates_are_refused(
     ground: Ground, given: dict[str, Any], code: str
 ) -> None:
     with refused(InvalidRequest, code):
         await ground.templates.check(make_template(**{"image": "", **given}))
 
 
-async def test_what_can_be_made_is_not(ground: Ground) -> None:
+async def test_valid_templates_are_accepted(ground: Ground) -> None:
     for given in (
         {"image": "registry.example.com:5000/a/b:1@sha256:" + "0" * 64},
         {"image": ""},

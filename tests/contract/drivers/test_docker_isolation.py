@@ -1,4 +1,4 @@
-"""What confines a container: as its engine tells it, and as code inside finds it."""
+"""How containers are confined, seen by the engine and by code inside."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def told(node: Node, handle: Handle) -> dict[str, Any]:
 # As the engine tells it
 
 
-async def test_the_engine_is_asked_to_confine_all_it_can(node: Node) -> None:
+async def test_containers_are_created_with_all_confinement_options(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     about = told(node, handle)
     config, host = about["Config"], about["HostConfig"]
@@ -98,7 +98,7 @@ async def test_the_engine_is_asked_to_confine_all_it_can(node: Node) -> None:
     assert writable == {"/workspace", "/run/atoll/link", "/run/atoll/journal"}
 
 
-async def test_no_secret_is_where_the_engine_tells_it(node: Node) -> None:
+async def test_docker_inspect_shows_no_secret(node: Node) -> None:
     driver = node.driver
     assert isinstance(driver, DockerDriver)
     callback = Callback("http://callback.test/path", "the-callback-token")
@@ -122,7 +122,7 @@ async def test_no_secret_is_where_the_engine_tells_it(node: Node) -> None:
 # As code inside finds it
 
 
-async def test_code_has_no_right_beyond_its_own(node: Node) -> None:
+async def test_code_has_no_privileges(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = """
 import os
@@ -140,7 +140,7 @@ print(interfaces, os.uname().nodename)
     link.close()
 
 
-async def test_nothing_but_the_workspace_and_temporary_places_can_be_written(node: Node) -> None:
+async def test_only_the_workspace_and_temporary_directories_are_writable(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = f"""{TRY}
 found = set()
@@ -162,7 +162,7 @@ print(tried(os.chmod, '/etc/mark', 0o777), tried(os.mknod, '/tmp/disk', 0o60600,
     link.close()
 
 
-async def test_temporary_places_have_their_size_and_can_be_executed_from(node: Node) -> None:
+async def test_temporary_directories_are_limited_and_executable(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = f"""{TRY}
 def fill(path):
@@ -186,7 +186,7 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
     link.close()
 
 
-async def test_the_supervisor_cannot_be_harmed_or_looked_into(node: Node) -> None:
+async def test_code_cannot_signal_or_inspect_the_supervisor(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = f"""{TRY}
 import ctypes, signal
@@ -215,7 +215,7 @@ print(libc.process_vm_readv(1, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
     link.close()
 
 
-async def test_the_link_and_the_journal_are_closed_to_code_inside(node: Node) -> None:
+async def test_code_cannot_open_the_socket_or_the_journal(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = f"""{TRY}
 import socket
@@ -241,7 +241,7 @@ print(tried(open, '/run/atoll/executor.pyz', 'wb'), tried(os.mkdir, '/run/atoll/
     link.close()
 
 
-async def test_the_journal_of_the_instance_before_is_closed_as_well(node: Node) -> None:
+async def test_code_cannot_open_the_journal_of_the_previous_instance(node: Node) -> None:
     first, link = await started(node.driver, spec())
     await printed(node.driver, link, "print('for the journal')")
     link.close()
@@ -253,7 +253,7 @@ async def test_the_journal_of_the_instance_before_is_closed_as_well(node: Node) 
     link.close()
 
 
-async def test_processes_stop_at_the_limit(node: Node) -> None:
+async def test_the_number_of_processes_is_limited(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = """
 import os, time
@@ -280,7 +280,7 @@ except OSError as error:
     link.close()
 
 
-async def test_a_tree_of_memory_hogs_ends_and_the_supervisor_does_not(node: Node) -> None:
+async def test_the_supervisor_survives_user_processes_that_exhaust_memory(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     hogs = """
 import os
@@ -301,7 +301,7 @@ while True: held.append(bytearray(1 << 20))
 # Whatever the image says
 
 
-async def test_an_image_does_not_change_how_it_is_confined(node: Node) -> None:
+async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: Node) -> None:
     reference = build(
         node.engine,
         "atoll-test/stubborn:1",
@@ -363,7 +363,7 @@ print(*(tried(open, place + '/new', 'w') for place in ('/workspace', '/tmp', '/v
     assert not [volume for volume in listed if not volume["Labels"]]
 
 
-async def test_labels_of_an_image_do_not_make_an_instance_of_what_is_none(
+async def test_a_container_with_inherited_labels_is_not_an_instance(
     node: Node, tmp_path: Path
 ) -> None:
     """Containers of packages that are installed have the node's label, and the image's own."""
@@ -384,7 +384,7 @@ async def test_labels_of_an_image_do_not_make_an_instance_of_what_is_none(
     assert precious.is_dir()
 
 
-async def test_an_image_with_a_very_large_configuration_has_no_instances(node: Node) -> None:
+async def test_an_image_with_a_very_large_configuration_is_refused(node: Node) -> None:
     """An engine repeats the labels of an image with each container, whenever it lists them."""
     made = node.engine.create(PYTHON)
     try:
@@ -400,7 +400,7 @@ async def test_an_image_with_a_very_large_configuration_has_no_instances(node: N
     assert await node.driver.handles() == []
 
 
-async def test_what_ran_before_the_seal_cannot_keep_it_open_nor_lead_elsewhere(
+async def test_code_that_ran_before_the_seal_cannot_keep_files_open_or_redirect_them(
     node: Node, tmp_path: Path
 ) -> None:
     handle, link = await started(node.driver, spec())

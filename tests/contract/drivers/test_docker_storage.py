@@ -1,4 +1,4 @@
-"""Where containers' files are: what the kernel holds of them, and what earlier versions left."""
+"""Workspaces of containers in directories: limits, mounts, and workspaces of earlier versions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(*('%s=%d' % one for one in taken.items()), file=sys.stderr)
 """
 
 
-async def test_a_hostile_image_fills_no_more_of_the_disk_than_its_instance_may(node: Node) -> None:
+async def test_a_hostile_image_cannot_exceed_the_disk_limit(node: Node) -> None:
     """It is the first process, and has all that the executor has, before user code runs."""
     lines = (f"FROM {PYTHON}", "COPY python /opt/python")
     reference = build(node.engine, "atoll-test/flood:1", *lines, python=FLOOD)
@@ -71,7 +71,7 @@ async def test_a_hostile_image_fills_no_more_of_the_disk_than_its_instance_may(n
     assert (await node.driver.handles()) == []
 
 
-async def test_read_only_volumes_have_neither_devices_nor_setuid(node: Node) -> None:
+async def test_read_only_volumes_allow_neither_devices_nor_setuid(node: Node) -> None:
     volume = Volume(
         id="shared", created_at=template().created_at, size=8 * MiB, kind=LOCAL, node_id=None
     )
@@ -106,7 +106,7 @@ for line in open('/proc/self/mountinfo'):
     assert os.listdir(node.data_dir / "node" / "volumes") == []
 
 
-async def test_nothing_stays_mounted_when_instances_are_gone(node: Node) -> None:
+async def test_nothing_stays_mounted_after_instances_are_destroyed(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     assert len(mount_points(node.data_dir)) == 2
     await node.driver.destroy(handle)
@@ -162,7 +162,7 @@ async def test_a_workspace_of_an_earlier_version_is_moved_into_an_image(node: No
     link.close()
 
 
-async def test_what_outgrew_a_limit_that_was_only_watched_is_kept(node: Node) -> None:
+async def test_files_beyond_a_watched_limit_are_kept(node: Node) -> None:
     place = earlier(node, "before")
     (place / "files" / "large").write_bytes(os.urandom(LIMITS.disk + MiB))
 
@@ -173,7 +173,7 @@ async def test_what_outgrew_a_limit_that_was_only_watched_is_kept(node: Node) ->
     link.close()
 
 
-async def test_a_move_that_was_interrupted_is_begun_anew(node: Node) -> None:
+async def test_an_interrupted_move_starts_again(node: Node) -> None:
     place = earlier(node, "before")
     (place / "top").mkdir()
     make_file_system(place / "disk", LIMITS.disk)
@@ -187,7 +187,7 @@ async def test_a_move_that_was_interrupted_is_begun_anew(node: Node) -> None:
     link.close()
 
 
-async def test_the_instance_of_an_earlier_version_is_watched_and_not_counted(node: Node) -> None:
+async def test_an_instance_of_an_earlier_version_has_watched_limits(node: Node) -> None:
     data: dict[str, str | int] = {"container": "x", "workspace": "before", "link": "socket"}
     limits, watch = node.driver.limits.executor_limits(Handle("inst_1", "docker", 1, data), LIMITS)
     assert watch["disk"] == LIMITS.disk
@@ -220,9 +220,7 @@ asyncio.run(main())
 """
 
 
-async def test_without_images_the_limit_is_watched_and_not_promised(
-    node: Node, tmp_path: Path
-) -> None:
+async def test_without_images_the_disk_limit_is_watched(node: Node, tmp_path: Path) -> None:
     """As in a container of its own: what Atoll mounts there, its engine does not see."""
     code = APART.format(
         checkout=str(unprivileged.CHECKOUT), data_dir=str(tmp_path / "apart"), where=node.where

@@ -74,7 +74,7 @@ class FirstWord(Heard):
 
 
 @on("remote", "gvisor", "docker")
-async def test_files_of_many_mebibytes_go_both_ways_on_two_links_at_once(node: Node) -> None:
+async def test_large_files_are_transferred_both_ways_on_two_links_at_once(node: Node) -> None:
     handle, one = await started(node.driver, spec())
     two = await node.driver.connect(handle)
     content = [os.urandom(6 * MiB), os.urandom(5 * MiB)]
@@ -99,7 +99,7 @@ async def test_files_of_many_mebibytes_go_both_ways_on_two_links_at_once(node: N
 
 
 @on(*RELAYED)
-async def test_a_reader_that_does_not_read_holds_up_nobody_and_nothing_piles_up(
+async def test_a_slow_reader_blocks_no_other_stream_and_buffers_stay_small(
     node: Node,
 ) -> None:
     handle, slow = await started(node.driver, spec())
@@ -118,7 +118,7 @@ async def test_a_reader_that_does_not_read_holds_up_nobody_and_nothing_piles_up(
 
 
 @on(*RELAYED)
-async def test_a_run_goes_on_while_its_link_is_cut_and_a_new_one_attaches(node: Node) -> None:
+async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = (
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
@@ -141,7 +141,7 @@ async def test_a_run_goes_on_while_its_link_is_cut_and_a_new_one_attaches(node: 
 
 
 @on("remote")
-async def test_a_relay_that_is_killed_is_a_link_that_is_lost(node: Node) -> None:
+async def test_a_killed_relay_is_a_lost_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     path = f"/containers/{handle.data['container']}/top"
     about = {"ps_args": "-eww -o pid,args"}
@@ -157,7 +157,7 @@ async def test_a_relay_that_is_killed_is_a_link_that_is_lost(node: Node) -> None
 
 
 @on(*RELAYED)
-async def test_many_links_at_once_are_all_answered_and_leave_no_relay(node: Node) -> None:
+async def test_many_concurrent_links_work_and_leave_no_relay(node: Node) -> None:
     handle, first = await started(node.driver, spec())
     others = await asyncio.gather(*(node.driver.connect(handle) for _ in range(8)))
     assert await asyncio.gather(*(other.call("stat", path=".") for other in others))
@@ -180,7 +180,7 @@ print(relays())
 
 
 @on(*RELAYED)
-async def test_a_link_outlives_a_pause_and_none_can_be_made_in_it(node: Node) -> None:
+async def test_a_link_survives_a_pause_but_none_can_be_opened_during_it(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     await pausing_of(node.driver).pause(handle)
     assert (await node.driver.observe(handle)).state is State.PAUSED
@@ -263,7 +263,7 @@ os.kill(-1, 0)
 
 
 @on(*RELAYED)
-async def test_user_code_is_not_heard_by_the_executor_whatever_it_shows(node: Node) -> None:
+async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     heard = Heard()
     result = await link.run(job(node.driver, HOSTILE), heard)
@@ -276,7 +276,7 @@ async def test_user_code_is_not_heard_by_the_executor_whatever_it_shows(node: No
 
 
 @on(*RELAYED)
-async def test_user_code_that_floods_the_executor_s_socket_keeps_no_link_out(node: Node) -> None:
+async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     wanted, heard = job(node.driver, FLOOD), FirstWord()
     running = asyncio.create_task(link.run(wanted, heard))
@@ -291,7 +291,7 @@ async def test_user_code_that_floods_the_executor_s_socket_keeps_no_link_out(nod
 
 
 @on("remote")
-async def test_user_code_cannot_touch_the_relay_nor_become_its_user(node: Node) -> None:
+async def test_user_code_cannot_touch_the_relay_or_become_its_user(node: Node) -> None:
     _, link = await started(node.driver, spec())
     said = await printed(node.driver, link, TOUCH)
     denied = "PermissionError"
@@ -311,7 +311,7 @@ async def test_user_code_in_gvisor_cannot_end_the_relay(node: Node) -> None:
 
 
 @on("remote")
-async def test_a_relay_without_the_token_gets_no_request_through(node: Node) -> None:
+async def test_requests_without_the_token_are_refused(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     driver = node.driver
     assert isinstance(driver, DockerDriver)
@@ -334,7 +334,7 @@ async def test_a_relay_without_the_token_gets_no_request_through(node: Node) -> 
     link.close()
 
 
-async def test_a_request_before_a_hello_that_was_taken_ends_the_connection() -> None:
+async def test_a_request_before_an_accepted_hello_closes_the_connection() -> None:
     ours, theirs = socket.socketpair()
     loop, asked = Loop(), []
     theirs.setblocking(False)
@@ -358,7 +358,7 @@ async def test_a_request_before_a_hello_that_was_taken_ends_the_connection() -> 
 
 
 @on("remote")
-async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node) -> None:
+async def test_a_new_driver_finds_workspaces_in_volumes(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     await printed(node.driver, link, "open('kept', 'w').write('one')")
     code = "import os; s = os.stat('/workspace'); print(s.st_uid, s.st_gid, oct(s.st_mode))"
@@ -393,7 +393,7 @@ async def test_a_workspace_is_a_volume_that_a_new_driver_finds_again(node: Node)
 
 
 @on("remote")
-async def test_the_executor_can_be_read_and_not_be_changed(node: Node) -> None:
+async def test_code_can_read_but_not_change_the_executor(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = """
 import os
@@ -408,7 +408,7 @@ print(os.access('/run/atoll/inside/bin/atoll-session', os.X_OK))
 
 
 @on("remote")
-async def test_what_a_node_with_volumes_cannot_do_is_refused_with_the_reason(node: Node) -> None:
+async def test_a_node_with_volumes_refuses_what_it_does_not_support(node: Node) -> None:
     driver = node.driver
     assert not driver.workspaces.can_copy
     assert "disk_quota" in driver.capabilities.missing
@@ -424,7 +424,7 @@ async def test_what_a_node_with_volumes_cannot_do_is_refused_with_the_reason(nod
 
 
 @on("remote")
-async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) -> None:
+async def test_leftovers_of_a_start_do_not_block_removing_a_workspace(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     await node.driver.destroy(handle)
     workspace = node.driver.workspaces.of(handle)
@@ -448,7 +448,7 @@ async def test_what_a_start_left_behind_does_not_hold_a_workspace(node: Node) ->
 
 
 @on("remote")
-async def test_our_files_that_somebody_removed_are_there_for_all_who_start_at_once(
+async def test_a_removed_shared_volume_is_restored_for_concurrent_starts(
     node: Node,
 ) -> None:
     (shared,) = (
@@ -464,7 +464,7 @@ async def test_our_files_that_somebody_removed_are_there_for_all_who_start_at_on
 
 
 @on("remote")
-async def test_its_load_is_what_its_containers_may_use(node: Node) -> None:
+async def test_the_load_is_the_sum_of_the_containers_limits(node: Node) -> None:
     idle = (await node.driver.status()).load
     handle = await node.driver.ensure(spec())
     busy = (await node.driver.status()).load
@@ -522,7 +522,7 @@ async def holding(engine: Dockerd, path: Path) -> AsyncIterator[str]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_link_ends_with_its_container_though_the_way_to_it_stays_open(
+async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     async with (
@@ -548,7 +548,7 @@ async def trouble(driver: DockerDriver) -> AtollError:
     return refused.value
 
 
-async def test_an_engine_is_believed_by_its_certificate_and_believes_ours(
+async def test_engine_and_driver_verify_each_others_certificates(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     right = dockerd.over_tls
@@ -573,7 +573,7 @@ async def test_an_engine_is_believed_by_its_certificate_and_believes_ours(
         assert (await driver.status()).problem is None
 
 
-async def test_directories_are_chosen_where_the_engine_sees_them(
+async def test_directories_are_chosen_if_the_engine_sees_them(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     for where, copies in (({"url": dockerd.url}, True), (dockerd.over_tls, False)):
@@ -581,7 +581,7 @@ async def test_directories_are_chosen_where_the_engine_sees_them(
             assert driver.workspaces.can_copy is copies
 
 
-async def test_an_engine_that_gives_users_other_numbers_is_used_with_volumes(
+async def test_volumes_are_chosen_for_an_engine_that_maps_users(
     image_archives: Archives, tmp_path: Path
 ) -> None:
     with Dockerd(tmp_path, remap=True) as engine:

@@ -1,4 +1,4 @@
-"""What an engine tells of a pull, as lines."""
+"""Progress messages of an engine as lines of a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def told(*messages: dict[str, Any]) -> list[str]:
     return [text for message in messages if (text := progress.text(message))]
 
 
-def test_a_layer_is_told_of_at_each_quarter_and_at_each_change() -> None:
+def test_a_layer_is_logged_at_each_quarter_and_each_status() -> None:
     ticks = [
         {"id": "a1", "status": "Downloading", "progressDetail": {"current": now, "total": 1000}}
         for now in range(0, 1001, 3)
@@ -29,17 +29,17 @@ def test_a_layer_is_told_of_at_each_quarter_and_at_each_change() -> None:
     ]
 
 
-def test_what_is_printed_comes_as_it_is() -> None:
+def test_output_of_commands_is_logged_unchanged() -> None:
     assert told({"stream": "a"}, {"stream": "a"}, {"aux": {"ID": "x"}}) == ["a", "a"]
 
 
-def test_there_are_no_more_lines_than_somebody_reads() -> None:
+def test_the_number_of_lines_is_limited() -> None:
     messages = [{"id": f"{number}", "status": "Waiting"} for number in range(MAX_LINES * 2)]
 
     assert len(told(*messages)) == MAX_LINES
 
 
-def test_what_is_not_as_it_should_be_is_left_out() -> None:
+def test_malformed_messages_are_ignored() -> None:
     odd: list[dict[str, Any]] = [
         {}, {"status": 1}, {"status": ""}, {"id": 3, "status": None},
         {"progressDetail": {"current": "x"}},
