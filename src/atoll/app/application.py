@@ -173,7 +173,7 @@ def _services(groups: Groups, keys: ApiKeys) -> Services:
         clock=replica.clock,
         settings=settings,
         streams=StreamLimit(settings.connection.max_streams),
-        answer_memory=ResponseMemory(settings.connection.answer_memory),
+        response_memory=ResponseMemory(settings.connection.answer_memory),
     )
 
 
@@ -197,7 +197,7 @@ def _web(groups: Groups, services: Services, keys: ApiKeys | None) -> ASGIApp:
         web = ExecutorCallbackRoutes(web, callbacks, tokens, settings.execution)
     if keys is not None:
         probed = NodeProbeRoute(web, groups.nodes.nodes, groups.nodes.probe)
-        web = Backpressure(probed, services.answer_memory)
+        web = Backpressure(probed, services.response_memory)
     return web
 
 

@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest.middleware import idempotency
-from atoll.api.rest.middleware.authentication import BodyLimit
-from atoll.api.rest.middleware.buffering import MAX_HELD, SMALL
-from atoll.api.rest.middleware.idempotency import INLINE, RECORD_SECONDS, Idempotency
+from atoll.api.rest.middleware.bodies import BodyLimit
+from atoll.api.rest.middleware.buffering import MAX_BUFFERED, SMALL
+from atoll.api.rest.middleware.idempotency import INLINE, RECORD_TIMEOUT, Idempotency
 from atoll.api.rest.problems import problem
 from atoll.blobs.objects import LocalObjects
 from atoll.coordination.memory import MemoryCoordination
@@ -93,7 +93,7 @@ class Work:
             case "large":
                 return Response(b"%d" % number + bytes(INLINE), media_type="image/png")
             case "huge":
-                return StreamingResponse(pieces(MAX_HELD + 1))
+                return StreamingResponse(pieces(MAX_BUFFERED + 1))
             case "stream":
                 return StreamingResponse(pieces(3), media_type="text/event-stream")
             case "hold":
@@ -533,7 +533,7 @@ async def test_an_answer_that_cannot_be_kept_passes_and_is_made_again_from_the_s
 ) -> None:
     for _ in range(2):
         response = await client.post_until_answered(order)
-        assert response.content == bytes(MAX_HELD + 1 if order == "huge" else 3)
+        assert response.content == bytes(MAX_BUFFERED + 1 if order == "huge" else 3)
         assert not replayed(response)
     first, second = world.work.done
     assert first == second
@@ -633,9 +633,9 @@ async def test_an_answer_that_cannot_be_recorded_reaches_the_client_and_is_recor
 async def test_an_answer_that_could_not_be_recorded_for_long_is_made_again_by_any_replica(
     client: Client, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotency, "RECORD_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(idempotency, "RECORD_DELAYS", (0.01, 0.01))
     assert (await client.post("outage")).status_code == 201
-    await world.pass_by(timedelta(seconds=RECORD_SECONDS))
+    await world.pass_by(timedelta(seconds=RECORD_TIMEOUT))
     await asyncio.sleep(0.1)  # It has tried once more.
     await world.store.open()
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from atoll.api.rest import problems
-from atoll.api.rest.middleware.authentication import BodyLimit
+from atoll.api.rest.middleware.bodies import BodyLimit
 from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
 from atoll.service.executions.run import MAX_RESULTS_SIZE

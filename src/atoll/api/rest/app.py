@@ -34,12 +34,8 @@ from atoll.api.rest import (
 )
 from atoll.api.rest.execute_route import ExecuteRoute
 from atoll.api.rest.forwarding.middleware import Forwarding
-from atoll.api.rest.middleware.authentication import (
-    Authentication,
-    BodyLimit,
-    JsonByDefault,
-    ValueLimit,
-)
+from atoll.api.rest.middleware.authentication import Authentication
+from atoll.api.rest.middleware.bodies import BodyLimit, JsonByDefault, ValueLimit
 from atoll.api.rest.middleware.client_limits import RequestLimit
 from atoll.api.rest.middleware.idempotency import Idempotency
 from atoll.api.rest.schemas.executions import Execute

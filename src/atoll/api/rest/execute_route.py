@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from atoll import ids
-from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_answer
+from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.responses import encode_json
 from atoll.api.rest.schemas.executions import Execute, result_out, submitted_out
@@ -58,7 +58,7 @@ async def execute(
         execution = await found.executions.await_end(running, wait)
         if execution.outcome is not None:
             if may_be_large(size_of(execution.outcome)):
-                offer_short_answer(scope, submitted_out(execution), 202)
+                offer_short_response(scope, submitted_out(execution), 202)
             return 200, result_out(execution, execution.outcome)
     return 202, submitted_out(running.execution)
 

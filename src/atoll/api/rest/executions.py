@@ -241,7 +241,7 @@ async def get_events(
         # What is replayed stays in memory while the client reads.
         size = size_of(execution.outcome)
         try:
-            held.append(found.answer_memory.hold(key_of(request.scope), size))
+            held.append(found.response_memory.reserve(key_of(request.scope), size))
         except AtollError:
             held[0].close()
             raise

@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll import ids
 from atoll.api.rest import sse
-from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_answer
+from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
 from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas.executions import Cancel, ExecutionPage, execution_out
 from atoll.api.rest.schemas.invocations import InvocationOut, InvocationPage, Invoke, invocation_out
@@ -90,7 +90,7 @@ async def _answer(found: Services, running: Run, scope: Scope) -> JsonResponse:
     execution = running.execution
     invocation = await found.invocations.of(execution)
     if execution.outcome is not None and may_be_large(size_of(execution.outcome)):
-        offer_short_answer(scope, invocation_out(invocation), 202)
+        offer_short_response(scope, invocation_out(invocation), 202)
     return JsonResponse(
         invocation_out(invocation, execution), 202 if execution.outcome is None else 200
     )

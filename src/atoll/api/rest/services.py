@@ -70,7 +70,7 @@ class Services:
     clock: Clock
     settings: Settings
     streams: StreamLimit
-    answer_memory: ResponseMemory
+    response_memory: ResponseMemory
 
 
 def services_of(request: Request) -> Services:

@@ -1,19 +1,19 @@
 """
-Sends answers no faster than clients read them.
+Sends responses no faster than clients read them.
 
-A large body goes out in pieces, each after the client has taken the ones before, and counts
-towards `AnswerMemory` until then. Where there is no room, a read is refused with
-`too_many_large_answers`, and an event stream ends: its client resumes after the last id. A route
-that has run something offers a short answer, which is sent in place of the result. Other answers to
-requests that have changed something wait for room.
+A large body is sent in pieces, each after the client has read the previous ones, and counts towards
+`ResponseMemory` until then. If there is no room, a read is refused with `too_many_large_answers`,
+and an event stream ends: its client resumes after the last id. A route that has run something
+offers a short response, which is sent instead of the result. Other responses to requests that have
+changed something wait for room.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.api.rest.middleware.authentication import SAFE_METHODS
-from atoll.api.rest.middleware.client_limits import key_of, no_memory
+from atoll.api.rest.middleware.bodies import SAFE_METHODS
+from atoll.api.rest.middleware.client_limits import key_of, out_of_memory
 from atoll.api.rest.problems import problem
 from atoll.api.rest.responses import JsonResponse
 
@@ -31,12 +31,12 @@ _PACED = "atoll.paced"
 
 
 def may_be_large(size: int) -> bool:
-    """Whether an answer with `size` bytes of output may need room in `AnswerMemory`."""
+    """Whether a response with `size` bytes of output may need room in `ResponseMemory`."""
     return size * MAX_ESCAPED > PIECE // 2
 
 
-def offer_short_answer(scope: Scope, content: dict[str, Any], status: int) -> None:
-    """Have this sent if there is no room for the answer of this request."""
+def offer_short_response(scope: Scope, content: dict[str, Any], status: int) -> None:
+    """Send this instead if there is no room for the response to this request."""
     paced: _PacedResponse | None = scope.get(_PACED)
     if paced is not None:
         paced.offer(JsonResponse(content, status))
@@ -62,17 +62,17 @@ class _PacedResponse:
         self._send = send
         self._memory = memory
         self._start: Message | None = None
-        """Held back until it is known whether there is room for a large body."""
+        """Not sent before it is known whether there is room for a large body."""
         self._resumable = False
-        """Whether it is an event stream, which a client can take up again where it ended."""
-        self._short_answer: JsonResponse | None = None
-        self._over = False
+        """Whether it is an event stream, which the client can resume where it ended."""
+        self._short_response: JsonResponse | None = None
+        self._ended = False
 
-    def offer(self, short_answer: JsonResponse) -> None:
-        self._short_answer = short_answer
+    def offer(self, short_response: JsonResponse) -> None:
+        self._short_response = short_response
 
     async def send(self, message: Message) -> None:
-        if self._over:
+        if self._ended:
             return
         if message["type"] == "http.response.start":
             self._resumable = _header(message, b"content-type").startswith(EVENT_STREAM)
@@ -94,31 +94,30 @@ class _PacedResponse:
             await self._send(start)
 
     async def _send_large(self, body: bytes, *, more: bool) -> None:
-        held = await self._room(len(body))
-        if held is None:
-            self._over = True
+        reservation = await self._reserve(len(body))
+        if reservation is None:
+            self._ended = True
             if self._start is None:
                 await self._send({"type": "http.response.body", "body": b""})
                 return
-            refusal = self._short_answer or problem(no_memory())
-            await refusal(self._scope, self._receive, self._send)
+            instead = self._short_response or problem(out_of_memory())
+            await instead(self._scope, self._receive, self._send)
             return
-        with held:
+        with reservation:
             await self._send_start()
-            for place in range(0, len(body), PIECE):
-                piece = body[place : place + PIECE]
-                last = place + PIECE >= len(body)
-                following = more or not last
+            for start in range(0, len(body), PIECE):
+                piece = body[start : start + PIECE]
+                follows = more or start + PIECE < len(body)
                 await self._send(
-                    {"type": "http.response.body", "body": piece, "more_body": following}
+                    {"type": "http.response.body", "body": piece, "more_body": follows}
                 )
 
-    async def _room(self, size: int) -> Reservation | None:
+    async def _reserve(self, size: int) -> Reservation | None:
         key = key_of(self._scope)
-        replaceable = self._scope["method"] in SAFE_METHODS or self._short_answer is not None
+        replaceable = self._scope["method"] in SAFE_METHODS or self._short_response is not None
         if self._resumable or (replaceable and self._start is not None):
-            return self._memory.try_hold(key, size)
-        return await self._memory.wait_to_hold(key, size)
+            return self._memory.try_reserve(key, size)
+        return await self._memory.wait_to_reserve(key, size)
 
 
 def _header(message: Message, wanted: bytes) -> bytes:

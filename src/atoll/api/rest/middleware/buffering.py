@@ -1,6 +1,6 @@
 """
-The two halves of a request that is done once: its body, hashed as it is read, and its answer, held
-back until it is whole. Both take the same small memory whatever the size of what passes.
+The request body and the response of a request that is served once: the body is hashed while it is
+read, the response is kept back until it is complete. Both take little memory, whatever their size.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 SMALL = 64 * 1024
-"""Bytes of a body that are read before anything else happens."""
-MAX_HELD = 8 * 1024 * 1024
-"""Bytes of an answer; a larger one is let through as it comes."""
-_LONG = 512 * 1024
+"""Bytes of a body that are read before the request is served."""
+MAX_BUFFERED = 8 * 1024 * 1024
+"""Bytes of a response; a larger one is sent while it is produced."""
+_HASH_IN_THREAD = 512 * 1024
 """Bytes whose hash is worth a thread."""
 _SEPARATOR = b"\0"
 
 
 class HashedRequestBody:
-    """A body on its way to the application, which may read it to its end or not at all."""
+    """A body that the application may read to its end or not at all."""
 
     def __init__(self, scope: Scope, receive: Receive, key: bytes) -> None:
         self._receive = receive
         self._first: Message | None = None
         self._digest = hashlib.sha256()
-        # With the client's key, which is stored nowhere: who reads the fingerprint cannot guess at
-        # a secret in the body.
+        # With the client's key, which is not stored: otherwise a reader of the fingerprint could
+        # guess secrets in the body.
         for part in (key, scope["method"].encode(), scope["path"].encode(), scope["query_string"]):
             self._digest.update(part + _SEPARATOR)
-        self.whole = False
-        self.gone = False
-        """The client left before it was whole."""
+        self.complete = False
+        self.aborted = False
+        """The client disconnected before the body was complete."""
 
     @property
     def fingerprint(self) -> str | None:
-        """A digest of key, method, path, query and body, once that is known."""
-        return self._digest.hexdigest() if self.whole else None
+        """A digest of key, method, path, query and body; None before the body is complete."""
+        return self._digest.hexdigest() if self.complete else None
 
     async def begin(self) -> None:
-        """Read a small body to its end, and of a large one the beginning."""
+        """Read a small body to its end, and the beginning of a large one."""
         start = bytearray()
-        while not self.whole and not self.gone and len(start) <= SMALL:
+        while not self.complete and not self.aborted and len(start) <= SMALL:
             start += (await self._next()).get("body", b"")
-        more = not self.whole
+        more = not self.complete
         self._first = {"type": "http.request", "body": bytes(start), "more_body": more}
 
     async def receive(self) -> Message:
@@ -56,39 +56,39 @@ class HashedRequestBody:
         return await self._next() if first is None else first
 
     async def drain(self) -> None:
-        """Read the rest, for its hash alone."""
-        while not self.whole and not self.gone:
+        """Read the rest, only to hash it."""
+        while not self.complete and not self.aborted:
             await self._next()
 
     async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            self.gone = not self.whole
+            self.aborted = not self.complete
             return message
         piece: bytes = message.get("body", b"")
-        if len(piece) > _LONG:
+        if len(piece) > _HASH_IN_THREAD:
             await asyncio.to_thread(self._digest.update, piece)
         else:
             self._digest.update(piece)
-        self.whole = not message.get("more_body", False)
+        self.complete = not message.get("more_body", False)
         return message
 
 
 class BufferedResponse:
     """
-    An answer that is sent when told to. One that is too large for that, or has no end to wait for
-    (an event stream), is let through as it comes.
+    A response that is sent by `deliver`. One that is too large to buffer, or an event stream, which
+    has no end to wait for, is sent while it is produced.
     """
 
     def __init__(self, send: Send, on_stream: Callable[[], Awaitable[None]]) -> None:
         self._send = send
         self._on_stream = on_stream
-        """Called before the first of an event stream is let through."""
+        """Called before the first event of an event stream is sent."""
         self._start: Message | None = None
         self._ended = False
         self._sent = False
-        self.whole = False
-        """It was held from its beginning to its end."""
+        self.complete = False
+        """Whether all of it is buffered."""
         self.body = bytearray()
 
     @property
@@ -98,7 +98,7 @@ class BufferedResponse:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Names are in lower case; of several with one name, the last."""
+        """By name in lower case; the last one of several with the same name."""
         raw = () if self._start is None else self._start.get("headers", ())
         return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
 
@@ -113,14 +113,14 @@ class BufferedResponse:
         else:
             self.body += message.get("body", b"")
             self._ended = not message.get("more_body", False)
-            if len(self.body) > MAX_HELD:
+            if len(self.body) > MAX_BUFFERED:
                 await self.deliver()
                 self.body.clear()
             else:
-                self.whole = self._ended
+                self.complete = self._ended
 
     async def deliver(self) -> None:
-        """Send what is held; what is still to come follows by itself."""
+        """Send what is buffered; whatever follows is sent while it is produced."""
         if self._start is None or self._sent:
             return
         self._sent = True

@@ -1,8 +1,8 @@
 """
-What clients may hold of a server at the same time: requests, streams and memory for answers.
+What clients may use of a server at the same time: requests, streams, and memory for responses.
 
-Each bound is for the process, and one key gets at most half of it, so that a client which opens
-much and reads nothing does not lock out the others.
+Each limit is for the process, and one API key gets at most half of it, so that a client that opens
+many and reads none does not lock out the others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ KEY = "atoll.key"
 
 
 def key_of(scope: Scope) -> str:
-    """The caller's key; one name for all who have none, such as those with a signed link."""
+    """The id of the caller's API key; all callers without one, as with signed links, share one."""
     return str(scope.get(KEY, ""))
 
 
 class Quota:
-    """So much of something for all, and half of it for each key."""
+    """An amount for all keys together, half of which one key may use."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -35,11 +35,11 @@ class Quota:
         self.used = 0
 
     def fits(self, key: str, amount: int) -> bool:
-        """Whether there is room; what is larger than a share fits as the key's only one."""
-        mine = self._by_key[key]
+        """Whether it is free. More than a key's share fits if the key uses nothing else."""
+        used_by_key = self._by_key[key]
         if amount > self._per_key:
-            return mine == 0 and (self.used + amount <= self.limit or self.used == 0)
-        return mine + amount <= self._per_key and self.used + amount <= self.limit
+            return used_by_key == 0 and (self.used + amount <= self.limit or self.used == 0)
+        return used_by_key + amount <= self._per_key and self.used + amount <= self.limit
 
     def take(self, key: str, amount: int) -> None:
         self._by_key[key] += amount
@@ -53,18 +53,18 @@ class Quota:
 
 
 class Reservation:
-    """Something taken from a share; given back once, however often it is closed."""
+    """A part of a quota; given back once, however often it is closed."""
 
-    def __init__(self, share: Quota, key: str, amount: int) -> None:
-        self._share: Quota | None = share
+    def __init__(self, quota: Quota, key: str, amount: int) -> None:
+        self._quota: Quota | None = quota
         self._key = key
         self._amount = amount
-        share.take(key, amount)
+        quota.take(key, amount)
 
     def close(self) -> None:
-        share, self._share = self._share, None
-        if share is not None:
-            share.give_back(self._key, self._amount)
+        quota, self._quota = self._quota, None
+        if quota is not None:
+            quota.give_back(self._key, self._amount)
 
     def __enter__(self) -> Reservation:
         return self
@@ -74,31 +74,31 @@ class Reservation:
 
 
 class ResponseMemory:
-    """The memory of large answers that clients have not read yet, in bytes."""
+    """The memory of large responses that clients have not read yet, in bytes."""
 
     def __init__(self, limit: int) -> None:
-        self._share = Quota(limit)
+        self._quota = Quota(limit)
         self._freed = asyncio.Event()
 
-    def try_hold(self, key: str, size: int) -> Reservation | None:
-        return _MemoryReservation(self, key, size) if self._share.fits(key, size) else None
+    def try_reserve(self, key: str, size: int) -> Reservation | None:
+        return _MemoryReservation(self, key, size) if self._quota.fits(key, size) else None
 
-    def hold(self, key: str, size: int) -> Reservation:
-        held = self.try_hold(key, size)
-        if held is None:
-            raise no_memory()
-        return held
+    def reserve(self, key: str, size: int) -> Reservation:
+        reservation = self.try_reserve(key, size)
+        if reservation is None:
+            raise out_of_memory()
+        return reservation
 
-    async def wait_to_hold(self, key: str, size: int) -> Reservation:
-        while (held := self.try_hold(key, size)) is None:
+    async def wait_to_reserve(self, key: str, size: int) -> Reservation:
+        while (reservation := self.try_reserve(key, size)) is None:
             self._freed.clear()
             await self._freed.wait()
-        return held
+        return reservation
 
 
 class _MemoryReservation(Reservation):
     def __init__(self, memory: ResponseMemory, key: str, amount: int) -> None:
-        super().__init__(memory._share, key, amount)
+        super().__init__(memory._quota, key, amount)
         self._freed = memory._freed
 
     def close(self) -> None:
@@ -107,25 +107,25 @@ class _MemoryReservation(Reservation):
 
 
 class StreamLimit:
-    """Event streams and consoles that are open."""
+    """Bounds the open event streams and consoles."""
 
     def __init__(self, limit: int) -> None:
-        self._share = Quota(limit)
+        self._quota = Quota(limit)
 
     def open(self, scope: Scope) -> Reservation:
         key = key_of(scope)
-        if not self._share.fits(key, 1):
+        if not self._quota.fits(key, 1):
             raise TemporaryError(
-                "Too many event streams and consoles are open, of this key or in all. Close some, "
-                "or try again later.",
+                "Too many event streams and consoles are open, for this API key or in total. Close "
+                "some of them or retry later.",
                 code="too_many_streams",
                 retry_after=10.0,
             )
-        return Reservation(self._share, key, 1)
+        return Reservation(self._quota, key, 1)
 
 
 class RequestLimit:
-    """Bounds the requests of one key that are under way, those that wait included."""
+    """Bounds the unfinished requests of one API key, waiting ones included."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -149,10 +149,10 @@ class RequestLimit:
                 del self._open[key]
 
 
-def no_memory() -> TemporaryError:
+def out_of_memory() -> TemporaryError:
     return TemporaryError(
-        "Too many large answers wait to be read, of this key or in all. Read those that are open, "
-        "then try again.",
+        "Too many large responses have not been read yet, for this API key or in total. Read the "
+        "open ones, then retry.",
         code="too_many_large_answers",
         retry_after=2.0,
     )
@@ -160,7 +160,7 @@ def no_memory() -> TemporaryError:
 
 def _too_many_requests() -> TemporaryError:
     return TemporaryError(
-        "Too many requests of this key are under way. Wait for some of them to end.",
+        "Too many requests with this API key are in progress. Wait for some of them to finish.",
         code="too_many_requests",
         retry_after=2.0,
     )

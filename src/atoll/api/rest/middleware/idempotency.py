@@ -1,20 +1,20 @@
 """
-Requests that are done once: a POST with the header `Idempotency-Key`.
+Serves a POST with the header `Idempotency-Key` once.
 
-The first request with a key claims it in the store, on behalf of this replica, and its answer is
-recorded before the client sees it. The same request again is given that answer, from whichever
-replica; another one with the same key is refused. A key belongs to the API key that it came with.
+The first request with a key claims it in the store for this replica, and its response is recorded
+before the client receives it. The same request again gets that response, from whichever replica; a
+different request with the key is refused. Keys are separate for each API key.
 
-A claim whose replica died is taken over, and the work is done again from the same seed: what it
-creates has the ids that it had the first time, so nothing is doubled. The seed differs from one
-claim of a key to the next: what is asked anew, after a refusal or after the time for which answers
-are kept, is made anew.
+The claim of a lost replica is taken over, and the request is served again with the same seed: what
+it creates has the same ids, so nothing is created twice. The seed differs from one claim of a key
+to the next: a request that is repeated after a refusal, or after the record has expired, creates
+new ids.
 
-Not kept are answers that say when to come back, and those of a request whose body never came whole:
-the key is then free. Where a back-end went away in the middle, nobody knows whether the work was
-done, and an answer may be too large to keep, or a stream of events: then the claim stays, held by
-nobody, for the next who asks to take over. While the store cannot be reached, an answer to work
-that was done is sent all the same, and recorded when the store is back.
+Responses that ask the client to retry later, and responses to incomplete requests, are not
+recorded: their key is free again. If a back-end became unavailable in the middle, the request may
+or may not have been served; and some responses are too large to record, or are event streams. Then
+the claim stays without a holder, and the next request takes it over. While the store is
+unavailable, the response is sent nevertheless, and recorded when the store is back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,22 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.responses import Response
 
-from atoll.api.rest.middleware.buffering import MAX_HELD, BufferedResponse, HashedRequestBody
-from atoll.api.rest.problems import SIGNED, problem
+from atoll.api.rest.middleware.buffering import MAX_BUFFERED, BufferedResponse, HashedRequestBody
+from atoll.api.rest.problems import RETRYABLE, SIGNED, problem
 from atoll.blobs.base import Oversized
-from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError, TooLarge
+from atoll.errors import (
+    AtollError,
+    BlobsUnavailable,
+    CoordinationUnavailable,
+    DatabaseUnavailable,
+    InvalidRequest,
+    LeaseLost,
+    NodeUnreachable,
+    PermanentError,
+    SpoolFull,
+    TemporaryError,
+    TooLarge,
+)
 from atoll.ids import Seed
 from atoll.model.keyed import KeyedRequest
 
@@ -53,34 +65,37 @@ log = structlog.get_logger(__name__)
 HEADER = b"idempotency-key"
 REPLAYED = "Idempotency-Replayed"
 PREFIX = "/api/"
-"""Beyond it nobody had to show who they are, and may not make us write."""
+"""Other paths need no API key, and their callers may not cause writes."""
 INLINE = 32 * 1024
-"""Bytes of an answer that are kept in its row; a larger one is in the blob store."""
-NOBODY = ""
-RECORD_SECONDS = 60.0
-"""How long an answer that cannot be recorded is kept here; then the next who asks makes it anew."""
-RECORD_PAUSES = (0.2, 2.0)
-"""The first and the longest pause, in seconds, while an answer cannot be recorded."""
+"""Bytes of a response that are stored in its row; a larger one is stored in the blob store."""
+NO_HOLDER = ""
+RECORD_TIMEOUT = 60.0
+"""Seconds to keep a response that cannot be recorded; afterwards a repeated request runs again."""
+RECORD_DELAYS = (0.2, 2.0)
+"""The first and the longest delay between two tries to record, in seconds."""
 
-_NAMED = re.compile(r"-([0-9a-f]{64})$")
-_VALUE = re.compile(rb"[!-~]{1,255}")
-_COME_BACK = frozenset({429, 503})
+_DIGEST_IN_KEY = re.compile(r"-([0-9a-f]{64})$")
+_VALID_KEY = re.compile(rb"[!-~]{1,255}")
 _UNCERTAIN = frozenset(
-    {
-        "blobs_unavailable",
-        "coordination_unavailable",
-        "database_unavailable",
-        "lease_lost",
-        "node_not_reached",
-        "spool_full",
-    }
+    error.code
+    for error in (
+        BlobsUnavailable,
+        CoordinationUnavailable,
+        DatabaseUnavailable,
+        LeaseLost,
+        NodeUnreachable,
+        SpoolFull,
+    )
 )
-# Of this one sending, not of the answer.
-_NOT_KEPT = frozenset({"connection", "content-length", "date", "set-cookie", "transfer-encoding"})
+"""Codes of responses after which the request may or may not have been served."""
+_NOT_RECORDED = frozenset(
+    {"connection", "content-length", "date", "set-cookie", "transfer-encoding"}
+)
+"""Headers that belong to one transmission."""
 
 
 class Idempotency:
-    """Belongs inside authentication, which says whose key it is, and the limit of bodies."""
+    """Belongs inside authentication, which identifies the caller, and the body limit."""
 
     def __init__(
         self,
@@ -98,40 +113,39 @@ class Idempotency:
         self._coordination = coordination
         self._clock = clock
         self._ttl = ttl
-        self._present: Counter[str] = Counter()
-        """How many requests are here, by id."""
+        self._active: Counter[str] = Counter()
+        """Requests that this process serves, by id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == HEADER]
+        keys = [value for name, value in scope["headers"] if name == HEADER]
         path: str = scope["path"]
-        # Who comes by a signed link is a stranger, for whom nothing is stored.
-        if not given or not path.startswith(PREFIX) or path.startswith(SIGNED):
+        # Holders of a signed link have no API key; nothing is stored for them.
+        if not keys or not path.startswith(PREFIX) or path.startswith(SIGNED):
             await self._app(scope, receive, send)
             return
-        if len(given) > 1 or _VALUE.fullmatch(given[0]) is None:
+        if len(keys) > 1 or _VALID_KEY.fullmatch(keys[0]) is None:
             await problem(_bad_key())(scope, receive, send)
             return
         owner: str = scope.get("atoll.key", "embedded")
-        request_id = hashlib.sha256(f"{owner}\n".encode() + given[0]).hexdigest()
-        # Before the first await: others that come now must see that this one is not forsaken.
-        self._present[request_id] += 1
+        request_id = hashlib.sha256(f"{owner}\n".encode() + keys[0]).hexdigest()
+        # Before the first await: a concurrent request must see that this claim is in use.
+        self._active[request_id] += 1
         try:
-            await self._serve(
-                request_id, HashedRequestBody(scope, receive, given[0]), scope, receive, send
-            )
+            body = HashedRequestBody(scope, receive, keys[0])
+            await self._serve(request_id, body, scope, receive, send)
         finally:
-            self._present[request_id] -= 1
-            if not self._present[request_id]:
-                del self._present[request_id]
+            self._active[request_id] -= 1
+            if not self._active[request_id]:
+                del self._active[request_id]
 
     async def _serve(
         self, request_id: str, body: HashedRequestBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
         await body.begin()
-        if body.gone:
+        if body.aborted:
             return
         now = self._clock.now()
         claim = KeyedRequest(
@@ -144,7 +158,8 @@ class Idempotency:
         try:
             found = await self._store.requests.claim(claim)
             if found is not None and found.status is not None:
-                await (await self._first_answer(found, found.status, body))(scope, receive, send)
+                response = await self._recorded_response(found, found.status, body)
+                await response(scope, receive, send)
                 return
             if found is not None:
                 claim = await self._take_over(found, body)
@@ -154,134 +169,137 @@ class Idempotency:
         scope["atoll.seed"] = _seed(claim)
         await self._run(claim, scope, body, send)
 
-    async def _first_answer(
+    async def _recorded_response(
         self, found: KeyedRequest, status: int, body: HashedRequestBody
     ) -> Response:
         await body.drain()
         if body.fingerprint != found.fingerprint:
-            raise _reused()
+            raise _key_reused()
         content: bytes | None = found.body
         if found.kept is not None:
             content = await self._stored(found.kept)
         if content is None:
             raise PermanentError(
-                "The answer to this request was kept, and is lost. The request was done.",
+                "This request was served before, but its recorded response is lost.",
                 code="answer_lost",
             )
         return Response(content, status, {**found.headers, REPLAYED: "true"})
 
     async def _stored(self, key: str) -> bytes | None:
-        """An answer in the blob store; null when it is gone, or is not what was put there."""
+        """A response in the blob store; None if it is missing or damaged."""
         try:
-            content = await self._blobs.get(key, limit=MAX_HELD)
+            content = await self._blobs.get(key, limit=MAX_BUFFERED)
         except Oversized:
             return None
-        named = _NAMED.search(key)
-        # Those of an earlier Atoll are not named by their content.
+        # Keys that an earlier version of Atoll wrote contain no digest.
+        named = _DIGEST_IN_KEY.search(key)
         if content is None or named is None or await _digest(content) == named[1]:
             return content
         return None
 
     async def _take_over(self, found: KeyedRequest, body: HashedRequestBody) -> KeyedRequest:
-        """The claim of one that was not answered, as ours, unless somebody works on it."""
-        if body.whole and found.fingerprint not in (None, body.fingerprint):
-            raise _reused()
-        me = self._coordination.replica
-        if found.holder == me:
-            busy = self._present[found.id] > 1
+        """Make an unanswered claim ours, unless its holder still works on it."""
+        if body.complete and found.fingerprint not in (None, body.fingerprint):
+            raise _key_reused()
+        replica = self._coordination.replica
+        if found.holder == replica:
+            busy = self._active[found.id] > 1
         else:
-            busy = found.holder != NOBODY and await self._coordination.alive(found.holder)
-        # What is known of the request now counts for those who come with another.
+            busy = found.holder != NO_HOLDER and await self._coordination.alive(found.holder)
+        # The next request with this key is compared with what is known of this one.
         found = replace(found, fingerprint=found.fingerprint or body.fingerprint)
-        # Ours too is taken over: it may have been answered since it was found.
-        if busy or not await self._store.requests.take_over(found, me):
+        # Our own claim too: it may have been answered since it was read.
+        if busy or not await self._store.requests.take_over(found, replica):
             raise TemporaryError(
-                "The first request with this Idempotency-Key is still being worked on.",
+                "The first request with this Idempotency-Key is still in progress. Retry later to "
+                "get its response.",
                 code="idempotency_in_flight",
             )
         log.info("request.taken_over", request_id=found.id, holder=found.holder)
-        return replace(found, holder=me)
+        return replace(found, holder=replica)
 
     async def _run(
         self, claim: KeyedRequest, scope: Scope, body: HashedRequestBody, send: Send
     ) -> None:
-        answer = BufferedResponse(send, lambda: self._let_go(claim, body))
+        response = BufferedResponse(send, lambda: self._release(claim, body))
         failure: Exception | None = None
         try:
-            await self._app(scope, body.receive, answer.send)
-        except Exception as error:  # noqa: BLE001 - raised again when its answer is recorded
+            await self._app(scope, body.receive, response.send)
+        except Exception as error:  # noqa: BLE001 - raised again when its response is recorded
             failure = error
         with contextlib.suppress(TooLarge):
             await body.drain()
         try:
-            await self._settle(claim, body, answer)
+            await self._settle(claim, body, response)
         except TemporaryError:
-            # It was done: the client is told so, though a crash right now would forget it.
-            await answer.deliver()
-            await self._settle_late(claim, body, answer)
-        await answer.deliver()
+            # The request was served, so the client gets its response; a crash now would forget it.
+            await response.deliver()
+            await self._settle_later(claim, body, response)
+        await response.deliver()
         if failure is not None:
             raise failure
 
     async def _settle(
-        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
         requests = self._store.requests
-        if not body.whole:
+        if not body.complete:
             await requests.forget(claim.id, claim.holder)
-        elif not answer.whole or _code(answer) in _UNCERTAIN:
-            await requests.take_over(claim, NOBODY)
-        elif answer.status in _COME_BACK or "retry-after" in answer.headers:
+        elif not response.complete or _retryable_code(response) in _UNCERTAIN:
+            await requests.take_over(claim, NO_HOLDER)
+        elif response.status in RETRYABLE or "retry-after" in response.headers:
             await requests.forget(claim.id, claim.holder)
         else:
-            await self._keep(claim, body, answer)
+            await self._record(claim, body, response)
 
-    async def _let_go(self, claim: KeyedRequest, body: HashedRequestBody) -> None:
+    async def _release(self, claim: KeyedRequest, body: HashedRequestBody) -> None:
         """
-        An event stream begins, so what it tells of is there under its seeded id: who comes with the
-        same key, because the line broke perhaps, need not wait for the end of this one.
+        Give the claim up when an event stream starts: what it reports on exists under its seeded
+        id. A client that lost the connection can repeat the request before this stream ends.
         """
-        with contextlib.suppress(TemporaryError):  # At its end, then.
+        with contextlib.suppress(TemporaryError):  # Then `_settle` does it at the end.
             known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
-            await self._store.requests.take_over(known, NOBODY)
+            await self._store.requests.take_over(known, NO_HOLDER)
 
-    async def _settle_late(
-        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+    async def _settle_later(
+        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
-        """Part of the request still, though its client has gone: a shutdown waits for it."""
-        pause, longest = RECORD_PAUSES
-        deadline = self._clock.monotonic() + RECORD_SECONDS
+        """Part of the request, although its client has the response: a shutdown waits for it."""
+        delay, longest = RECORD_DELAYS
+        deadline = self._clock.monotonic() + RECORD_TIMEOUT
         while self._clock.now() < claim.expires_at:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, longest)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, longest)
             try:
                 if self._clock.monotonic() < deadline:
-                    await self._settle(claim, body, answer)
+                    await self._settle(claim, body, response)
                 else:
-                    answer.body.clear()
-                    await self._store.requests.take_over(claim, NOBODY)
+                    response.body.clear()
+                    await self._store.requests.take_over(claim, NO_HOLDER)
             except TemporaryError as error:
                 log.warning("request.not_recorded", request_id=claim.id, error=error.message)
             else:
                 return
 
-    async def _keep(
-        self, claim: KeyedRequest, body: HashedRequestBody, answer: BufferedResponse
+    async def _record(
+        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
-        content, kept = bytes(answer.body), None
+        content, blob_key = bytes(response.body), None
         if len(content) > INLINE:
-            # A replica that was given up and comes back must not write over another one's.
-            kept = f"requests/{_seed(claim).digest}/{claim.holder}-{await _digest(content)}"
-            await self._blobs.put(kept, content)
-        headers = {name: text for name, text in answer.headers.items() if name not in _NOT_KEPT}
+            # A replica that was taken for lost must not overwrite the response of its successor.
+            blob_key = f"requests/{_seed(claim).digest}/{claim.holder}-{await _digest(content)}"
+            await self._blobs.put(blob_key, content)
+        headers = {
+            name: text for name, text in response.headers.items() if name not in _NOT_RECORDED
+        }
         await self._store.requests.answer(
             replace(
                 claim,
                 fingerprint=body.fingerprint,
-                status=answer.status,
+                status=response.status,
                 headers=headers,
-                body=content if kept is None else b"",
-                kept=kept,
+                body=content if blob_key is None else b"",
+                kept=blob_key,
             )
         )
 
@@ -295,25 +313,26 @@ def _seed(claim: KeyedRequest) -> Seed:
     return Seed(hashlib.sha256(text.encode()).hexdigest(), claim.created_at)
 
 
-def _code(answer: BufferedResponse) -> str | None:
-    """The code of a refusal that passes by itself."""
-    if answer.status not in _COME_BACK:
+def _retryable_code(response: BufferedResponse) -> str | None:
+    """The code of a response that asks the client to retry."""
+    if response.status not in RETRYABLE:
         return None
     try:
-        found = json.loads(bytes(answer.body))
+        content = json.loads(bytes(response.body))
     except ValueError:
         return None
-    return found.get("code") if isinstance(found, dict) else None
+    return content.get("code") if isinstance(content, dict) else None
 
 
 def _bad_key() -> InvalidRequest:
     return InvalidRequest(
-        "Idempotency-Key: 1 to 255 visible ASCII characters, once.", code="bad_idempotency_key"
+        "Idempotency-Key: send one header with 1 to 255 visible ASCII characters.",
+        code="bad_idempotency_key",
     )
 
 
-def _reused() -> InvalidRequest:
+def _key_reused() -> InvalidRequest:
     return InvalidRequest(
-        "This Idempotency-Key was used for another request. Take a new key for a new request.",
+        "This Idempotency-Key was used for a different request. Use a new key for a new request.",
         code="idempotency_key_reused",
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from atoll.api.rest.middleware.authentication import SAFE_METHODS, is_upload
+from atoll.api.rest.middleware.bodies import SAFE_METHODS, is_upload
 from atoll.api.rest.problems import problem
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.service.nodes.probe import PATH as NODE_PROBE

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 import uvloop
 
-from atoll.api.rest.middleware.authentication import ShutdownResponse
+from atoll.api.rest.middleware.shutdown import ShutdownResponse
 from atoll.api.rest.server.http_connections import Connections, HttpProtocol, connection_limit
 from atoll.api.rest.server.listener import Listener
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
