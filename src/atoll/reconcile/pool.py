@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool.service import Edition, Pool, ReadyInstance
+    from atoll.service.pool.service import Pool, ReadyInstance, Version
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -78,9 +78,9 @@ class PoolRefill:
         self._settings = settings
         self._clock = clock
         self._pause = RATE_WINDOW.total_seconds() / STEPS
-        self._failures: dict[Edition, tuple[int, float, str]] = {}
+        self._failures: dict[Version, tuple[int, float, str]] = {}
         """How often in a row an edition could not be started, when it is tried again, and why."""
-        self._levels: dict[Edition, Level] = {}
+        self._levels: dict[Version, Level] = {}
         self._templates: list[Template] = []
         self._read_at = 0.0
         self._room = Room(0, {}, full=False, until=0.0)
@@ -127,9 +127,9 @@ class PoolRefill:
         self._failures = {key: value for key, value in self._failures.items() if key in editions}
         room = await self._look()
         plans = self._decided(room)
-        self._pool.plans = {outlook.template.id: outlook for outlook in plans}
-        for outlook in plans:
-            for ready in self._pool.shrink(outlook.template, outlook.target):
+        self._pool.plans = {plan.template.id: plan for plan in plans}
+        for plan in plans:
+            for ready in self._pool.shrink(plan.template, plan.target):
                 self._end(ready)
         if not room.full:
             self._refill(plans)
@@ -139,9 +139,9 @@ class PoolRefill:
 
     def _decided(self, room: Room) -> list[PoolPlan]:
         now = self._clock.monotonic()
-        lifecycle: list[Want] = []
+        wants: list[Want] = []
         needs: list[int] = []
-        levels: dict[Edition, Level] = {}
+        levels: dict[Version, Level] = {}
         for template in self._templates:
             least, most = demand.bounds(template, self._settings.max_size)
             needed = self._need(template)
@@ -152,29 +152,29 @@ class PoolRefill:
             wanted = max(least, min(needed, most))
             level = demand.follow(before, wanted, now, self._pause)
             levels[template.edition] = level
-            lifecycle.append(Want(least, level.target, self._pool.memory(template)))
+            wants.append(Want(least, level.target, self._pool.memory(template)))
             needs.append(needed)
         self._levels = levels
         theirs = sum(
             room.others.get(template.id, 0) * want.memory
-            for template, want in zip(self._templates, lifecycle, strict=True)
+            for template, want in zip(self._templates, wants, strict=True)
         )
-        granted = demand.share(lifecycle, room.budget - theirs)
+        granted = demand.share(wants, room.budget - theirs)
         return [
-            self._outlook(*each, room)
-            for each in zip(self._templates, lifecycle, granted, needs, strict=True)
+            self._plan(*each, room)
+            for each in zip(self._templates, wants, granted, needs, strict=True)
         ]
 
     def _need(self, template: Template) -> int:
-        seen = self._pool.demand
+        stats = self._pool.stats
         return demand.need(
-            seen.rate(template.id),
-            seen.start_seconds(template.id) or START_SECONDS,
-            burst=seen.burst(template.id),
+            stats.rate(template.id),
+            stats.start_seconds(template.id) or START_SECONDS,
+            burst=stats.burst(template.id),
             concurrency=CONCURRENCY,
         )
 
-    def _outlook(
+    def _plan(
         self, template: Template, want: Want, granted: int, needed: int, room: Room
     ) -> PoolPlan:
         most = demand.bounds(template, self._settings.max_size)[1]
@@ -205,11 +205,11 @@ class PoolRefill:
         # What is due waits for a place, or is under way: its end is told.
         waits = [retry_at - now for _, retry_at, _ in self._failures.values() if retry_at > now]
         oldest = MAX_AGE
-        for outlook in plans:
-            template_id = outlook.template.id
-            if outlook.wanted > outlook.minimum or self._pool.demand.rate(template_id):
+        for plan in plans:
+            template_id = plan.template.id
+            if plan.wanted > plan.minimum or self._pool.stats.rate(template_id):
                 waits.append(self._pause)
-            waits += [oldest - age for age in self._pool.ages(outlook.template) if age < oldest]
+            waits += [oldest - age for age in self._pool.ages(plan.template) if age < oldest]
         if room.full:
             waits.append(FULL_SECONDS)
         return min(waits, default=None)
@@ -241,7 +241,7 @@ class PoolRefill:
         metrics = (await self._driver.status()).load
         self._room = Room(
             budget=int(metrics.mem_total * self._settings.memory_share),
-            others=await self._pool.elsewhere(),
+            others=await self._pool.on_other_replicas(),
             full=1 - metrics.mem_usage < MEMORY_RESERVE,
             until=self._clock.monotonic() + ROOM_SECONDS,
         )
@@ -251,7 +251,7 @@ class PoolRefill:
 
     def _refill(self, plans: list[PoolPlan]) -> None:
         while len(self._making) < CONCURRENCY:
-            lacking = [outlook for outlook in plans if self._lack(outlook) > 0]
+            lacking = [plan for plan in plans if self._lack(plan) > 0]
             if not lacking:
                 return
             # Minimums first, then whoever has the smallest part of what it should have.
@@ -259,20 +259,20 @@ class PoolRefill:
             self._pool.starting[template.edition] += 1
             self._begin(self._make(template), self._making)
 
-    def _lack(self, outlook: PoolPlan) -> int:
+    def _lack(self, plan: PoolPlan) -> int:
         """Those that are old do not count, and go when there are enough others."""
-        template = outlook.template
+        template = plan.template
         failure = self._failures.get(template.edition)
         if failure is not None and failure[1] > self._clock.monotonic():
             return 0
         oldest = MAX_AGE
         young = sum(age < oldest for age in self._pool.ages(template))
-        return outlook.target - young - self._pool.starting[template.edition]
+        return plan.target - young - self._pool.starting[template.edition]
 
-    def _standing(self, outlook: PoolPlan) -> tuple[bool, float]:
-        edition = outlook.template.edition
-        there = self._pool.size(outlook.template) + self._pool.starting[edition]
-        return there >= outlook.minimum, there / outlook.target
+    def _standing(self, plan: PoolPlan) -> tuple[bool, float]:
+        edition = plan.template.edition
+        there = self._pool.size(plan.template) + self._pool.starting[edition]
+        return there >= plan.minimum, there / plan.target
 
     async def _make(self, template: Template) -> None:
         try:

@@ -146,7 +146,7 @@ class Ground:
             if ready is not None:
                 self.node.lines.pop(ready.instance.id)  # A session has it.
 
-    def outlook(self, template: Template) -> PoolPlan:
+    def plan(self, template: Template) -> PoolPlan:
         return self.pool.plans[template.id]
 
     def pass_time(self, seconds: float) -> None:
@@ -227,7 +227,7 @@ async def test_a_burst_makes_it_grow_and_silence_shrinks_it(tmp_path: Path) -> N
             sizes.append(found.pool.size(template))
         assert sizes == [10, 10, 10, 6, 4, 3, 2, 2, 2, 2]
         assert len(found.node.lines) == 2
-        assert [state.misses for state in await found.pool.states()] == [8]
+        assert [state.misses for state in await found.pool.list()] == [8]
 
 
 async def test_the_oldest_go_first(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ async def test_the_oldest_go_first(tmp_path: Path) -> None:
         found.pass_time(30)
         old = set(found.node.lines)
         for _ in range(4):
-            found.pool.demand.taken(template.id, hit=True)
+            found.pool.stats.record_take(template.id, hit=True)
         await found.settle()
         assert found.pool.size(template) == 4
         for _ in range(10):
@@ -254,7 +254,7 @@ async def test_a_pool_stays_below_its_maximum_and_says_so(tmp_path: Path) -> Non
         found.burst(template, 20)
         await found.settle()
         assert found.pool.size(template) == 4
-        assert found.outlook(template).limited_by is Limit.MAXIMUM
+        assert found.plan(template).limited_by is Limit.MAXIMUM
 
 
 async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
@@ -266,8 +266,8 @@ async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
         found.burst(other, 30)
         await found.settle()
         assert found.pool.sizes() == {one.id: 14, other.id: 11}
-        assert found.outlook(one).limited_by is Limit.MEMORY_SHARE
-        assert found.outlook(one).wanted == 30
+        assert found.plan(one).limited_by is Limit.MEMORY_SHARE
+        assert found.plan(one).wanted == 30
 
 
 async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
@@ -283,7 +283,7 @@ async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
         found.burst(template, 30)
         await found.settle()
         assert found.pool.size(template) == 5
-        (state,) = await found.pool.states()
+        (state,) = await found.pool.list()
         assert (state.ready, state.others, state.memory) == (5, 20, 10 * MiB)
 
 
@@ -304,12 +304,12 @@ async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) ->
         template = await found.add(pool_size=2)
         assert await found.settle() == FULL_SECONDS
         assert found.pool.size(template) == 0
-        assert found.outlook(template).limited_by is Limit.MEMORY_FREE
+        assert found.plan(template).limited_by is Limit.MEMORY_FREE
         found.node.usage = 0.5
         found.pass_time(FULL_SECONDS + ROOM_SECONDS)
         await found.settle()
         assert found.pool.size(template) == 2
-        assert found.outlook(template).limited_by is None
+        assert found.plan(template).limited_by is None
 
 
 async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
@@ -393,7 +393,7 @@ async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Pa
         found.pool.templates_changed()
         await found.settle()
         assert found.pool.sizes() == {template.id: 3}
-        assert found.outlook(changed).minimum == 1
+        assert found.plan(changed).minimum == 1
 
 
 async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Path) -> None:
@@ -416,12 +416,12 @@ async def test_one_that_does_not_start_is_tried_later_and_later(tmp_path: Path) 
             waits.append(wait)
             found.pass_time(wait)
         assert waits == [2, 4, 8, 16, 32, 60, 60]
-        outlook = found.outlook(template)
-        assert (outlook.limited_by, outlook.message) == (Limit.FAILURES, "It does not start.")
+        plan = found.plan(template)
+        assert (plan.limited_by, plan.message) == (Limit.FAILURES, "It does not start.")
         found.node.broken.clear()
         await found.settle()
         assert found.pool.size(template) == 1
-        assert found.outlook(template).limited_by is None
+        assert found.plan(template).limited_by is None
 
 
 async def test_a_session_with_another_disk_is_no_demand(tmp_path: Path) -> None:
@@ -432,5 +432,5 @@ async def test_a_session_with_another_disk_is_no_demand(tmp_path: Path) -> None:
         for _ in range(5):
             assert found.pool.take(template, other) is None
         await found.settle()
-        (state,) = await found.pool.states()
+        (state,) = await found.pool.list()
         assert (state.ready, state.hits, state.misses, state.rate) == (1, 0, 0, 0.0)

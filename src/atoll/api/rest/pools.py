@@ -17,5 +17,5 @@ async def list_pools(request: Request) -> JsonResponse:
     The warm pools of the control plane that answers: each has its own. Of the others of its node it
     tells how many instances they have ready.
     """
-    states = await services_of(request).pool.states()
+    states = await services_of(request).pool.list()
     return page_of([pool_out(state) for state in states], None)

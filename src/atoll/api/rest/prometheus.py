@@ -122,12 +122,12 @@ class _Collector:
         misses = CounterMetricFamily(
             "atoll_pool_misses", "Creates that found none, by template.", labels=by
         )
-        for template, outlook in self._pool.plans.items():
-            target.add_metric([template], outlook.target)
-            seconds = self._pool.demand.start_seconds(template)
+        for template, plan in self._pool.plans.items():
+            target.add_metric([template], plan.target)
+            seconds = self._pool.stats.start_seconds(template)
             if seconds is not None:
                 start.add_metric([template], seconds)
-            hit, missed = self._pool.demand.counts(template)
+            hit, missed = self._pool.stats.counts(template)
             hits.add_metric([template], hit)
             misses.add_metric([template], missed)
         yield from (target, start, hits, misses)

@@ -1,9 +1,9 @@
 """
-Ready instances, waiting for a session.
+Warm pools: instances that are ready before a session needs them.
 
-Taking one is a pop from a list: whatever takes time was done when it was made. An empty pool is a
-cold start, never an error. How many there should be is decided by `reconcile/pool.py`, which makes
-and ends them; it tells here what it came to.
+To take one is to pop a list; everything that takes time was done when it was made. An empty pool
+means a cold start, not an error. `reconcile/pool.py` decides the size of each pool, and makes and
+destroys instances accordingly.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ if TYPE_CHECKING:
     from atoll.model.volume import Volume, VolumeMount
     from atoll.service.replica import Replica
 
-    Edition = tuple[str, datetime, int]
+    Version = tuple[str, datetime, int]
 
-AT_ONCE = 8
-"""Instances that are destroyed at the same time when the pool is closed."""
+CLOSE_CONCURRENCY = 8
+"""Instances that are destroyed at the same time when the pool closes."""
 
 RATE_WINDOW = timedelta(seconds=60)
-"""The time over which the rate of creates is measured."""
+"""Period over which the rate of creates is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyInstance:
-    """An instance with its link, as it has come up."""
+    """An instance that nobody uses yet, and its link."""
 
     instance: Instance
     link: Link
     resources: Resources
     made_at: float
-    """Seconds of the monotonic clock."""
+    """Monotonic clock, in seconds."""
     warnings: tuple[Warning, ...] = ()
-    """What its session is to be told of it."""
+    """For the session that takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """What the refill wants a template's pool to be."""
+    """How large the pool of a template should be, and why."""
 
     template: Template
     minimum: int
     maximum: int
     wanted: int
-    """What the demand asks for, within these bounds."""
+    """Size that the demand requires, within these bounds."""
     target: int
-    """What of that the node has memory for."""
+    """The part of it for which the node has memory."""
     limited_by: Limit | None = None
     message: str | None = None
-    """What the last start came to that failed."""
+    """Why the last start failed, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A template's pool in this control plane."""
+    """The pool of one template in this replica."""
 
-    outlook: PoolPlan
+    plan: PoolPlan
     ready: int
     starting: int
     others: int
-    """Ready ones of the template that other control planes of this node have."""
+    """Ready instances that other replicas of this node have."""
     rate: float
-    """Creates a second."""
+    """Creates per second."""
     start_seconds: float | None
     memory: int
-    """What each is counted with, in bytes."""
+    """Bytes that the plan reserves for one instance."""
     hits: int
     misses: int
     oldest_seconds: float | None
@@ -117,22 +117,22 @@ class Pool:
         self._builds = builds
         self._ephemeral = ephemeral
         self._callback = callback
-        self._ready: dict[Edition, list[ReadyInstance]] = {}
+        self._ready: dict[Version, list[ReadyInstance]] = {}
         """Oldest first."""
-        self._kept: set[Edition] = set()
+        self._kept: set[Version] = set()
         self._dead: list[ReadyInstance] = []
-        self.demand = PoolStats(self._clock, RATE_WINDOW)
+        self.stats = PoolStats(self._clock, RATE_WINDOW)
         self.plans: dict[str, PoolPlan] = {}
-        """By template; how the refill sees them."""
-        self.starting: Counter[Edition] = Counter()
-        """Instances that the refill is making."""
+        """By template; set by the refill."""
+        self.starting: Counter[Version] = Counter()
+        """Instances that the refill is starting."""
         self.changed = asyncio.Event()
-        """Set when there may be something to refill."""
+        """Set when the refill may have something to do."""
         self.stale = True
-        """Whether templates have changed since the refill read them."""
+        """Whether templates have changed since the refill last read them."""
 
     def take(self, template: Template, resources: Resources) -> ReadyInstance | None:
-        """The newest one. A session with another disk than the template's needs one of its own."""
+        """The newest instance; null if there is none with a disk of this size."""
         if resources.disk != template.default_resources.disk:
             return None
         found = None
@@ -144,23 +144,23 @@ class Pool:
             else:
                 self._dead.append(ready)
         if template.edition in self._kept:
-            self.demand.taken(template.id, hit=found is not None)
+            self.stats.record_take(template.id, hit=found is not None)
         self.changed.set()
         return found
 
     def put(self, template: Template, ready: ReadyInstance) -> None:
-        # One that dies while it waits is missed at once, not when somebody comes for it.
+        # The refill replaces an instance as soon as it dies.
         ready.link.closed.add_done_callback(lambda _: self.changed.set())
         waiting = self._ready.setdefault(template.edition, [])
         bisect.insort(waiting, ready, key=lambda other: other.made_at)
 
     def templates_changed(self) -> None:
-        """A template was made, changed or removed."""
+        """Have the refill read the templates again."""
         self.stale = True
         self.changed.set()
 
     def ages(self, template: Template) -> list[float]:
-        """Of those that wait, in seconds, the oldest first."""
+        """Ages of the ready instances in seconds, the oldest first."""
         now = self._clock.monotonic()
         waiting = self._ready.get(template.edition, [])
         return [now - ready.made_at for ready in waiting if ready.link.alive]
@@ -184,11 +184,11 @@ class Pool:
 
     def keep(self, templates: list[Template]) -> list[ReadyInstance]:
         """
-        Have pools of these templates as they are now, and of no others. Gives back what is to be
-        destroyed: what belongs to others, and what has died.
+        Keep pools of these versions of templates alone. Returns the instances to destroy: those of
+        other versions, and dead ones.
         """
         self._kept = {template.edition for template in templates}
-        self.demand.keep({template.id for template in templates})
+        self.stats.keep({template.id for template in templates})
         dropped, self._dead = self._dead, []
         for key in [key for key in self._ready if key not in self._kept]:
             dropped += self._ready.pop(key)
@@ -198,7 +198,7 @@ class Pool:
         return dropped
 
     def shrink(self, template: Template, size: int) -> list[ReadyInstance]:
-        """Take out the oldest of those above `size`, to be destroyed."""
+        """Remove the oldest instances above `size`, and return them to be destroyed."""
         waiting = self._ready.get(template.edition, [])
         many = max(0, len(waiting) - size)
         dropped, waiting[:many] = waiting[:many], []
@@ -206,41 +206,18 @@ class Pool:
 
     def memory(self, template: Template) -> int:
         """
-        What a ready instance is counted with, in bytes: what they were seen to use while they wait,
-        and the template's limit until one was seen or where the node cannot tell.
+        Bytes to reserve for one ready instance: what ready instances were measured to use; the
+        template's limit until one was measured, or where the node cannot measure it.
         """
-        return self.demand.memory(template.id) or template.default_resources.memory
+        return self.stats.memory(template.id) or template.default_resources.memory
 
-    async def elsewhere(self) -> dict[str, int]:
-        """Ready instances that other control planes of this node have, by template."""
+    async def on_other_replicas(self) -> dict[str, int]:
+        """Ready instances that other replicas of this node have, by template."""
         return await self._store.instances.waiting(self._node_id, besides=self._replica)
 
     async def on_node(self) -> dict[str, int]:
-        """Ready instances of all control planes of this node, by template."""
-        return dict(Counter(self.sizes()) + Counter(await self.elsewhere()))
-
-    async def states(self) -> list[PoolStatus]:
-        """The pools of this control plane, in order of their templates' ids."""
-        others = await self.elsewhere()
-        found = []
-        for template_id, outlook in sorted(self.plans.items()):
-            template = outlook.template
-            ages = self.ages(template)
-            hits, misses = self.demand.counts(template_id)
-            state = PoolStatus(
-                outlook=outlook,
-                ready=len(ages),
-                starting=self.starting[template.edition],
-                others=others.get(template_id, 0),
-                rate=self.demand.rate(template_id),
-                start_seconds=self.demand.start_seconds(template_id),
-                memory=self.memory(template),
-                hits=hits,
-                misses=misses,
-                oldest_seconds=ages[0] if ages else None,
-            )
-            found.append(state)
-        return found
+        """Ready instances of all replicas of this node, by template."""
+        return dict(Counter(self.sizes()) + Counter(await self.on_other_replicas()))
 
     async def make(
         self,
@@ -253,10 +230,10 @@ class Pool:
         prefix: str | None = None,
     ) -> ReadyInstance:
         """
-        A new instance, recorded and connected; none is left behind when that fails.
+        Start an instance, record it and connect to it. After a failure nothing of it is left.
 
-        One that is made for a session is recorded as its own from the first, so that nobody who
-        finds it after a crash takes it for one of the pool.
+        An instance for a session is recorded as the session's own from the beginning: a replica
+        that finds it after a crash must not take it for one of the pool.
         """
         instance_id = ids.instance_id()
         spec = InstanceSpec(
@@ -288,20 +265,17 @@ class Pool:
             link = await self._driver.connect(handle)
             made_at = self._clock.monotonic()
             if workspace is None:
-                # Before anything runs in it, so that of any new one tells what the next will use.
+                # Before anything runs in it: so one measurement predicts the next instance.
                 memory = await self._driver.limits.memory_used(handle)
                 seconds = made_at - begun if session_id is None else None
-                self.demand.started(template.id, seconds, memory)
+                self.stats.record_start(template.id, seconds, memory)
         except BaseException:
             await asyncio.shield(self.clear(spec.instance_id, workspace is None))
             raise
         return ReadyInstance(instance, link, resources, made_at)
 
     async def adopt(self, template: Template, instance: Instance) -> bool:
-        """
-        Take over an instance that waited in the pool of a replica that is lost; False when somebody
-        else did.
-        """
+        """Take over a ready instance of a lost replica; false if another replica was faster."""
         if not await self._store.instances.claim(
             instance.id, holder=self._replica, instead_of=instance.holder
         ):
@@ -313,7 +287,7 @@ class Pool:
         return True
 
     async def clear(self, instance_id: str, workspace_too: bool) -> None:
-        """Remove an instance from the node and the store."""
+        """Remove an instance from the node and from the store."""
         for handle in await self._driver.handles():
             if handle.instance_id == instance_id:
                 await self._driver.destroy(handle)
@@ -322,19 +296,42 @@ class Pool:
         await self._store.instances.remove(instance_id)
 
     async def destroy(self, ready: ReadyInstance) -> None:
-        """End an instance that no session owns, and its workspace."""
+        """Destroy an instance that no session owns, and its workspace."""
         ready.link.close()
         await self._driver.destroy(ready.instance.handle)
         await self._driver.workspaces.discard(ready.instance.workspace)
         await self._store.instances.remove(ready.instance.id)
 
     async def close(self) -> None:
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(CLOSE_CONCURRENCY)
 
-        async def end(ready: ReadyInstance) -> None:
+        async def destroy(ready: ReadyInstance) -> None:
             async with slots:
                 await self.destroy(ready)
 
         async with asyncio.TaskGroup() as group:
             for ready in self.keep([]):
-                group.create_task(end(ready))
+                group.create_task(destroy(ready))
+
+    async def list(self) -> list[PoolStatus]:
+        """The pools of this replica, in order of template id."""
+        others = await self.on_other_replicas()
+        found = []
+        for template_id, plan in sorted(self.plans.items()):
+            template = plan.template
+            ages = self.ages(template)
+            hits, misses = self.stats.counts(template_id)
+            status = PoolStatus(
+                plan=plan,
+                ready=len(ages),
+                starting=self.starting[template.edition],
+                others=others.get(template_id, 0),
+                rate=self.stats.rate(template_id),
+                start_seconds=self.stats.start_seconds(template_id),
+                memory=self.memory(template),
+                hits=hits,
+                misses=misses,
+                oldest_seconds=ages[0] if ages else None,
+            )
+            found.append(status)
+        return found

@@ -19,21 +19,21 @@ def _seconds(name: str) -> From:
 
 
 class PoolOut(ResponseBody):
-    template_id: Annotated[str, From("outlook.template.id")]
-    version: Annotated[int, From("outlook.template.number")] = Field(
+    template_id: Annotated[str, From("plan.template.id")]
+    version: Annotated[int, From("plan.template.number")] = Field(
         description="Version of the template."
     )
     ready: int
     starting: int
     others: int = Field(description="Ready instances of other control planes of the same node.")
-    target: Annotated[int, From("outlook.target")] = Field(
+    target: Annotated[int, From("plan.target")] = Field(
         description="How many instances should be ready."
     )
-    wanted: Annotated[int, From("outlook.wanted")] = Field(
+    wanted: Annotated[int, From("plan.wanted")] = Field(
         description="How many would be, if the node had enough memory."
     )
-    minimum: Annotated[int, From("outlook.minimum")]
-    maximum: Annotated[int, From("outlook.maximum")]
+    minimum: Annotated[int, From("plan.minimum")]
+    maximum: Annotated[int, From("plan.maximum")]
     rate_per_minute: Annotated[float, From(lambda state: round(state.rate * 60, 2))] = Field(
         description="Sessions created per minute, recently."
     )
@@ -46,10 +46,10 @@ class PoolOut(ResponseBody):
     oldest_seconds: Annotated[float | None, _seconds("oldest_seconds")] = Field(
         description="Age of the oldest ready instance."
     )
-    limited_by: Annotated[Limit | None, From("outlook.limited_by")] = Field(
+    limited_by: Annotated[Limit | None, From("plan.limited_by")] = Field(
         description="Why the pool is smaller than wanted."
     )
-    message: Annotated[str | None, From("outlook.message")] = Field(
+    message: Annotated[str | None, From("plan.message")] = Field(
         description="Why instances could not be started."
     )
 
