@@ -81,7 +81,7 @@ def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
 async def test_a_key_that_the_environment_gives_no_more_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.service.auth.service.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("atoll.service.auth.service.REFRESH_TIMEOUT", 60.0)
     old, new = "the-old-secret-key", "the-new-secret-key"
     async with api_keys.keys(Settings(data_dir=tmp_path)) as keys:
         for secret in (old, old, new, new):

@@ -292,7 +292,7 @@ def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) 
             assert told["first"] > 1
             assert page(api)["after"] >= last
             with Atoll(server.url, api_key=server.key) as atoll:
-                with pytest.raises(Conflict, match="no place 0") as refused:
+                with pytest.raises(Conflict, match="Position 0 is not in the feed") as refused:
                     next(iter(atoll.events.follow(after=0)))
                 assert refused.value.code == "events_expired"
 

@@ -275,7 +275,7 @@ def test_the_commands_do_the_same(trusting: Server, receiver: Receiver) -> None:
     assert "answered 200" in run("test", webhook_id)
     assert receiver.wait_for(1)[0].signed_with(secret)
     receiver.statuses = [500]
-    assert "It answered 500" in run("test", webhook_id, code=1)
+    assert "Response status 500" in run("test", webhook_id, code=1)
     assert webhook_id in run("list")
     assert json.loads(run("show", webhook_id, "--json"))["types"] == ["session.*"]
     assert run("change", webhook_id, "--disable").strip() == webhook_id

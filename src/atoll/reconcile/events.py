@@ -15,7 +15,7 @@ import structlog
 
 from atoll.errors import TemporaryError
 from atoll.reconcile.sweep import sweep
-from atoll.service.events.service import TOPIC, until
+from atoll.service.events.service import TOPIC, wait_for
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 TOGETHER_SECONDS = 0.1
 """What comes in this time after some were numbered is numbered together."""
 AGAIN_SECONDS = 1.0
@@ -44,7 +44,7 @@ class Sequencer:
 
     async def run(self) -> None:
         while True:
-            await until(self._feed.unnumbered, LOOK_SECONDS)
+            await wait_for(self._feed.unnumbered, POLL_SECONDS)
             self._feed.unnumbered.clear()
             pause = TOGETHER_SECONDS
             try:

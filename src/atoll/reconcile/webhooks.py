@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, TemporaryError
-from atoll.service.events.service import LOOK_SECONDS, until
+from atoll.service.events.service import POLL_SECONDS, wait_for
 from atoll.service.webhooks.service import CHANGED
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class WebhookLoop:
                     async with self._coordination.listen(CHANGED) as heard:
                         while True:
                             await self._look(group)
-                            await heard.wait(LOOK_SECONDS)
+                            await heard.wait(POLL_SECONDS)
                 except Exception as error:
                     log.warning("webhooks.not_seen", error=str(error), exc_info=_unknown(error))
                     await asyncio.sleep(AGAIN_SECONDS)
@@ -134,7 +134,7 @@ class Worker:
 
     async def run(self) -> None:
         """Until it is removed or switched off."""
-        line = await self._sender.line()
+        client = await self._sender.client()
         try:
             while True:
                 self.look.clear()
@@ -145,19 +145,19 @@ class Worker:
                 retry_at = webhook.deliveries.retry_at
                 if retry_at is not None and retry_at > self._clock.now():
                     left = (retry_at - self._clock.now()).total_seconds()
-                    await until(self.look, left)
+                    await wait_for(self.look, left)
                 else:
-                    await self._go_on(webhook, line)
+                    await self._go_on(webhook, client)
         finally:
-            await line.close()
+            await client.close()
 
-    async def _go_on(self, webhook: Webhook, line: WebhookClient) -> None:
-        news = self._feed.news
+    async def _go_on(self, webhook: Webhook, client: WebhookClient) -> None:
+        news = self._feed.changed
         stretch = await self._store.events.after(self._place, types=webhook.types)
         if stretch.first > self._place + 1:
             await self._missed(stretch)
         elif stretch.events:
-            await self._send(webhook, stretch, line)
+            await self._send(webhook, stretch, client)
         else:
             nothing_more = stretch.through == self._place
             self._place = stretch.through
@@ -170,46 +170,46 @@ class Worker:
         """For an event or a change of the webhook."""
         waits = [asyncio.ensure_future(each.wait()) for each in (news, self.look)]
         try:
-            await asyncio.wait(waits, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waits:
                 each.cancel()
 
-    async def _send(self, webhook: Webhook, stretch: Stretch, line: WebhookClient) -> None:
+    async def _send(self, webhook: Webhook, stretch: Stretch, client: WebhookClient) -> None:
         failures = webhook.deliveries.failures
-        answered: DeliveryResult | None = None
+        result: DeliveryResult | None = None
         for event in stretch.events:
             assert event.number is not None
             if self.look.is_set():
                 break
-            answered = await line.send(webhook, event, f"{webhook.id}_{event.number}")
-            if answered.error is not None:
-                await self._failed(webhook, event, failures + 1, answered)
+            result = await client.send(webhook, event, f"{webhook.id}_{event.number}")
+            if result.error is not None:
+                await self._failed(webhook, event, failures + 1, result)
                 return
             self._place = event.number
             if failures or self._due(SAVE_SECONDS):
-                await self._delivered(answered)
+                await self._delivered(result)
                 failures = 0
         else:
             self._place = stretch.through
-        if answered is not None:
-            await self._delivered(answered)
+        if result is not None:
+            await self._delivered(result)
 
-    async def _delivered(self, answered: DeliveryResult) -> None:
+    async def _delivered(self, result: DeliveryResult) -> None:
         now = self._clock.now()
         await self._save(
             lambda found: dataclasses.replace(
                 found.deliveries,
                 failures=0,
                 retry_at=None,
-                last_status=answered.status,
+                last_status=result.status,
                 last_error=None,
                 last_at=now,
             )
         )
 
     async def _failed(
-        self, webhook: Webhook, event: Event, failures: int, answered: DeliveryResult
+        self, webhook: Webhook, event: Event, failures: int, result: DeliveryResult
     ) -> None:
         assert event.number is not None
         now = self._clock.now()
@@ -221,7 +221,7 @@ class Worker:
             webhook_id=webhook.id,
             number=event.number,
             failures=failures,
-            error=answered.error,
+            error=result.error,
         )
 
         def noted(found: Webhook) -> Deliveries:
@@ -232,8 +232,8 @@ class Worker:
                 failures=failures if waits else 0,
                 gave_up=found.deliveries.gave_up + given_up,
                 retry_at=now + pause_after(failures) if waits else None,
-                last_status=answered.status,
-                last_error=answered.error,
+                last_status=result.status,
+                last_error=result.error,
                 last_at=now,
             )
 

@@ -1,6 +1,4 @@
-"""
-Work that goes on behind the request that started it: held, its errors logged, ended at shutdown.
-"""
+"""Tasks that outlive the request that started them."""
 
 from __future__ import annotations
 
@@ -18,39 +16,41 @@ log = structlog.get_logger(__name__)
 
 
 class BackgroundTasks:
+    """Keeps references to tasks, logs their errors, and ends them at shutdown."""
+
     def __init__(self) -> None:
-        self._background: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
 
     def start(
         self, work: Coroutine[Any, Any, Any], name: str, *, waits: bool = False
     ) -> asyncio.Task[Any]:
-        """With `waits` it does nothing but wait for others, and a shutdown does not wait for it."""
+        """`waits` marks a task that only waits for others: a shutdown cancels it at once."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._background.add(task)
+        self._tasks.add(task)
         if waits:
             self._waiting.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
         self._waiting.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, AtollError):
-            # Foreseen, and raised to whoever waits for it as well.
+            # Expected, and raised where the task is awaited too.
             log.info("task.failed", task=task.get_name(), code=error.code, error=error.message)
         else:
             log.error("task.failed", task=task.get_name(), exc_info=error)
 
     async def settle(self, timeout: float) -> None:
-        """Wait for what is under way, at most so many seconds, then cancel what is left."""
+        """Wait for running tasks for at most `timeout` seconds, then cancel the rest."""
         for task in self._waiting:
             task.cancel()
-        if self._background:
-            await asyncio.wait(set(self._background), timeout=timeout)
-        left = set(self._background)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        left = set(self._tasks)
         for task in left:
             task.cancel()
         if left:

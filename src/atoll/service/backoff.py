@@ -1,11 +1,11 @@
-"""Pauses between tries that grow, while what is needed is away."""
+"""Growing pauses between attempts while a back-end is unavailable."""
 
 from __future__ import annotations
 
 import asyncio
 
 PAUSES = (1.0, 2.0, 4.0, 10.0)
-"""Seconds; the last one stays."""
+"""Seconds; the last one repeats."""
 
 
 class Backoff:

@@ -1,9 +1,9 @@
 """
-Which addresses are of the public internet.
+Tells addresses of the public internet from all others.
 
-From IANA's registries of special-purpose addresses (RFC 6890) and of IPv6 unicast space, written
-out: what Python's `is_global` knows depends on its version. What is not known to be public is not:
-of IPv6 only the space that is given out, 2000::/3, can be.
+The networks are those of IANA's registries of special-purpose addresses (RFC 6890) and of IPv6
+unicast space. They are written out because what Python's `is_global` knows depends on its version.
+An address that is not known to be public is not public: of IPv6 only 2000::/3 can be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPECIAL_V6 = tuple(
         (
             "2001::/23",  # IETF protocol assignments: Teredo, benchmarks, ORCHID and others
             "2001:db8::/32",  # documentation
-            "2002::/16",  # 6to4: judged by the IPv4 address within
+            "2002::/16",  # 6to4: the embedded IPv4 address decides
             "2620:4f:8000::/48",  # AS112
             "3fff::/20",  # documentation
         ),
@@ -55,21 +55,21 @@ _6TO4 = IPv6Network("2002::/16")
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the public internet, also where one is written in another."""
+    """Also unwraps IPv4 addresses that are embedded in IPv6 addresses."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
     if isinstance(address, IPv6Address):
-        within = _within(address)
-        if within is None:
+        embedded = _embedded_v4(address)
+        if embedded is None:
             return address in UNICAST_V6 and not any(address in net for net in SPECIAL_V6)
-        address = within
+        address = embedded
     return not any(address in net for net in SPECIAL_V4)
 
 
-def _within(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address leads to, if it does."""
+def _embedded_v4(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that is embedded in an IPv6 address, if any."""
     number = int(address)
     if address in _MAPPED or address in _NAT64:
         return IPv4Address(number & 0xFFFFFFFF)

@@ -12,7 +12,7 @@ from atoll import ids
 from atoll.errors import TemporaryError
 from atoll.model.key import Key, Scope
 from atoll.service.auth import service as module
-from atoll.service.auth.service import RELOAD_SECONDS, ApiKeys
+from atoll.service.auth.service import REFRESH_SECONDS, ApiKeys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
@@ -72,14 +72,14 @@ class Ground:
         assert await self.keys.find(secret) == key
         return key, secret
 
-    def later(self, seconds: float = RELOAD_SECONDS + 0.1) -> None:
+    def later(self, seconds: float = REFRESH_SECONDS + 0.1) -> None:
         self.clock.time += seconds
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough for a database that is slow by chance; tests about patience have their own."""
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT", 60.0)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_keys_are_not_read_for_every_request(ground: Ground) -> None:
     reads = ground.database.reads
     for _ in range(10):
         await ground.keys.find(secret)
-        ground.later(RELOAD_SECONDS / 10)
+        ground.later(REFRESH_SECONDS / 10)
     assert ground.database.reads == reads
 
     ground.later()
@@ -191,7 +191,7 @@ async def test_a_list_that_was_read_before_a_key_was_removed_does_not_bring_it_b
 async def test_a_database_that_does_not_answer_holds_up_nobody_for_long(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.01)
     key, secret = await ground.made()
     ground.database.hold()
     ground.later()
@@ -207,7 +207,7 @@ async def test_the_first_read_takes_the_time_that_it_takes(
 ) -> None:
     key, secret = await ground.made()
     fresh = ground.another()
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.0)
     late = ground.database.hold()
     found = asyncio.create_task(fresh.find(secret))
     await ground.database.asked.wait()
@@ -230,7 +230,7 @@ async def test_without_a_first_read_nobody_is_let_in(ground: Ground) -> None:
 async def test_all_who_wait_are_refused_with_the_first(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.05)
     _, secret = await ground.made()
     ground.later(TTL.total_seconds() + 1)
     ground.database.hold()
@@ -241,6 +241,6 @@ async def test_all_who_wait_are_refused_with_the_first(
     assert all(isinstance(error, TemporaryError) for error in told)
     assert ground.database.reads == reads + 1
 
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT", 60.0)
     ground.database.hold().set()
     assert await ground.keys.find(secret) is not None

@@ -82,7 +82,7 @@ def test_a_key_file_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert second.open(sealed, "it") == "text"
 
     file.write_text("no key\n")
-    with pytest.raises(PermanentError, match="secret-key does not hold a key") as told:
+    with pytest.raises(PermanentError, match="secret-key does not contain a key") as told:
         Encryption(file=file).open(sealed, "it")
     assert told.value.code == "secret_unreadable"
 

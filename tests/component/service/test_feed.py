@@ -136,9 +136,9 @@ async def test_one_who_fell_too_far_behind_is_told_so() -> None:
         assert expired.value.code == "events_expired"
         assert expired.value.details == {"first": 6}
         with pytest.raises(Conflict):
-            await feed.place(6)
-        assert await feed.place(5) == 5
-        assert await feed.place(None) == 5
+            await feed.position(6)
+        assert await feed.position(5) == 5
+        assert await feed.position(None) == 5
 
 
 async def test_one_who_may_no_longer_read_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

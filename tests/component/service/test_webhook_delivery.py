@@ -20,7 +20,7 @@ from atoll.reconcile.webhooks import pause_after
 from atoll.sdk.webhook_signature import verify_webhook
 from atoll.service.auth.encryption import Encryption
 from atoll.service.webhooks import delivery
-from atoll.service.webhooks.delivery import WebhookSender, sealed_about, signature
+from atoll.service.webhooks.delivery import WebhookSender, secret_context, signature
 from atoll.settings import EventSettings
 from tests.servers.receiver import Receiver
 
@@ -36,13 +36,13 @@ PRIVATE = EventSettings(webhook_private=True)
 
 
 def webhook(url: str) -> Webhook:
-    sealed = SEALING.seal(SECRET, sealed_about("hook_1"))
+    sealed = SEALING.seal(SECRET, secret_context("hook_1"))
     return Webhook("hook_1", EVENT.at, url, sealed, (), 0)
 
 
 @asynccontextmanager
 async def sending(settings: EventSettings = PRIVATE) -> AsyncIterator[Callable[[str], Any]]:
-    line = await WebhookSender(SEALING, SystemClock(), settings).line()
+    line = await WebhookSender(SEALING, SystemClock(), settings).client()
 
     def send(url: str) -> Awaitable[Any]:
         return line.send(webhook(url), EVENT, "hook_1_7")
@@ -187,11 +187,11 @@ async def test_a_webhook_that_does_not_answer_is_a_failure(
             answered = await send(receiver.url)
 
     assert answered.status is None
-    assert "did not answer" in answered.error
+    assert "No response" in answered.error
 
 
 async def test_a_secret_that_no_key_opens_is_a_failure() -> None:
-    line = await WebhookSender(Encryption(["43" * 32]), SystemClock(), PRIVATE).line()
+    line = await WebhookSender(Encryption(["43" * 32]), SystemClock(), PRIVATE).client()
     answered = await line.send(webhook("http://127.0.0.1:1/"), EVENT, "x")
     await line.close()
 

@@ -60,7 +60,7 @@ async def get_events(
         stretch = await feed.page(after, chosen, subject, limit=limit, wait=wait)
         items = [event_out(event) for event in stretch.events]
         return JsonResponse({"items": items, "after": stretch.through})
-    place = await feed.place(after)
+    place = await feed.position(after)
     held = services_of(request).streams.open(request.scope)
     check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
     return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)), held)

@@ -1,10 +1,9 @@
 """
-Encryption of small texts where they are stored: AES-256-GCM, bound to what they are about.
+Encrypts small texts that are stored: AES-256-GCM with associated data.
 
-A sealed text opens only for the same `about`, so one that was moved to another row or another name
-does not open there. The first key seals; every key opens, so that a key can be replaced while what
-it sealed is still there. The keys and the library are read when the first text is sealed or opened,
-and not before: most servers never need them.
+A ciphertext is bound to its `context`: one that was copied to another row or name cannot be
+decrypted there. The first key encrypts and every key decrypts, so keys can be rotated. Keys and
+library are loaded at the first use, because most servers never need them.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ VERSION = "1:"
 
 class Encryption:
     def __init__(self, keys: Sequence[str] = (), file: Path | None = None) -> None:
-        """Without keys, the one in `file`, which is made when it is first needed to seal."""
+        """Without `keys`, the key in `file` is used, which is made when it is first needed."""
         self._given = tuple(keys)
         self._file = file
         self._keys: tuple[AESGCM, ...] | None = None
 
     def __repr__(self) -> str:
-        return "<Sealing>"
+        return "<Encryption>"
 
     def prepare(self) -> None:
-        """Read what is needed to open; it may take some milliseconds."""
+        """Load what `open` needs. Blocking, for some milliseconds."""
         if self._keys is None:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -48,12 +47,12 @@ class Encryption:
                 self._keys = tuple(AESGCM(parse_key(text)) for text in texts)
 
     def prepare_to_seal(self) -> None:
-        """Like `prepare`; makes the key file where there is to be one and is none."""
+        """Load what `seal` needs; makes the key file if it is missing."""
         if not self._given:
             if self._file is None:
                 raise InvalidRequest(
-                    "Secrets cannot be kept here: no key is set to encrypt them with. Set "
-                    "ATOLL_SECRETS__KEY on every control plane of this database.",
+                    "Cannot store secrets: no encryption key is configured. Set ATOLL_SECRETS__KEY "
+                    "on every replica of this database.",
                     code="secrets_not_configured",
                     setting="secrets.key",
                 )
@@ -61,15 +60,17 @@ class Encryption:
                 _make_key_file(self._file)
         self.prepare()
 
-    def seal(self, text: str, about: str) -> str:
+    def seal(self, text: str, context: str) -> str:
         self.prepare_to_seal()
         assert self._keys is not None
         nonce = secrets.token_bytes(NONCE_BYTES)
-        sealed = self._keys[0].encrypt(nonce, text.encode("utf-8", "surrogatepass"), about.encode())
+        sealed = self._keys[0].encrypt(
+            nonce, text.encode("utf-8", "surrogatepass"), context.encode()
+        )
         return VERSION + base64.b64encode(nonce + sealed).decode()
 
-    def open(self, sealed: str, about: str) -> str | None:
-        """None when no key opens it for this."""
+    def open(self, sealed: str, context: str) -> str | None:
+        """Null if no key decrypts the text in this context."""
         from cryptography.exceptions import InvalidTag
 
         self.prepare()
@@ -79,7 +80,7 @@ class Encryption:
             return None
         for key in self._keys or ():
             with contextlib.suppress(InvalidTag, ValueError):
-                plain = key.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], about.encode())
+                plain = key.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], context.encode())
                 return plain.decode("utf-8", "surrogatepass")
         return None
 
@@ -93,7 +94,7 @@ class Encryption:
             return ()
         except ValueError:
             raise PermanentError(
-                f"{self._file} does not hold a key: put the right one back.",
+                f"{self._file} does not contain a key. Restore the right file.",
                 code="secret_unreadable",
             ) from None
         return (text,)
@@ -108,9 +109,9 @@ def _make_key_file(path: Path) -> None:
         with open(fd, "w") as file:
             file.write(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode() + "\n")
             file.flush()
-            # What is sealed with it may be on the disk soon.
+            # Ciphertexts of this key may be on the disk soon.
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)  # Unlike a rename, it never replaces the key of another start.
+            os.link(temporary, path)  # Unlike a rename, never replaces the key of another process.
     finally:
         temporary.unlink()

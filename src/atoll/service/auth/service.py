@@ -1,4 +1,9 @@
-"""API keys: who may call. Kept hashed; compared in constant time."""
+"""
+API keys. They are stored hashed and compared in constant time.
+
+This process caches all keys. The cache is refreshed every few seconds; while the database is
+unavailable it stays valid for as long as other cached records (`recall.ttl`).
+"""
 
 from __future__ import annotations
 
@@ -15,103 +20,102 @@ if TYPE_CHECKING:
     from atoll.settings import RecallSettings
     from atoll.stores.base import Store
 
-RELOAD_SECONDS = 2.0
-PATIENCE_SECONDS = 1.0
-"""How long the database may take to tell the keys, when others are known from before."""
+REFRESH_SECONDS = 2.0
+REFRESH_TIMEOUT = 1.0
+"""Time limit for a refresh, in seconds, if an older cache can be used instead."""
 
 
 class ApiKeys:
     def __init__(self, store: Store, clock: Clock, settings: RecallSettings) -> None:
         self._store = store
         self._clock = clock
-        self._kept = settings.ttl.total_seconds()
-        self._known: list[Key] = []
-        self._loaded = self._read = float("-inf")
-        self._reading = asyncio.Lock()
+        self._max_age = settings.ttl.total_seconds()
+        self._keys: list[Key] = []
+        self._checked_at = self._read_at = float("-inf")
+        self._refreshing = asyncio.Lock()
         self._failures = 0
         self._changes = 0
-        """How many were made here, so that what was read before the last one is not believed."""
+        """Changes made by this process: a read that began before the last one is repeated."""
 
     async def find(self, secret: str) -> Key | None:
         """
-        The key that this secret belongs to.
+        The key of a secret.
 
-        Every stored key is compared, each in constant time, so the answer's time tells nothing.
-        Keys made or removed by another process count within seconds. While the database is away,
-        those that were known last are good for as long as other things are remembered.
+        Every stored key is compared, each in constant time, so the duration reveals nothing.
+        Changes by other processes take effect within seconds.
         """
         await self._refresh()
         given = digest(secret)
         found = None
-        for key in self._known:
+        for key in self._keys:
             if hmac.compare_digest(key.digest, given):
                 found = key
         return found
 
     async def exists(self, key_id: str) -> bool:
-        """Whether there is a key of this id; as current as `find`."""
+        """As current as `find`."""
         await self._refresh()
-        return any(key.id == key_id for key in self._known)
+        return any(key.id == key_id for key in self._keys)
+
+    async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
+        """A new key and its secret, which cannot be read again."""
+        secret = ids.api_key()
+        return await self.adopt(name, scope, secret), secret
+
+    async def adopt(self, name: str, scope: Scope, secret: str) -> Key:
+        """Make a key of a given secret; does nothing if it is a key."""
+        key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
+        await self._store.keys.add(key)
+        self._invalidate()
+        return key
+
+    async def remove(self, key_id: str) -> bool:
+        removed = await self._store.keys.remove(key_id)
+        self._keys = [key for key in self._keys if key.id != key_id]
+        self._invalidate()
+        return removed
 
     async def _refresh(self) -> None:
         if not self._fresh:
             failures = self._failures
-            async with self._reading:
+            async with self._refreshing:
                 if failures < self._failures:
-                    # One after the other they would wait for longer than anybody does.
+                    # Requests that queued here would otherwise time out one after the other.
                     raise _unavailable()
-                if not self._fresh:  # Nobody else has read them meanwhile.
-                    await self._reload()
+                if not self._fresh:  # Another request may have refreshed it.
+                    await self._read()
 
     @property
     def _fresh(self) -> bool:
-        return self._clock.monotonic() - self._loaded <= RELOAD_SECONDS
+        return self._clock.monotonic() - self._checked_at <= REFRESH_SECONDS
 
-    async def _reload(self) -> None:
+    async def _read(self) -> None:
         now = self._clock.monotonic()
         try:
-            known = self._read > float("-inf")
-            async with asyncio.timeout(PATIENCE_SECONDS if known else None):
-                self._known = await self._all()
-            self._read = now
+            has_cache = self._read_at > float("-inf")
+            async with asyncio.timeout(REFRESH_TIMEOUT if has_cache else None):
+                self._keys = await self._read_unchanged()
+            self._read_at = now
         except (TemporaryError, TimeoutError) as error:
-            if now - self._read > self._kept:
+            if now - self._read_at > self._max_age:
                 self._failures += 1
                 raise _unavailable() from error
-        self._loaded = self._clock.monotonic()
+        self._checked_at = self._clock.monotonic()
 
-    async def _all(self) -> list[Key]:
+    async def _read_unchanged(self) -> list[Key]:
         while True:
             changes = self._changes
             found = await self._store.keys.all()
             if changes == self._changes:
                 return found
 
-    def _changed(self) -> None:
+    def _invalidate(self) -> None:
         self._changes += 1
-        self._loaded = float("-inf")
-
-    async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
-        """A new key and its secret, which is shown this once."""
-        secret = ids.api_key()
-        return await self.adopt(name, scope, secret), secret
-
-    async def adopt(self, name: str, scope: Scope, secret: str) -> Key:
-        """Make a given secret a key; nothing changes when it is one."""
-        key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
-        await self._store.keys.add(key)
-        self._changed()
-        return key
+        self._checked_at = float("-inf")
 
     async def list(self) -> list[Key]:
         return await self._store.keys.all()
 
-    async def remove(self, key_id: str) -> bool:
-        removed = await self._store.keys.remove(key_id)
-        self._known = [key for key in self._known if key.id != key_id]
-        self._changed()
-        return removed
-
 
 def _unavailable() -> TemporaryError:
-    return DatabaseUnavailable("The database does not answer, so keys cannot be checked.")
+    return DatabaseUnavailable("Cannot check API keys: the database does not answer.")

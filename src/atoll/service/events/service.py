@@ -1,10 +1,10 @@
 """
-The feed: what changed, in one order, for all who follow it on any replica.
+The feed: all events of the database, in one order, for clients of any replica.
 
-Events are read from the store by whoever follows, a page at a time and as fast as he takes them, so
-nothing here grows with their number or with a slow reader. Those at the same place who ask the same
-at once share one read. Who has read all is woken when there may be more, here or on another
-replica, and looks now and then as well, since a message can be lost.
+A client's stream reads events from the store a page at a time and only as fast as the client
+receives them, so memory depends neither on the number of events nor on slow clients. Streams at the
+same position share one read. A stream at the end waits until this or another replica reports new
+events, and polls as well, because such a report can be lost.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 TOPIC = "events"
-"""What a replica tells the others when there is more on the feed."""
-LOOK_SECONDS = 5.0
-BATCH = 1000
+"""Published by a replica that has numbered events."""
+POLL_SECONDS = 5.0
+NUMBER_BATCH = 1000
 """Events numbered in one transaction."""
 PAGE = 100
-"""Events that one follower has in memory at most."""
+"""Events that one stream has in memory at most."""
 CHECK_SECONDS = 30.0
-"""How often it is asked whether one who follows still may."""
-AWAY_SECONDS = 1.0
-"""Pause while the database is away."""
-MARK_SECONDS = 1.0
-"""Shortest time between two words of how far a follower is who is told of no event."""
+"""How often a stream checks that its API key still exists."""
+RETRY_SECONDS = 1.0
+"""Pause while the database is unavailable."""
+POSITION_SECONDS = 1.0
+"""Shortest time between two reports of the position of a stream without events."""
 
 _TYPE = re.compile(r"\*|[a-z][a-z_]*\.(?:\*|[a-z][a-z_]*)")
 
-Question = tuple[int, tuple[str, ...], str | None, int]
+Query = tuple[int, tuple[str, ...], str | None, int]
 
 
 def types_of(text: str | None) -> tuple[str, ...]:
-    """From `session.*,execution.failed`; none stands for all."""
+    """The types in `session.*,execution.failed`; an empty tuple stands for all."""
     if text is None:
         return ()
     return checked_types(text.split(","))
@@ -60,8 +60,8 @@ def checked_types(types: list[str]) -> tuple[str, ...]:
     for one in types:
         if len(one) > LONGEST_TYPE or _TYPE.fullmatch(one) is None:
             raise InvalidRequest(
-                f"types: {one[:LONGEST_TYPE]!r} is no type of events; like `session.stopped`, "
-                "`session.*` or `*`.",
+                f"types: invalid event type {one[:LONGEST_TYPE]!r}. Use for example "
+                "`session.stopped`, `session.*` or `*`.",
                 field="types",
             )
     return tuple(dict.fromkeys(types))
@@ -72,35 +72,35 @@ class Feed:
         self._store = store
         self._coordination = coordination
         self._clock = clock
-        self._news = asyncio.Event()
-        self._reads: dict[Question, asyncio.Task[Stretch]] = {}
+        self._changed = asyncio.Event()
+        self._reads: dict[Query, asyncio.Task[Stretch]] = {}
         self._closed = False
         self.followers = 0
         self.unnumbered = asyncio.Event()
-        """Set when events were stored here that may have no number yet."""
+        """Set when this process has stored events that may not have a number yet."""
 
     def event_stored(self) -> None:
-        """An event was committed, here, that has no number yet."""
+        """This process has stored an event, which has no number yet."""
         self.unnumbered.set()
 
     @property
-    def news(self) -> asyncio.Event:
-        """Set when there may be more than was there when this was asked for."""
-        return self._news
+    def changed(self) -> asyncio.Event:
+        """Set when there may be events that did not exist when this property was read."""
+        return self._changed
 
     def wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def close(self) -> None:
-        """Let go of all who follow: they come back, to another replica perhaps."""
+        """End all streams: clients reconnect, possibly to another replica."""
         self._closed = True
         self.wake()
 
     async def number(self) -> int:
-        """Give a place to all that has none; how many. Those who follow are told, everywhere."""
+        """Number all events that have none, wake all streams, and return the count."""
         numbered = 0
-        while count := await self._store.events.number(limit=BATCH):
+        while count := await self._store.events.number(limit=NUMBER_BATCH):
             numbered += count
             self.wake()
         if numbered:
@@ -111,40 +111,40 @@ class Feed:
         return numbered
 
     async def end(self) -> int:
-        """The place behind all that was stored before this was asked."""
+        """The position after all events that were stored before this call."""
         await self.number()
         return (await self._store.events.bounds()).last
 
-    async def place(self, after: int | None) -> int:
-        """Where to go on; before the oldest event that is kept when none is named."""
+    async def position(self, after: int | None) -> int:
+        """`after` if it is valid; the position before the oldest event if it is null."""
         bounds = await self._store.events.bounds()
         if after is None:
             return bounds.first - 1
         if not bounds.first - 1 <= after <= bounds.last:
-            raise _gone(after, bounds.first)
+            raise _expired(after, bounds.first)
         return after
 
     async def read(
         self, after: int, types: tuple[str, ...] = (), subject: str | None = None, limit: int = PAGE
     ) -> Stretch:
-        """What comes next, or nothing, and how far was looked."""
-        question = (after, types, subject, limit)
-        reading = self._reads.get(question)
+        """The next events, if there are any, and the position up to which the feed was read."""
+        query = (after, types, subject, limit)
+        reading = self._reads.get(query)
         if reading is None:
             work = self._store.events.after(after, types=types, subject=subject, limit=limit)
             reading = asyncio.create_task(work)
-            self._reads[question] = reading
-            reading.add_done_callback(lambda done: self._done(question, done))
-        # Others may wait for it as well.
+            self._reads[query] = reading
+            reading.add_done_callback(lambda done: self._read_done(query, done))
+        # Shielded because other streams may wait for it too.
         stretch = await asyncio.shield(reading)
         if stretch.first > after + 1:
-            raise _gone(after, stretch.first)
+            raise _expired(after, stretch.first)
         return stretch
 
-    def _done(self, question: Question, reading: asyncio.Task[Stretch]) -> None:
-        del self._reads[question]
+    def _read_done(self, query: Query, reading: asyncio.Task[Stretch]) -> None:
+        del self._reads[query]
         if not reading.cancelled():
-            reading.exception()  # For those who still wait, if there are any.
+            reading.exception()  # Retrieved here, because all waiting streams may have ended.
 
     async def page(
         self,
@@ -156,23 +156,23 @@ class Feed:
         wait: float,
     ) -> Stretch:
         """
-        The next events, all that were stored before included; when there are none, as soon as there
-        are, or none after so many seconds.
+        The next events, including all that were stored before this call. If there are none, wait
+        for some, at most `wait` seconds.
         """
         await self.number()
-        place = await self.place(after)
+        position = await self.position(after)
         deadline = self._clock.monotonic() + wait
         while True:
-            news = self._news
-            stretch = await self.read(place, types, subject, limit)
+            changed = self._changed
+            stretch = await self.read(position, types, subject, limit)
             left = deadline - self._clock.monotonic()
             if stretch.events or self._closed:
                 return stretch
-            if stretch.through == place:
+            if stretch.through == position:
                 if left <= 0:
                     return stretch
-                await until(news, min(left, LOOK_SECONDS))
-            place = stretch.through
+                await wait_for(changed, min(left, POLL_SECONDS))
+            position = stretch.through
 
     async def follow(
         self,
@@ -182,38 +182,38 @@ class Feed:
         check: Callable[[], Awaitable[None]],
     ) -> AsyncIterator[Stretch]:
         """
-        Stretch by stretch, without end. One without events only says how far it is, first of all
-        where it begins. `check` raises when he who follows may no longer.
+        An endless stream. A stretch without events reports the position alone; the first one
+        reports where the stream begins. `check` raises when the client may no longer read.
         """
-        place, told, told_at = after, -1, float("-inf")
+        position, reported, reported_at = after, -1, float("-inf")
         checked_at = self._clock.monotonic()
         self.followers += 1
         try:
             while not self._closed:
-                news = self._news
+                changed = self._changed
                 try:
                     if self._clock.monotonic() - checked_at >= CHECK_SECONDS:
                         await check()
                         checked_at = self._clock.monotonic()
-                    stretch = await self.read(place, types, subject)
+                    stretch = await self.read(position, types, subject)
                 except TemporaryError as error:
                     log.info("events.not_read", error=error.message)
-                    await asyncio.sleep(AWAY_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
                     continue
                 now = self._clock.monotonic()
-                due = stretch.through > told and now - told_at >= MARK_SECONDS
+                due = stretch.through > reported and now - reported_at >= POSITION_SECONDS
                 if stretch.events or due:
                     yield stretch
-                    told, told_at = stretch.through, now
-                if stretch.through == place:
-                    await until(news, LOOK_SECONDS)
-                place = stretch.through
+                    reported, reported_at = stretch.through, now
+                if stretch.through == position:
+                    await wait_for(changed, POLL_SECONDS)
+                position = stretch.through
         finally:
             self.followers -= 1
 
 
-async def until(event: asyncio.Event, seconds: float) -> None:
-    """Wait for it, and for no longer."""
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or the time is over."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -221,10 +221,10 @@ async def until(event: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _gone(after: int, first: int) -> Conflict:
+def _expired(after: int, first: int) -> Conflict:
     return Conflict(
-        f"The feed has no place {after}: events are kept from {first} on. Begin there, or with "
-        "what comes next (after=end), and look anew at what you follow.",
+        f"Position {after} is not in the feed, which begins at {first}. Continue from there, or "
+        "with new events (after=end), and read the current state of what you follow.",
         code="events_expired",
         first=first,
     )

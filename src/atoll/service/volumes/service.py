@@ -1,10 +1,10 @@
 """
-Volumes: files that several sessions share.
+Volumes: directories that several sessions share.
 
-A session that asks for volumes is given them in every instance that it ever has. A volume on a
-node's disk is for the sessions of that node; one in the blob store's bucket is for all. The record
-is written before the volume is made and removed before its files are, so nobody is ever given what
-another one left.
+A session's volumes are mounted in each of its instances. A volume on the disk of a node is for
+sessions of that node; a volume in the bucket of the blob store is for all sessions. The record is
+stored before the volume is made and removed before its files are, so a new volume never has the
+files of an old one.
 """
 
 from __future__ import annotations
@@ -54,77 +54,18 @@ class Volumes:
         self._settings = settings
         self._node_id = node_id
 
-    def _bucket_problem(self) -> str | None:
-        """Why this node cannot mount anything of the bucket; None if it can."""
-        if self._driver.volumes is None:
-            return self._driver.capabilities.unavailable["volumes"]
-        return self._driver.volumes.bucket_problem()
-
-    def _require(self, kind: str) -> DriverVolumes:
-        """The volumes of the node; raises `InvalidRequest` if it has none."""
-        if self._driver.volumes is None:
-            reason = self._driver.capabilities.unavailable["volumes"]
-            raise InvalidRequest(
-                f"This node has no volumes: {reason}.",
-                code="mount_unavailable" if kind == S3 else "isolation_unavailable",
-            )
-        return self._driver.volumes
-
-    # For sessions
-
-    async def check(self, mounts: Sequence[VolumeMount], mode: WorkspaceMode) -> None:
-        """Whether a session on this node can have them, and its workspace in that mode."""
-        if mode is WorkspaceMode.MOUNT and (problem := self._bucket_problem()) is not None:
-            raise InvalidRequest(
-                f"workspace_mode: no workspace can be mounted on this node: {problem}.",
-                code="mount_unavailable",
-                field="workspace_mode",
-            )
-        _check_paths([mount.path for mount in mounts])
-        for mount in mounts:
-            volume = await self.get(mount.volume_id)
-            self._check_here(volume)
-            await self._require(volume.kind).check(volume, read_only=mount.read_only)
-
-    async def discard_mounted(self, session: Session) -> None:
-        """Remove what an ended session had in a workspace that was mounted."""
-        prefix = session.mount_prefix
-        if prefix is not None and session.status.ended:
-            await self._empty(prefix, later=True)
-            if self._driver.volumes is None:
-                return
-            try:
-                await self._driver.volumes.discard(prefix)
-            except NotEmptied as error:
-                # Code of the session chose these names: nothing else may wait for it.
-                log.error("workspace.not_emptied", session_id=session.id, error=error.message)
-
-    async def _empty(self, prefix: str, *, later: bool) -> None:
-        """
-        Remove in bulk what has ordinary keys, and leave the rest, directories above all, to those
-        who know how a file system is kept in a bucket. One by one, all of it would take long.
-        """
-        try:
-            await self._blobs.remove_all(f"{prefix}/", later=later)
-        except (UnlistableNames, Refused) as error:
-            log.info("prefix.not_listed", prefix=prefix, error=error.message)
-
-    # Verbs
-
     async def create(self, volume_id: str, *, size: int | None, kind: str | None) -> Volume:
         problem = self._bucket_problem()
         if kind is None:
             kind = S3 if problem is None else LOCAL
         if kind == S3 and problem is not None:
             raise InvalidRequest(
-                f"kind: nothing of a bucket can be mounted on this node: {problem}.",
+                f"kind: this node cannot mount a bucket: {problem}.",
                 code="mount_unavailable",
                 field="kind",
             )
         if kind == S3 and size is not None:
-            raise InvalidRequest(
-                "size: a volume in the bucket has no bound; leave it out.", field="size"
-            )
+            raise InvalidRequest("size: not available for a volume in the bucket.", field="size")
         if size is not None and size > (most := self._settings.max_disk):
             raise InvalidRequest(f"size: at most {most} bytes are allowed here.", field="size")
         volume = Volume(
@@ -137,9 +78,7 @@ class Volumes:
         try:
             await self._store.volumes.add(volume)
         except Conflict:
-            raise Conflict(
-                f"A volume has the name {volume_id} already.", code="volume_exists"
-            ) from None
+            raise Conflict(f"Volume {volume_id} already exists.", code="volume_exists") from None
         try:
             await self._require(kind).make(volume)
         except BaseException:
@@ -150,7 +89,7 @@ class Volumes:
     async def get(self, volume_id: str) -> Volume:
         volume = await self._store.volumes.get(volume_id)
         if volume is None:
-            raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
+            raise NotFound(f"There is no volume {volume_id}.", code="volume_not_found")
         return volume
 
     async def list(self, *, cursor: str | None, limit: int) -> Page[Volume]:
@@ -160,17 +99,17 @@ class Volumes:
         volume = await self.get(volume_id)
         self._check_here(volume)
         await self._check_unused(volume_id)
-        # From now on no session is given it; one that came to have it meanwhile is seen below.
+        # No new session gets the volume from here on. One that just got it is found below.
         if not await self._store.volumes.remove(volume_id):
-            raise NotFound(f"No volume has the name {volume_id}.", code="volume_not_found")
+            raise NotFound(f"There is no volume {volume_id}.", code="volume_not_found")
         try:
             await self._check_unused(volume_id)
-            # An instance of a session that has just ended may have it still.
+            # Instances of sessions that have just ended may still have it mounted.
             volumes = self._driver.volumes
             if volumes is not None:
                 await volumes.check_unused(volume)
             if volume.kind == S3:
-                # Now or not at all: a volume that stays after a failure keeps its files.
+                # Not later: if the removal fails, the volume stays and keeps its files.
                 await self._empty(f"volumes/{volume_id}", later=False)
             if volumes is not None:
                 await volumes.remove(volume)
@@ -185,7 +124,7 @@ class Volumes:
             for session in batch:
                 if any(mount.volume_id == volume_id for mount in session.volumes):
                     raise Conflict(
-                        f"Session {session.id} has volume {volume_id}; end it first.",
+                        f"Session {session.id} uses volume {volume_id}; end it first.",
                         code="volume_in_use",
                         session_id=session.id,
                     )
@@ -194,11 +133,66 @@ class Volumes:
     def _check_here(self, volume: Volume) -> None:
         if volume.node_id not in (None, self._node_id):
             raise Conflict(
-                f"Volume {volume.id} is on the disk of node {volume.node_id}, not of "
+                f"Volume {volume.id} is on the disk of node {volume.node_id}, not on that of "
                 f"{self._node_id}.",
                 code="volume_elsewhere",
                 node_id=volume.node_id,
             )
+
+    def _bucket_problem(self) -> str | None:
+        """Why this node cannot mount the bucket; null if it can."""
+        if self._driver.volumes is None:
+            return self._driver.capabilities.unavailable["volumes"]
+        return self._driver.volumes.bucket_problem()
+
+    def _require(self, kind: str) -> DriverVolumes:
+        """The driver's volumes; `InvalidRequest` if it has none."""
+        if self._driver.volumes is None:
+            reason = self._driver.capabilities.unavailable["volumes"]
+            raise InvalidRequest(
+                f"This node does not support volumes: {reason}.",
+                code="mount_unavailable" if kind == S3 else "isolation_unavailable",
+            )
+        return self._driver.volumes
+
+    # For sessions
+
+    async def check(self, mounts: Sequence[VolumeMount], mode: WorkspaceMode) -> None:
+        """Refuse volumes, or a workspace mode, that this node cannot provide."""
+        if mode is WorkspaceMode.MOUNT and (problem := self._bucket_problem()) is not None:
+            raise InvalidRequest(
+                f"workspace_mode: this node cannot mount workspaces: {problem}.",
+                code="mount_unavailable",
+                field="workspace_mode",
+            )
+        _check_paths([mount.path for mount in mounts])
+        for mount in mounts:
+            volume = await self.get(mount.volume_id)
+            self._check_here(volume)
+            await self._require(volume.kind).check(volume, read_only=mount.read_only)
+
+    async def discard_mounted(self, session: Session) -> None:
+        """Remove the mounted workspace of an ended session."""
+        prefix = session.mount_prefix
+        if prefix is not None and session.status.ended:
+            await self._empty(prefix, later=True)
+            if self._driver.volumes is None:
+                return
+            try:
+                await self._driver.volumes.discard(prefix)
+            except NotEmptied as error:
+                # Code of the session chose these file names, so this must not block the sweep.
+                log.error("workspace.not_emptied", session_id=session.id, error=error.message)
+
+    async def _empty(self, prefix: str, *, later: bool) -> None:
+        """
+        Remove blobs with ordinary keys in bulk, because removing them one by one takes long. The
+        driver, which knows how a file system is stored in a bucket, removes the rest.
+        """
+        try:
+            await self._blobs.remove_all(f"{prefix}/", later=later)
+        except (UnlistableNames, Refused) as error:
+            log.info("prefix.not_listed", prefix=prefix, error=error.message)
 
 
 def _check_paths(paths: Sequence[str]) -> None:
@@ -206,6 +200,6 @@ def _check_paths(paths: Sequence[str]) -> None:
         for other in paths[:number]:
             if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
                 raise InvalidRequest(
-                    f"volumes: {path} and {other} are at the same place, or one in the other.",
+                    f"volumes: the paths {path} and {other} overlap.",
                     field="volumes",
                 )

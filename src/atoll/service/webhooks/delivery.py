@@ -1,9 +1,9 @@
 """
-One event, sent to one webhook: signed, and taken as delivered by an answer of 200 to 299.
+Sends an event to a webhook, signed. A response with status 200 to 299 acknowledges it.
 
-The headers are those of Standard Webhooks: `webhook-id`, the same at every try,
-`webhook-timestamp` of this try, and `webhook-signature`, an HMAC-SHA256 of both and the body.
-Redirects are not followed, and of an answer only its head is read.
+The headers are those of Standard Webhooks: `webhook-id`, the same in every attempt,
+`webhook-timestamp` of the attempt, and `webhook-signature`, an HMAC-SHA256 of both and the body.
+Redirects are not followed, and the body of a response is not read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from atoll.service.auth.encryption import Encryption
     from atoll.settings import EventSettings
 
-SECRET = "whsec_"  # noqa: S105 - how secrets begin
-LONGEST_ERROR = 200
+SECRET_PREFIX = "whsec_"  # noqa: S105
+MAX_ERROR = 200
+"""Characters."""
 IDLE_SECONDS = 30.0
-"""How long a connection is kept for the next event."""
+"""How long a connection stays open for the next event."""
 
 TIMEOUT = 10.0
 """Seconds that a webhook may take to answer."""
@@ -42,11 +43,11 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """What came of one try."""
+    """Result of one attempt."""
 
     status: int | None = None
     error: str | None = None
-    """Why it does not count; none when it does."""
+    """Null if the event was acknowledged."""
 
 
 def event_out(event: Event) -> dict[str, Any]:
@@ -59,18 +60,18 @@ def event_out(event: Event) -> dict[str, Any]:
     }
 
 
-def sealed_about(webhook_id: str) -> str:
+def secret_context(webhook_id: str) -> str:
     return f"webhook:{webhook_id}"
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
-    key = base64.b64decode(secret.removeprefix(SECRET))
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     signed = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
 class WebhookSender:
-    """Makes the lines on which events go out."""
+    """Makes the HTTP clients of webhooks."""
 
     def __init__(self, encryption: Encryption, clock: Clock, settings: EventSettings) -> None:
         self._encryption = encryption
@@ -78,8 +79,8 @@ class WebhookSender:
         self._settings = settings
         self._tls: ssl.SSLContext | None = None
 
-    async def line(self) -> WebhookClient:
-        """One for each webhook: a connection that another left open was made for another name."""
+    async def client(self) -> WebhookClient:
+        """One per webhook: open connections of another one belong to another host name."""
         if self._tls is None:
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         return WebhookClient(self._tls, self._encryption, self._clock, self._settings)
@@ -106,22 +107,22 @@ class WebhookClient:
         await self._client.aclose()
 
     async def send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
-        """Never raises for what the other side does."""
+        """Never raises because of the receiver."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._send(webhook, event, message_id)
         except TimeoutError:
-            return DeliveryResult(error=f"It did not answer within {self._timeout:g} s.")
+            return DeliveryResult(error=f"No response within {self._timeout:g} s.")
         except AtollError as error:
-            return DeliveryResult(error=error.message[:LONGEST_ERROR])
+            return DeliveryResult(error=error.message[:MAX_ERROR])
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return DeliveryResult(error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+            return DeliveryResult(error=f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
     async def _send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
         target = parse(webhook.url)
         addresses = await resolve(target, private=self._private, timeout=self._timeout)
         secret = await asyncio.to_thread(
-            self._encryption.open, webhook.secret, sealed_about(webhook.id)
+            self._encryption.open, webhook.secret, secret_context(webhook.id)
         )
         if secret is None:
             return DeliveryResult(error="Cannot decrypt the secret: its key is not in secrets.key.")
@@ -138,7 +139,7 @@ class WebhookClient:
         refused: httpx.ConnectError | None = None
         for address in addresses:
             try:
-                # The certificate is that of the name.
+                # The certificate must be that of the host name.
                 async with self._client.stream(
                     "POST",
                     target.at(address),
@@ -146,16 +147,16 @@ class WebhookClient:
                     headers=headers,
                     extensions={"sni_hostname": target.host},
                 ) as response:
-                    return _judged(response.status_code)
+                    return _result_of(response.status_code)
             except httpx.ConnectError as error:
                 refused = error
         assert refused is not None
         raise refused
 
 
-def _judged(status: int) -> DeliveryResult:
+def _result_of(status: int) -> DeliveryResult:
     if 200 <= status < 300:
         return DeliveryResult(status)
     if 300 <= status < 400:
-        return DeliveryResult(status, f"It answered {status}; redirects are not followed.")
-    return DeliveryResult(status, f"It answered {status}.")
+        return DeliveryResult(status, f"Response status {status}; redirects are not followed.")
+    return DeliveryResult(status, f"Response status {status}.")

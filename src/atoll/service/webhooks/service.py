@@ -1,8 +1,8 @@
 """
-Webhooks: addresses that are told of events.
+Create, change, remove and test webhooks.
 
-A secret is shown when it is made and never again; it is stored encrypted. Delivering is the matter
-of `reconcile.webhooks`; here is what people ask for.
+A secret is stored encrypted, and only the response that creates it contains it.
+`reconcile/webhooks.py` delivers events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.event import Event
 from atoll.model.webhook import MOST_WEBHOOKS, Webhook
 from atoll.service.webhooks import delivery
-from atoll.service.webhooks.delivery import SECRET, sealed_about
+from atoll.service.webhooks.delivery import SECRET_PREFIX, secret_context
 from atoll.service.webhooks.url import parse, resolve
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CHANGED = "webhooks"
-"""What a replica that changed one tells the others."""
-SECRET_BYTES = (24, 64)
-_RACES = 10
+"""Topic on which a replica publishes that it has changed a webhook."""
+MIN_SECRET, MAX_SECRET = 24, 64
+"""Bytes."""
+MAX_ATTEMPTS = 10
 
 
 class Webhooks:
@@ -65,11 +66,11 @@ class Webhooks:
         enabled: bool = True,
         seed: ids.Seed | None = None,
     ) -> tuple[Webhook, str | None]:
-        """With its secret if that was made here. It is told of what is stored from now on."""
+        """Returns the secret too if it was generated. Delivery begins with the next event."""
         if secret is None and seed is not None:
             raise InvalidRequest(
-                "secret: an answer to an Idempotency-Key is kept, and a secret must not be; give "
-                "one, or no such key.",
+                "secret: required with an Idempotency-Key, because the response is stored, and a "
+                "generated secret would be stored with it.",
                 field="secret",
             )
         if secret is not None:
@@ -78,7 +79,7 @@ class Webhooks:
         webhook_id = ids.webhook_id(seed)
         if len(await self._store.webhooks.all()) >= MOST_WEBHOOKS:
             raise Conflict(
-                f"There are {MOST_WEBHOOKS} webhooks already; remove one.",
+                f"There are {MOST_WEBHOOKS} webhooks; remove one first.",
                 code="too_many_webhooks",
             )
         made = None if secret is not None else _new_secret()
@@ -94,9 +95,9 @@ class Webhooks:
         try:
             await self._store.webhooks.add(webhook)
         except Conflict:
-            # The same request before, whose answer was lost.
+            # Created by an earlier request with the same key, whose response was lost.
             return await self.get(webhook_id), None
-        await self._tell()
+        await self._notify()
         return webhook, made
 
     async def list(self) -> list[Webhook]:
@@ -105,7 +106,7 @@ class Webhooks:
     async def get(self, webhook_id: str) -> Webhook:
         found = await self._store.webhooks.get(webhook_id)
         if found is None:
-            raise NotFound(f"No webhook has the id {webhook_id}.", code="webhook_not_found")
+            raise NotFound(f"There is no webhook {webhook_id}.", code="webhook_not_found")
         return found
 
     async def change(
@@ -117,7 +118,7 @@ class Webhooks:
         secret: str | None = None,
         enabled: bool | None = None,
     ) -> Webhook:
-        """What it waited with is tried again at once."""
+        """A delivery that waits for a retry is attempted at once."""
         if secret is not None:
             _check_secret(secret)
         if url is not None:
@@ -125,56 +126,56 @@ class Webhooks:
         sealed = None if secret is None else await self._sealed(webhook_id, secret)
         given = {"url": url, "types": types, "secret": sealed, "enabled": enabled}
         changes = {name: value for name, value in given.items() if value is not None}
-        for _ in range(_RACES):
+        for _ in range(MAX_ATTEMPTS):
             found = await self.get(webhook_id)
             deliveries = dataclasses.replace(found.deliveries, failures=0, retry_at=None)
             changed = dataclasses.replace(found, deliveries=deliveries, **changes)  # type: ignore[arg-type]
             with contextlib.suppress(Conflict):
                 saved = await self._store.webhooks.save(changed)
-                await self._tell()
+                await self._notify()
                 return saved
-        raise TemporaryError(f"Webhook {webhook_id} keeps changing; try again.")
+        raise TemporaryError(f"Webhook {webhook_id} is being updated by other requests; try again.")
 
     async def remove(self, webhook_id: str) -> None:
         if not await self._store.webhooks.remove(webhook_id):
-            raise NotFound(f"No webhook has the id {webhook_id}.", code="webhook_not_found")
-        await self._tell()
+            raise NotFound(f"There is no webhook {webhook_id}.", code="webhook_not_found")
+        await self._notify()
 
     async def test(self, webhook_id: str) -> DeliveryResult:
-        """Send it an event that is on no feed, once."""
+        """Send an event that is not in the feed, once."""
         webhook = await self.get(webhook_id)
         event = Event("webhook.test", webhook.id, self._clock.now())
-        line = await self._sender.line()
+        client = await self._sender.client()
         try:
-            return await line.send(webhook, event, f"{webhook.id}_test_{secrets.token_hex(8)}")
+            return await client.send(webhook, event, f"{webhook.id}_test_{secrets.token_hex(8)}")
         finally:
-            await line.close()
+            await client.close()
 
     async def _check_url(self, url: str) -> None:
         await resolve(parse(url), private=self._settings.webhook_private, timeout=delivery.TIMEOUT)
 
     async def _sealed(self, webhook_id: str, secret: str) -> str:
-        return await asyncio.to_thread(self._encryption.seal, secret, sealed_about(webhook_id))
+        return await asyncio.to_thread(self._encryption.seal, secret, secret_context(webhook_id))
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         try:
             await self._coordination.notify(CHANGED)
         except TemporaryError as error:
-            # They look now and then as well.
+            # They poll as well.
             log.info("webhooks.not_told", error=error.message)
 
 
 def _new_secret() -> str:
-    return SECRET + base64.b64encode(secrets.token_bytes(32)).decode()
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def _check_secret(secret: str) -> None:
-    fewest, most = SECRET_BYTES
     try:
-        length = len(base64.b64decode(secret.removeprefix(SECRET), validate=True))
+        length = len(base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True))
     except ValueError:
         length = 0
-    if not secret.startswith(SECRET) or not fewest <= length <= most:
+    if not secret.startswith(SECRET_PREFIX) or not MIN_SECRET <= length <= MAX_SECRET:
         raise InvalidRequest(
-            f"secret: {SECRET} and {fewest} to {most} bytes as base64.", field="secret"
+            f"secret: must be {SECRET_PREFIX} and {MIN_SECRET} to {MAX_SECRET} bytes in base64.",
+            field="secret",
         )
