@@ -186,7 +186,7 @@ async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
             world.clock.ahead += YOUNG + 1
         return copied
 
-    monkeypatch.setattr(driver, "copy", slowly)
+    monkeypatch.setattr(driver.workspaces, "copy", slowly)
     cloned = await parts.sessions.clone(session.id, SessionChange(_as_they_are))
     assert cloned.status is SessionStatus.RUNNING
 
@@ -205,7 +205,7 @@ async def test_a_clone_that_is_cut_off_leaves_the_other_running(
         pausing.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(driver, "pause", cut_off)
+    monkeypatch.setattr(driver.pausing, "pause", cut_off)
     cloning = asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
     await pausing.wait()
     cloning.cancel()
