@@ -101,7 +101,7 @@ def processes(server: Server) -> list[int]:
 
 def groups(server: Server) -> list[str]:
     """Control groups of mounts of this server."""
-    found = cgroups.find_groups(LocalSettings(), server.data_dir / "node")
+    found = cgroups.node_groups(LocalSettings(), server.data_dir / "node")
     names = [name for name in found.names() if name.startswith(GROUP)]
     found.close()
     return names

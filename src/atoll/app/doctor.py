@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import delegation, host
-from atoll.drivers.local.advice import without_root
+from atoll.drivers.local import cgroup_delegation, host_checks
+from atoll.drivers.local.doctor_advice import without_root
 from atoll.drivers.local.driver import NODE
 
 if TYPE_CHECKING:
-    from atoll.drivers.local.host import Check
+    from atoll.drivers.local.host_checks import Check
     from atoll.settings import Settings
 
 
@@ -19,9 +19,9 @@ log = structlog.get_logger(__name__)
 
 
 def doctor(settings: Settings) -> list[Check]:
-    return host.checks(settings.local, settings.data_dir / NODE)
+    return host_checks.checks(settings.local, settings.data_dir / NODE)
 
 
 def advice(settings: Settings, checks: list[Check]) -> tuple[str, list[tuple[str, str]]]:
     """What an ordinary user lacks, as a paragraph, and the ways to get it."""
-    return without_root(checks, *delegation.possible(settings.local))
+    return without_root(checks, *cgroup_delegation.possible(settings.local))

@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Groups:
+class ControlGroups:
     """All services of a replica."""
 
     backends: Backends
@@ -53,7 +53,7 @@ class Groups:
 
 
 class Loops:
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: ControlGroups) -> None:
         self._groups = groups
         backends, compute = groups.backends, groups.compute
         settings, replica = backends.settings, backends.replica

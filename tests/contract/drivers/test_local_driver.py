@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 
 from atoll.drivers.local import driver as local
 from atoll.drivers.local.driver import LocalDriver
-from atoll.drivers.local.sandbox import Tree
+from atoll.drivers.local.sandbox import RootFileSystem
 from atoll.drivers.shared import disk_images
-from atoll.drivers.shared.cgroups import NoGroups
+from atoll.drivers.shared.cgroups import NoControlGroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import State
@@ -64,7 +64,7 @@ async def test_what_runs_already_when_a_start_fails_does_not_run_on(
     driver: LocalDriver, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
     await asyncio.to_thread(driver._groups.close)
-    driver._groups = NoGroups()  # Nothing but their pids to find processes by.
+    driver._groups = NoControlGroups()  # Nothing but their pids to find processes by.
     seen: set[int] = set()
 
     def fail(*_: Any) -> None:
@@ -218,7 +218,7 @@ def test_nothing_is_mounted_over_what_a_link_leads_to(
     second.mkdir()
     (tmp_path / "link").symlink_to(first)
     monkeypatch.setattr(local, "STAGES", (str(first), str(second)))
-    tree = Tree(((str(tmp_path / "link/image"), "/usr"),), (), "/usr/bin/python3")
+    tree = RootFileSystem(((str(tmp_path / "link/image"), "/usr"),), (), "/usr/bin/python3")
     assert LocalDriver._stage(tree, "/nowhere") == str(second)
 
 

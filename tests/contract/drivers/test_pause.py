@@ -266,7 +266,7 @@ async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> No
     assert isinstance(driver, LocalDriver)
     handle, link = await started(driver, spec())
     # Its groups never report that all processes are frozen.
-    pausing = LocalPausing(cgroups.NoGroups(freezes=True), driver._observer)
+    pausing = LocalPausing(cgroups.NoControlGroups(freezes=True), driver._states)
     with pytest.raises(TemporaryError) as caught:
         await pausing.pause(handle)
     assert caught.value.code == "pause_timeout"
@@ -279,7 +279,7 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
     driver = pausing.driver
     assert isinstance(driver, LocalDriver)
     groups = driver._groups
-    if not isinstance(groups, cgroups.VersionOne):
+    if not isinstance(groups, cgroups.CgroupV1):
         pytest.skip("version 2 has its freezer in every group")
     handle, link = await started(driver, spec())
     assert groups._freezer is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.drivers.local import sandbox
-from atoll.drivers.local.layers import Ground, Layers
+from atoll.drivers.local.debian_layers import Ground, Layers
 from atoll.drivers.shared import cgroups, seccomp
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.template import Layer
@@ -69,7 +69,7 @@ class Site:
         (place / "filter").write_bytes(program)
         there = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in there)
-        self.groups = cgroups.find_groups(self.local, place)
+        self.groups = cgroups.node_groups(self.local, place)
         self.layers.open(Ground("/usr/bin/bwrap", self.groups, hidden, place / "filter"), None)
         self.said = bytearray()
 

@@ -33,7 +33,7 @@ def version_two(place: Path, controllers: str = "cpuset cpu io memory pids") -> 
 def test_version_one_takes_the_controllers_that_are_there(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "pids", "freezer")
     groups = cgroups.find(tmp_path, "atoll", "4:memory:/\n0::/\n")
-    assert isinstance(groups, cgroups.VersionOne)
+    assert isinstance(groups, cgroups.CgroupV1)
     assert groups.provides == {"cgroup_memory", "cgroup_pids"}
 
 
@@ -159,7 +159,7 @@ def test_version_two_is_used_before_version_one(tmp_path: Path) -> None:
     version_two(tmp_path)
     version_one(tmp_path, "memory")
     groups = cgroups.find(tmp_path, "atoll", "0::/user.slice\n")
-    assert isinstance(groups, cgroups.VersionTwo)
+    assert isinstance(groups, cgroups.CgroupV2)
     assert groups.provides == {"cgroup_memory", "cgroup_cpu", "cgroup_pids"}
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
     assert (tmp_path / "atoll").is_dir()
@@ -189,7 +189,7 @@ def test_version_two_keeps_processes_in_leaves(tmp_path: Path) -> None:
     assert groups.supervisor_kills("one") == 1
 
 
-def frozen_tree(tmp_path: Path) -> tuple[cgroups.Groups, Path]:
+def frozen_tree(tmp_path: Path) -> tuple[cgroups.ControlGroups, Path]:
     version_two(tmp_path)
     (tmp_path / "atoll").mkdir()
     (tmp_path / "atoll/cgroup.freeze").write_text("0\n")
@@ -288,7 +288,7 @@ def test_version_two_is_not_used_where_processes_are_in_the_group(
 def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path) -> None:
     version_two(tmp_path, "cpuset io")
     version_one(tmp_path, "memory")
-    assert isinstance(cgroups.find(tmp_path, "atoll", "0::/\n"), cgroups.VersionOne)
+    assert isinstance(cgroups.find(tmp_path, "atoll", "0::/\n"), cgroups.CgroupV1)
 
 
 def test_a_host_without_any_gives_none_and_says_so(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> Non
         (place / "cgroup.subtree_control").chmod(0o444)
     own = "0::/user.slice/user-1.slice/session.scope\n"
     groups = cgroups.find(tmp_path, "atoll", own)
-    assert isinstance(groups, cgroups.VersionTwo)
+    assert isinstance(groups, cgroups.CgroupV2)
     assert (tmp_path / "user.slice/user-1.slice/atoll").is_dir()
 
 

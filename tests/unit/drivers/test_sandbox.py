@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import sandbox, trees
+from atoll.drivers.local import root_file_system, sandbox
 from atoll.drivers.shared import paths, variables
 from atoll.drivers.shared.packages import install_program
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template
 
-TREE = sandbox.Tree(
+TREE = sandbox.RootFileSystem(
     binds=(("/usr", "/usr"), ("/data/etc", "/etc")), links=(("usr/bin", "/bin"),), python="/py"
 )
 
@@ -159,7 +159,7 @@ def roots(tmp_path: Path) -> tuple[Path, ...]:
 def test_places_beneath_a_root_are_allowed(
     tmp_path: Path, roots: tuple[Path, ...], field: str, place: str
 ) -> None:
-    trees.check_allowed(template(**{field: str(tmp_path / place)}), roots)
+    root_file_system.check_allowed(template(**{field: str(tmp_path / place)}), roots)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_places_that_lead_elsewhere_are_refused(
     tmp_path: Path, roots: tuple[Path, ...], field: str, place: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        trees.check_allowed(template(**{field: str(tmp_path / place)}), roots)
+        root_file_system.check_allowed(template(**{field: str(tmp_path / place)}), roots)
     assert caught.value.code == "place_not_allowed"
 
 
@@ -187,18 +187,18 @@ def test_relative_places_are_refused(
     monkeypatch.chdir(tmp_path)
     for field in ("image", "python"):
         with pytest.raises(InvalidRequest):
-            trees.check_allowed(template(**{field: place}), roots)
+            root_file_system.check_allowed(template(**{field: place}), roots)
 
 
 def test_a_template_that_names_no_place_is_always_allowed() -> None:
-    trees.check_allowed(template(), ())
+    root_file_system.check_allowed(template(), ())
 
 
 def test_an_image_without_an_interpreter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
-        trees.image_tree(tmp_path, "")
+        root_file_system.image_root(tmp_path, "")
     with pytest.raises(InvalidRequest):
-        trees.image_tree(tmp_path / "nothing", "")
+        root_file_system.image_root(tmp_path / "nothing", "")
 
 
 def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> N
     (tmp_path / "bin").symlink_to("usr/bin")
     (tmp_path / "usr/bin").mkdir()
     (tmp_path / "usr/bin/python3").touch()
-    tree = trees.image_tree(tmp_path, "")
+    tree = root_file_system.image_root(tmp_path, "")
     assert {inside for _, inside in tree.binds} == {"/usr", "/etc"}
     assert tree.links == (("usr/bin", "/bin"),)
     assert tree.python == "/usr/bin/python3"
 
 
 def test_volumes_are_bound_before_the_root_is_closed_and_hide_what_has_their_top() -> None:
-    tree = sandbox.Tree(
+    tree = sandbox.RootFileSystem(
         binds=(*TREE.binds, ("/image/data", "/data"), ("/image/srv", "/srv")),
         links=(*TREE.links, ("/elsewhere", "/mnt")),
         python="/py",

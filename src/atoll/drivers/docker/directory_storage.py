@@ -30,9 +30,9 @@ from atoll.drivers.docker.storage import (
 )
 from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle, tree_copy
-from atoll.drivers.shared.disk_images import attached_to
+from atoll.drivers.shared.disk_images import loop_device_of
 from atoll.drivers.shared.file_trees import remove_tree
-from atoll.drivers.shared.volumes.mounts import Place
+from atoll.drivers.shared.volumes.mounts import Mount
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
 from atoll.drivers.shared.workspace_files import IMAGE, Workspace, WorkspaceFiles
 from atoll.errors import InstanceNotStarted, TemporaryError, WorkspaceLost
@@ -108,7 +108,7 @@ class DirectoryStorage:
         own = []
         if self.quota:
             own.append(
-                Place(_executor_place(workspace.name), image=self._executor_image(workspace))
+                Mount(_executor_place(workspace.name), image=self._executor_image(workspace))
             )
         if workspace.kind == IMAGE:
             own.append(self._image_place(workspace))
@@ -144,9 +144,9 @@ class DirectoryStorage:
             )
         return found
 
-    def _image_place(self, workspace: Workspace) -> Place:
+    def _image_place(self, workspace: Workspace) -> Mount:
         image = self._workspaces.path(workspace)
-        return Place(_place(workspace.name), image=image, uid=workspace.uid, owner=workspace.owner)
+        return Mount(_place(workspace.name), image=image, uid=workspace.uid, owner=workspace.owner)
 
     def _files(self, workspace: Workspace) -> Path:
         if workspace.kind == IMAGE:
@@ -289,7 +289,7 @@ class DirectoryStorage:
 
     def _settle(self, workspace: Workspace) -> None:
         """Have the kernel write to the image all that it holds of it. Nothing runs there."""
-        if workspace.kind == IMAGE and attached_to(self._workspaces.path(workspace)) is not None:
+        if workspace.kind == IMAGE and loop_device_of(self._workspaces.path(workspace)) is not None:
             self.volumes.sync(self._image_place(workspace))
 
     async def names(self) -> list[str]:

@@ -525,7 +525,7 @@ class DockerDriver:
         try:
             # Before any user code runs, and each time: whoever did it last may not have come to it.
             await self._storage.seal(handle.instance_id, self.workspaces.of(handle))
-            failed = await Confinement(cgroups.NoGroups(), handle.instance_id, link).settle()
+            failed = await Confinement(cgroups.NoControlGroups(), handle.instance_id, link).settle()
             if failed:
                 words = "; ".join(f"{name}: {why}" for name, why in failed.items())
                 raise PermanentError(f"Preloading failed: {words}", code="preload_failed")

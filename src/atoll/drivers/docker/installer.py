@@ -28,13 +28,13 @@ from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import unmount
 from atoll.drivers.shared.packages import install_program
-from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.installation import (
-    Made,
+    InstallOutput,
     is_abandoned,
-    not_started,
-    outgrown,
     own,
+    start_errors,
+    wait_until_too_large,
 )
 from atoll.errors import AtollError
 
@@ -96,7 +96,7 @@ class Installer:
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AsyncIterator[Made]:
+    ) -> AsyncIterator[InstallOutput]:
         """
         Run an order. Its result is removed at the end. `answer` serves connections that are made in
         the container, and `hear` receives what is printed there.
@@ -127,7 +127,7 @@ class Installer:
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            with not_started():
+            with start_errors():
                 await asyncio.to_thread(self._make, directory, resources.disk)
             # Not cancelled: the engine would continue.
             starting = asyncio.ensure_future(self._start(name, spec))
@@ -137,7 +137,7 @@ class Installer:
             stack.push_async_callback(_cancelled, asking)
             waiting: list[asyncio.Task[Any]] = [asking]
             if not self._images:
-                waiting.append(asyncio.create_task(outgrown(build, resources.disk)))
+                waiting.append(asyncio.create_task(wait_until_too_large(build, resources.disk)))
                 stack.callback(waiting[-1].cancel)
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -150,7 +150,7 @@ class Installer:
                     raise EngineUnavailable(obstacle) from error
                 raise
             await self._kill(name, starting)
-            yield Made(answered, directory, build, None, base.executable)
+            yield InstallOutput(answered, directory, build, None, base.executable)
 
     def _make(self, directory: Path, size: int) -> None:
         directory.mkdir(mode=0o700)

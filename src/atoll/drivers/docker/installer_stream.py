@@ -17,13 +17,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.docker.errors import translated
-from atoll.drivers.shared.packages.install_answers import (
-    ANSWER_LIMIT,
-    ENDED,
-    TOO_LONG,
-    InstallFailed,
-    decoded,
-)
 from atoll.drivers.shared.packages.install_program import (
     ANSWER,
     DATA,
@@ -33,6 +26,13 @@ from atoll.drivers.shared.packages.install_program import (
     OPEN,
     ORDER,
     PIECE,
+)
+from atoll.drivers.shared.packages.install_results import (
+    ANSWER_LIMIT,
+    ENDED,
+    TOO_LONG,
+    InstallFailed,
+    decoded,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.container_config import bind
 from atoll.drivers.docker.errors import EngineRefused, translated
-from atoll.drivers.shared.disk_images import MIN_IMAGE, image_trouble, make_file_system
+from atoll.drivers.shared.disk_images import MIN_IMAGE, images_problem, make_file_system
 from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import unmount
 
@@ -50,7 +50,7 @@ async def directory_obstacle(engine: Engine, scratch: ScratchContainers, node: P
 
 async def image_obstacle(scratch: ScratchContainers, node: Path) -> str | None:
     """Why containers cannot use file system images mounted below `node`; null if they can."""
-    obstacle = await asyncio.to_thread(image_trouble, node)
+    obstacle = await asyncio.to_thread(images_problem, node)
     if obstacle is not None:
         return obstacle
     mount_point = node / f"{PROBE}{secrets.token_hex(8)}"

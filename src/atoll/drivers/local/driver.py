@@ -26,16 +26,16 @@ import structlog
 
 from atoll import ids
 from atoll.drivers.base import NodeStatus
-from atoll.drivers.local import host, sandbox, trees
-from atoll.drivers.local import layers as layering
+from atoll.drivers.local import debian_layers as layering
+from atoll.drivers.local import host_checks, root_file_system, sandbox
 from atoll.drivers.local.handle_files import HANDLE_VERSION, HandleFiles
 from atoll.drivers.local.images import LocalImages, check_no_image
 from atoll.drivers.local.installer import Ground, Installer
+from atoll.drivers.local.instance_state import InstanceStates
 from atoll.drivers.local.limits import LocalLimits, LocalResizing
-from atoll.drivers.local.nursery import Home, Nursery
-from atoll.drivers.local.observer import Observer
 from atoll.drivers.local.pausing import LocalPausing
 from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
 from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.drivers.shared import (
     cgroups,
@@ -109,13 +109,13 @@ class LocalDriver:
         )
         roots = (*settings.template_roots, data_dir / "rootfs")
         self.images = LocalImages(self._layers, roots, settings.python)
-        home = Home(
+        home = DataDirectory(
             str(data_dir.resolve()),
             [str(path) for path in data_directories.lock_files(data_dir)],
             link.unattended_limit.total_seconds(),
         )
-        self._nursery = Nursery(link.start_timeout, home)
-        self._groups: cgroups.Groups = cgroups.NoGroups()
+        self._nursery = SpawnerClient(link.start_timeout, home)
+        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
         self._new: set[str] = set()
         """Instances that nobody has been connected to yet."""
         self._failure: str | None = None
@@ -146,20 +146,20 @@ class LocalDriver:
         self._bubblewrap = bubblewrap
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
-        trouble = disk_images.image_trouble(self._node)
+        trouble = disk_images.images_problem(self._node)
         self._files = WorkspaceFiles(
             self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
         )
         self._files.open()
         self.volumes.open(images=trouble)
-        self._groups = cgroups.find_groups(self._settings, self._node)
+        self._groups = cgroups.node_groups(self._settings, self._node)
         self.images.open(self._node)
         self._executor = executor_bundle.write(self._node)
         self._inside = executor_bundle.write_inside(self._node)
         program = seccomp.program()
         self._seccomp = self._node / "seccomp.bpf"
         if program is not None:
-            trees.write_once(self._seccomp, program)
+            root_file_system.write_once(self._seccomp, program)
         hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
         ground = layering.Ground(
@@ -168,7 +168,7 @@ class LocalDriver:
             hidden=self._hidden,
             seccomp=None if program is None else self._seccomp,
         )
-        self._layers.open(ground, host.layer_trouble(self._node))
+        self._layers.open(ground, host_checks.layer_trouble(self._node))
         self.packages.open(self._installer(filtered=program is not None))
         provides = set(self._groups.provides)
         if self._root:
@@ -180,13 +180,13 @@ class LocalDriver:
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
         if trouble is not None:
             missing["disk_quota"] += f": {trouble}"
-        self._observer = Observer(self._groups, self._nursery)
-        self.workspaces = LocalWorkspaces(self._files, self._handles, self._observer)
+        self._states = InstanceStates(self._groups, self._nursery)
+        self.workspaces = LocalWorkspaces(self._files, self._handles, self._states)
         self.limits = LocalLimits(self._groups, self._files)
         self.resizing = LocalResizing(self._groups, self._files)
         unavailable = {}
         if self._groups.freezes:
-            self.pausing = LocalPausing(self._groups, self._observer)
+            self.pausing = LocalPausing(self._groups, self._states)
         else:
             unavailable["pausing"] = "it has no freezer for control groups"
         self.capabilities = Capabilities(frozenset(provides), missing, unavailable)
@@ -278,7 +278,7 @@ class LocalDriver:
             await asyncio.shield(undone)
             raise
         self._failure = None
-        self._observer.add(spec.instance_id)
+        self._states.add(spec.instance_id)
         self._new.add(spec.instance_id)
         return handle
 
@@ -311,7 +311,7 @@ class LocalDriver:
             self._clear(instance_id)
 
     def _request(
-        self, spec: InstanceSpec, tree: sandbox.Tree, workspace: Workspace
+        self, spec: InstanceSpec, tree: sandbox.RootFileSystem, workspace: Workspace
     ) -> dict[str, Any]:
         directory = self._instances / spec.instance_id
         path = str(self.volumes.files(workspace) or self._files.path(workspace))
@@ -383,7 +383,7 @@ class LocalDriver:
         return None if name is None else self.packages.inside(name)
 
     @staticmethod
-    def _stage(tree: sandbox.Tree, workspace: str) -> str:
+    def _stage(tree: sandbox.RootFileSystem, workspace: str) -> str:
         """
         A directory that any uid can reach and that hides nothing when something is mounted on it.
         """
@@ -405,7 +405,7 @@ class LocalDriver:
         return Handle(spec.instance_id, self.kind, HANDLE_VERSION, data)
 
     async def observe(self, handle: Handle) -> Observation:
-        return await self._observer.observe(handle)
+        return await self._states.observe(handle)
 
     async def connect(self, handle: Handle) -> Link:
         directory = self._instances / handle.instance_id
@@ -441,7 +441,7 @@ class LocalDriver:
         """Why an instance does not answer: what it printed before it ended, if it has."""
         if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
-        output = self._observer.output(handle)
+        output = self._states.output(handle)
         if not output:
             return error
         return PermanentError(
@@ -494,7 +494,7 @@ class LocalDriver:
         await self._kill(handle)
         waits = self.volumes.waits(handle.instance_id)
         await self.volumes.run(waits, self._clear, handle.instance_id)
-        self._observer.forget(handle)
+        self._states.forget(handle)
         self.limits.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
 
@@ -505,7 +505,7 @@ class LocalDriver:
             try:
                 self._groups.remove(instance_id)
                 break
-            except cgroups.BusyGroup:
+            except cgroups.GroupBusy:
                 cgroups.kill_all(self._groups, instance_id)
                 if time.monotonic() > deadline:
                     raise TemporaryError(

@@ -8,7 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.drivers.base import NO_MATERIAL
-from atoll.drivers.local import trees
+from atoll.drivers.local import root_file_system
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Material
-    from atoll.drivers.local.layers import Layers
-    from atoll.drivers.local.sandbox import Tree
+    from atoll.drivers.local.debian_layers import Layers
+    from atoll.drivers.local.sandbox import RootFileSystem
     from atoll.model.image import ImageInfo
     from atoll.model.template import Layer, Template
 
@@ -32,14 +32,14 @@ class LocalImages:
         self._roots = roots
         self._python = python
         self._etc: Path
-        self._trees: dict[tuple[str, datetime, int], Tree] = {}
+        self._trees: dict[tuple[str, datetime, int], RootFileSystem] = {}
 
     def open(self, node: Path) -> None:
-        self._etc = trees.write_etc(node)
+        self._etc = root_file_system.write_etc(node)
 
     async def check(self, template: Template) -> None:
         """Raise `InvalidRequest` if the template cannot be used here."""
-        await asyncio.to_thread(trees.check_allowed, template, self._roots)
+        await asyncio.to_thread(root_file_system.check_allowed, template, self._roots)
         if template.layers:
             await asyncio.to_thread(self._layers.check, template.root)
         if not await self.is_built(template):
@@ -54,18 +54,18 @@ class LocalImages:
                 code="place_not_usable",
                 field="image" if template.image else "base_image",
             ) from error
-        trees.check_usable(tree)
+        root_file_system.check_usable(tree)
 
-    async def tree(self, template: Template) -> Tree:
+    async def tree(self, template: Template) -> RootFileSystem:
         """The read-only files of the template's instances."""
         key = template.edition
         if key not in self._trees:
             self._trees[key] = await self._new_tree(template)
         return self._trees[key]
 
-    async def _new_tree(self, template: Template) -> Tree:
+    async def _new_tree(self, template: Template) -> RootFileSystem:
         return await asyncio.to_thread(
-            trees.tree_of,
+            root_file_system.root_of,
             template,
             self._etc,
             self._python,
@@ -75,7 +75,7 @@ class LocalImages:
 
     @staticmethod
     async def identity(template: Template) -> tuple[str, ...]:
-        return trees.identity(template)
+        return root_file_system.identity(template)
 
     async def is_built(self, template: Template) -> bool:
         return not await asyncio.to_thread(self._layers.missing, template.layers)

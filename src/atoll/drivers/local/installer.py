@@ -26,10 +26,10 @@ import structlog
 from atoll.drivers.local import sandbox
 from atoll.drivers.local.spawner import ROOT
 from atoll.drivers.shared import cgroups, processes
-from atoll.drivers.shared.disk_images import MIN_IMAGE, attached_to, make_file_system
+from atoll.drivers.shared.disk_images import MIN_IMAGE, loop_device_of, make_file_system
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.packages import install_program
-from atoll.drivers.shared.packages.install_answers import (
+from atoll.drivers.shared.packages.install_results import (
     ANSWER_LIMIT,
     ENDED,
     TOO_LONG,
@@ -37,11 +37,11 @@ from atoll.drivers.shared.packages.install_answers import (
     decoded,
 )
 from atoll.drivers.shared.packages.installation import (
-    Made,
+    InstallOutput,
     is_abandoned,
-    not_started,
-    outgrown,
     own,
+    start_errors,
+    wait_until_too_large,
 )
 from atoll.errors import TemporaryError
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Answer
-    from atoll.drivers.local.nursery import Nursery
+    from atoll.drivers.local.spawner_client import SpawnerClient
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
 
@@ -69,14 +69,14 @@ class Ground:
     node: Path
     bubblewrap: str
     uv: str
-    nursery: Nursery
-    groups: cgroups.Groups
+    nursery: SpawnerClient
+    groups: cgroups.ControlGroups
     settings: LocalSettings
     hidden: tuple[str, ...]
     seccomp: Path | None
     mounts: str
     """Where other things are mounted, of which an installation keeps nothing in use."""
-    stage: Callable[[sandbox.Tree, str], str] | None
+    stage: Callable[[sandbox.RootFileSystem, str], str] | None
     """Where the sources of mounts are bound, as root; none when Atoll is not root."""
     images: bool
     """Whether file system images can be mounted."""
@@ -97,13 +97,13 @@ class Installer:
     @contextlib.asynccontextmanager
     async def run(
         self,
-        tree: sandbox.Tree,
+        tree: sandbox.RootFileSystem,
         order: dict[str, Any],
         *,
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AsyncIterator[Made]:
+    ) -> AsyncIterator[InstallOutput]:
         """
         Have the program inside carry out an order. What it made goes when this is left. `answer` is
         who serves at the socket that it can reach.
@@ -116,7 +116,7 @@ class Installer:
         place = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
-            with not_started():
+            with start_errors():
                 await asyncio.to_thread(self._prepare, name, uid, resources)
             if answer is not None:
                 stack.push_async_callback(_close, await self._serve(place, answer))
@@ -145,7 +145,7 @@ class Installer:
             image = place / "disk" if self._ground.images else None
             if image is not None:
                 await asyncio.to_thread(_wait_until_detached, image)
-            yield Made(answered, place, place / "build", image, tree.python)
+            yield InstallOutput(answered, place, place / "build", image, tree.python)
 
     def _limits(self, resources: Resources) -> dict[str, int]:
         limits = {"FSIZE": resources.disk}
@@ -181,7 +181,13 @@ class Installer:
         return server
 
     def _request(
-        self, name: str, tree: sandbox.Tree, uid: int | None, resources: Resources, *, served: bool
+        self,
+        name: str,
+        tree: sandbox.RootFileSystem,
+        uid: int | None,
+        resources: Resources,
+        *,
+        served: bool,
     ) -> dict[str, Any]:
         ground, place = self._ground, self._root / name
         build = str(place / "build")
@@ -261,7 +267,7 @@ class Installer:
 
     async def _look(self, build: Path, most: int, pids: tuple[int, int]) -> None:
         """End it when it has written more than it may."""
-        failure = await outgrown(build, most, pids[1])
+        failure = await wait_until_too_large(build, most, pids[1])
         await asyncio.to_thread(_kill_all, pids)
         raise failure
 
@@ -277,7 +283,7 @@ class Installer:
         await asyncio.shield(asyncio.to_thread(self._clear, name))
 
     def _clear(self, name: str) -> None:
-        if not cgroups.emptied(self._ground.groups, name, END_SECONDS):
+        if not cgroups.kill_and_remove(self._ground.groups, name, END_SECONDS):
             log.warning("install.does_not_end", install=name)
             return
         remove_tree(self._root / name)
@@ -286,7 +292,7 @@ class Installer:
 def _wait_until_detached(image: Path) -> None:
     """The kernel unmounts it a moment after the last process that could write to it has ended."""
     deadline = time.monotonic() + END_SECONDS
-    while attached_to(image) is not None:
+    while loop_device_of(image) is not None:
         if time.monotonic() > deadline:
             raise TemporaryError(f"{image} stays mounted.", code="instance_stuck")
         time.sleep(0.002)

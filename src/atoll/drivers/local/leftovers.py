@@ -23,7 +23,7 @@ END_SECONDS = 5.0
 
 def count(settings: LocalSettings, node: Path) -> int:
     """How many instances of the node directory `node` there are, running or not."""
-    groups = cgroups.find_groups(settings, node)
+    groups = cgroups.node_groups(settings, node)
     found = sum(ids.is_instance_id(name) for name in groups.names())
     groups.close()
     return max(found, len(_bubblewraps(node.parent)))
@@ -34,9 +34,9 @@ def remove(settings: LocalSettings, node: Path) -> None:
     End all instances of the node directory and remove their control groups and mounts. Raises
     `TemporaryError` when something does not end.
     """
-    groups = cgroups.find_groups(settings, node)
+    groups = cgroups.node_groups(settings, node)
     for name in groups.names():
-        if not cgroups.emptied(groups, name, END_SECONDS):
+        if not cgroups.kill_and_remove(groups, name, END_SECONDS):
             raise TemporaryError(f"Processes of {name} do not end.", code="instance_stuck")
     groups.close()
     # Where there are no control groups, processes are all that is left.

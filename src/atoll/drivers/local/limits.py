@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalLimits:
-    def __init__(self, groups: cgroups.Groups, workspaces: WorkspaceFiles) -> None:
+    def __init__(self, groups: cgroups.ControlGroups, workspaces: WorkspaceFiles) -> None:
         self._groups = groups
         self._workspaces = workspaces
         self._kills: dict[str, int] = {}
@@ -52,7 +52,7 @@ class LocalLimits:
 
 
 class LocalResizing:
-    def __init__(self, groups: cgroups.Groups, workspaces: WorkspaceFiles) -> None:
+    def __init__(self, groups: cgroups.ControlGroups, workspaces: WorkspaceFiles) -> None:
         self._groups = groups
         self._workspaces = workspaces
 

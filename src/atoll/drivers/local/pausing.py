@@ -9,8 +9,8 @@ from atoll.errors import TemporaryError
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
-    from atoll.drivers.local.observer import Observer
-    from atoll.drivers.shared.cgroups import Groups
+    from atoll.drivers.local.instance_state import InstanceStates
+    from atoll.drivers.shared.cgroups import ControlGroups
     from atoll.model.instance import Handle
 
 PAUSE_TIMEOUT = 10.0
@@ -18,12 +18,12 @@ PAUSE_TIMEOUT = 10.0
 
 
 class LocalPausing:
-    def __init__(self, groups: Groups, observer: Observer) -> None:
+    def __init__(self, groups: ControlGroups, states: InstanceStates) -> None:
         self._groups = groups
-        self._observer = observer
+        self._states = states
 
     async def pause(self, handle: Handle) -> None:
-        if (await self._observer.observe(handle)).state not in (State.RUNNING, State.PAUSED):
+        if (await self._states.observe(handle)).state not in (State.RUNNING, State.PAUSED):
             return
         freeze, name = self._groups.freeze, handle.instance_id
         freezing = asyncio.ensure_future(asyncio.to_thread(freeze, name, PAUSE_TIMEOUT))
@@ -33,7 +33,7 @@ class LocalPausing:
             # A thread cannot be cancelled, and a resume() must not overtake it.
             await asyncio.wait([freezing])
             raise
-        if not frozen and (await self._observer.observe(handle)).state is State.RUNNING:
+        if not frozen and (await self._states.observe(handle)).state is State.RUNNING:
             raise TemporaryError(
                 f"Processes of instance {handle.instance_id} could not be frozen within "
                 f"{PAUSE_TIMEOUT:g} s; the instance keeps running.",
@@ -41,5 +41,5 @@ class LocalPausing:
             )
 
     async def resume(self, handle: Handle) -> None:
-        if (await self._observer.observe(handle)).state is State.PAUSED:
+        if (await self._states.observe(handle)).state is State.PAUSED:
             await asyncio.to_thread(self._groups.thaw, handle.instance_id)

@@ -40,7 +40,7 @@ HIDDEN = (
 
 
 @dataclass(frozen=True)
-class Tree:
+class RootFileSystem:
     """
     What of a root file system goes into the sandbox: directories and files to bind, links to make.
     """
@@ -61,7 +61,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Sandbox:
-    tree: Tree
+    tree: RootFileSystem
     executor: str
     inside: str
     """Directory with what code in the sandbox may import and call."""
@@ -90,7 +90,7 @@ class Sandbox:
 class Installation:
     """The sandbox in which packages are installed: as an instance's, but for what is bound."""
 
-    tree: Tree
+    tree: RootFileSystem
     program: str
     """What runs in it."""
     uv: str
@@ -188,7 +188,7 @@ def _environment(variables: dict[str, str]) -> list[str]:
 
 
 def _root(
-    tree: Tree, hidden: tuple[str, ...], tmp_size: int, source: Callable[[str], str]
+    tree: RootFileSystem, hidden: tuple[str, ...], tmp_size: int, source: Callable[[str], str]
 ) -> list[str]:
     """The template's tree, and what of it is the sandbox's own."""
     argv: list[str] = []
@@ -215,7 +215,7 @@ def _root(
     ]  # fmt: skip
 
 
-def _beside(tree: Tree, volumes: tuple[tuple[str, str, bool], ...]) -> Tree:
+def _beside(tree: RootFileSystem, volumes: tuple[tuple[str, str, bool], ...]) -> RootFileSystem:
     """What the template has where volumes are is hidden: nothing could be mounted in it."""
     tops = {f"/{path.split('/')[1]}" for _, path, _ in volumes}
     return replace(

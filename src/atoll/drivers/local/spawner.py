@@ -30,7 +30,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from atoll.drivers.shared.bounded_log import bounded_log, logged
+from atoll.drivers.shared.bounded_log import create_log, read_log_tail
 from atoll.drivers.shared.mount_calls import (
     MNT_DETACH,
     MS_BIND,
@@ -171,7 +171,7 @@ def _become(request: dict[str, Any], fds: dict[int, int], owner: str) -> NoRetur
 def _open_log(path: str | None) -> int:
     """A named pipe that the owner reads; without a name, memory that is read when all is over."""
     if path is None:
-        return bounded_log()
+        return create_log()
     # Without waiting: a reader that has not come yet is an error of the owner.
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(fd, True)
@@ -459,7 +459,7 @@ class Spawner:
             ended.append((self._running.pop(pid), status))
             log, printed = self._logs.pop(pid, None), ""
             if log is not None:
-                printed = logged(log)
+                printed = read_log_tail(log)
                 os.close(log)
             self._answer(exited=pid, status=status, printed=printed)
 

@@ -14,7 +14,7 @@ from atoll.model.instance import State
 
 if TYPE_CHECKING:
     from atoll.drivers.local.handle_files import HandleFiles
-    from atoll.drivers.local.observer import Observer
+    from atoll.drivers.local.instance_state import InstanceStates
     from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
     from atoll.model.instance import Handle
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class LocalWorkspaces:
     can_copy = True
 
-    def __init__(self, files: WorkspaceFiles, handles: HandleFiles, observer: Observer) -> None:
+    def __init__(self, files: WorkspaceFiles, handles: HandleFiles, states: InstanceStates) -> None:
         self._files = files
         self._handles = handles
-        self._observer = observer
+        self._states = states
 
     def of(self, handle: Handle) -> str:
         return str(handle.data["workspace"])
@@ -67,7 +67,7 @@ class LocalWorkspaces:
         for handle in self._handles.all():
             if self.of(handle) != workspace.name:
                 continue
-            state = self._observer.observe_now(handle).state
+            state = self._states.observe_now(handle).state
             if state is State.RUNNING:
                 raise TemporaryError(
                     f"Workspace {workspace.name} is in use by instance {handle.instance_id}, which "

@@ -10,7 +10,7 @@ LOG_TAIL = 1000
 """Bytes of a log that an error quotes."""
 
 
-def bounded_log() -> int:
+def create_log() -> int:
     """
     A descriptor for the output of a program that others can make write: it takes `LOG_SIZE` bytes
     and refuses more. It is memory of the kernel, so no file of the host grows by it.
@@ -25,7 +25,7 @@ def bounded_log() -> int:
     return fd
 
 
-def logged(fd: int) -> str:
+def read_log_tail(fd: int) -> str:
     """The end of what was written to such a descriptor."""
     written = os.pread(fd, LOG_SIZE, 0).rstrip(b"\0")
     return written[-LOG_TAIL:].decode(errors="replace").strip()

@@ -35,7 +35,7 @@ def make_file_system(image: Path, size: int) -> None:
     subprocess.run([*command, str(image)], check=True, capture_output=True, timeout=60)
 
 
-def check_image(image: Path) -> None:
+def repair_image(image: Path) -> None:
     """Repair what a write that was broken off has left; nobody may have it mounted."""
     done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
     if done.returncode > 2:
@@ -46,7 +46,7 @@ def check_image(image: Path) -> None:
         )
 
 
-def attached_to(image: Path) -> str | None:
+def loop_device_of(image: Path) -> str | None:
     """The loop device that has the image."""
     for device in LOOPS.glob("loop*"):
         if _backing(device) == str(image):
@@ -72,7 +72,7 @@ def mount_program(*arguments: object, timeout: float) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-def image_trouble(directory: Path) -> str | None:
+def images_problem(directory: Path) -> str | None:
     """
     Why workspaces in this directory cannot be file system images; none when they can. A small one
     is made and mounted to know, once for each file system.

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 from atoll.drivers.shared import mount_calls, tree_copy
 from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
-    attached_to,
-    check_image,
+    loop_device_of,
     make_file_system,
     mount_program,
+    repair_image,
 )
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.errors import TemporaryError
@@ -205,7 +205,7 @@ class WorkspaceFiles:
         if workspace.kind != IMAGE:
             return
         self._wait_until_detached(self.path(workspace))
-        check_image(self.path(workspace))
+        repair_image(self.path(workspace))
 
     def wait_until_unmounted(self, workspace: Workspace) -> None:
         """Until nothing of an instance that has ended writes to it any more."""
@@ -219,7 +219,7 @@ class WorkspaceFiles:
         mount it a second time before that would damage it.
         """
         deadline = time.monotonic() + DETACH_SECONDS
-        while attached_to(image) is not None:
+        while loop_device_of(image) is not None:
             if time.monotonic() > deadline:
                 raise TemporaryError(
                     f"Workspace image {image} is still mounted.", code="workspace_busy"

@@ -18,14 +18,14 @@ from atoll.errors import AtollError, TemporaryError
 from atoll.link.errors import LinkLost, ZygoteReplaced
 
 if TYPE_CHECKING:
-    from atoll.drivers.shared.cgroups import Groups
+    from atoll.drivers.shared.cgroups import ControlGroups
     from atoll.link.client import Link
 
 log = structlog.get_logger(__name__)
 
 
 class Confinement:
-    def __init__(self, groups: Groups, instance_id: str, link: Link) -> None:
+    def __init__(self, groups: ControlGroups, instance_id: str, link: Link) -> None:
         self._groups = groups
         self._instance_id = instance_id
         self._link = link

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from atoll.drivers.shared import paths
 from atoll.drivers.shared.file_trees import remove_tree, tree_size
-from atoll.drivers.shared.packages import install_answers
-from atoll.drivers.shared.packages.collection import collect
-from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages import install_results
+from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.installation import own
+from atoll.drivers.shared.packages.verification import collect
 from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import Answer, InstallSpec
-    from atoll.drivers.shared.packages.installation import Made
+    from atoll.drivers.shared.packages.installation import InstallOutput
     from atoll.model.packages import Interpreter
     from atoll.model.template import Template
 
@@ -47,31 +47,31 @@ DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, m
 INSTALLS = "installs"
 NO_UV = "uv is not installed on this node; install it with: pip install uv"
 
-Tree = TypeVar("Tree")
-Tree_contra = TypeVar("Tree_contra", contravariant=True)
+Base = TypeVar("Base")
+Base_contra = TypeVar("Base_contra", contravariant=True)
 """What of a template's image the node's installer needs to know."""
 
 
-class Installer(Protocol[Tree_contra]):
+class Installer(Protocol[Base_contra]):
     def run(
         self,
-        tree: Tree_contra,
+        tree: Base_contra,
         order: dict[str, Any],
         *,
         resources: Resources,
         answer: Answer | None,
         hear: Callable[[bytes], None],
-    ) -> AbstractAsyncContextManager[Made]:
+    ) -> AbstractAsyncContextManager[InstallOutput]:
         """Have the program of an installation carry out an order; what it made goes after this."""
 
 
-class NodeEnvironments(Generic[Tree]):
+class NodeEnvironments(Generic[Base]):
     def __init__(
         self,
         node: Path,
         *,
         root: bool,
-        tree: Callable[[Template], Awaitable[Tree]],
+        tree: Callable[[Template], Awaitable[Base]],
         image: Callable[[Template], Awaitable[tuple[str, ...]]],
     ) -> None:
         """`image` tells which image a template has, by nothing that the image itself says."""
@@ -83,10 +83,10 @@ class NodeEnvironments(Generic[Tree]):
         self._root = root
         self._tree = tree
         self._image = image
-        self._installer: Installer[Tree] | None = None
+        self._installer: Installer[Base] | None = None
         self._trouble = NO_UV
 
-    def open(self, installer: Installer[Tree] | None, trouble: str = NO_UV) -> None:
+    def open(self, installer: Installer[Base] | None, trouble: str = NO_UV) -> None:
         """Without an installer, for the `trouble`, what is there can be used all the same."""
         for directory in (self._about, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
@@ -120,14 +120,14 @@ class NodeEnvironments(Generic[Tree]):
                     await self._tree(template), order, resources=DESCRIBE, answer=None, hear=hear
                 ) as made,
             ):
-                return install_answers.interpreter(made.answer, await self._image(template))
+                return install_results.interpreter(made.answer, await self._image(template))
         except (InstallFailed, TimeoutError) as error:
             said = printed.decode(errors="replace").strip()[-1000:]
             raise DependencyFailed(
                 f"Template {template.id} does not tell which packages it has: {said or error!r}",
             ) from error
 
-    def _needed(self) -> Installer[Tree]:
+    def _needed(self) -> Installer[Base]:
         if self._installer is None:
             raise PermanentError(self._trouble, code="packages_not_configured")
         return self._installer
@@ -162,7 +162,7 @@ class NodeEnvironments(Generic[Tree]):
         async with self._needed().run(
             tree, order, resources=spec.resources, answer=spec.answer, hear=spec.hear
         ) as made:
-            claimed = install_answers.installed(made.answer)
+            claimed = install_results.installed(made.answer)
             held = {name: found for name, found in claimed.items() if spec.has.get(name) == found}
             kept: Path | None = None
             digests: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class NodeEnvironments(Generic[Tree]):
                 kept = made.place / "kept"
                 own_names, digests = await collect(made, kept, spec, claimed)
                 held = {name: found for name, found in claimed.items() if name not in own_names}
-            install_answers.check_held(held, spec.has)
+            install_results.check_held(held, spec.has)
             installed = tuple(f"{name}=={claimed[name]}" for name in sorted(claimed))
             name = None if kept is None else spec.name(installed, digests)
             # To its end: half a move would be half an environment.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.shared import processes
 from atoll.drivers.shared.file_trees import TooDeep, deleted_size, tree_size
-from atoll.drivers.shared.packages.install_answers import (
+from atoll.drivers.shared.packages.install_results import (
     InstallFailed,
 )
 from atoll.errors import InstanceNotStarted
@@ -29,7 +29,7 @@ OWNER = "owner"
 
 
 @dataclass(frozen=True)
-class Made:
+class InstallOutput:
     """What has come of an installation."""
 
     answer: dict[str, Any]
@@ -45,7 +45,7 @@ class Made:
 
 
 @contextlib.contextmanager
-def not_started() -> Iterator[None]:
+def start_errors() -> Iterator[None]:
     """What the node could not do for an installation may go well later."""
     try:
         yield
@@ -69,7 +69,7 @@ def is_abandoned(place: Path) -> bool:
         return time.time() - place.stat().st_mtime >= 60
 
 
-async def outgrown(build: Path, most: int, pid: int | None = None) -> InstallFailed:
+async def wait_until_too_large(build: Path, most: int, pid: int | None = None) -> InstallFailed:
     """
     Waits until more than so many bytes are beneath, or in files that were removed and are open in
     the namespace of process `pid` still, and tells of it.

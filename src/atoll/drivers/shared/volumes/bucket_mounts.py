@@ -67,16 +67,16 @@ class Bucket:
     proxy_url: str | None = field(default=None, repr=False)
 
 
-class Buckets:
+class BucketMounts:
     def __init__(self, program: str, node: Path, bucket: Bucket | None, limits: Resources) -> None:
         """`limits` are those of each s3fs."""
         self._program = program
         self._bucket = bucket
         self._passwords = node / "s3fs.passwd"
         self._limits = limits
-        self._groups: cgroups.Groups = cgroups.NoGroups()
+        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
 
-    def open(self, groups: cgroups.Groups) -> None:
+    def open(self, groups: cgroups.ControlGroups) -> None:
         """Write the credentials down, for s3fs alone; whole, as other replicas start it too."""
         self._groups = groups
         bucket = self._bucket
@@ -180,7 +180,7 @@ class Buckets:
         group = GROUP + name
         if self._groups.memory_kills(group):
             log.warning("mount.out_of_memory", name=name, memory=self._limits.memory)
-        return cgroups.emptied(self._groups, group, END_SECONDS)
+        return cgroups.kill_and_remove(self._groups, group, END_SECONDS)
 
     def close(self) -> None:
         self._groups.close()

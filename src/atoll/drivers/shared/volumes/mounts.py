@@ -31,10 +31,10 @@ import structlog
 from atoll.drivers.base import NotEmptied
 from atoll.drivers.shared import bounded_log, mount_calls, processes
 from atoll.drivers.shared.disk_images import (
-    attached_to,
-    check_image,
+    loop_device_of,
     make_file_system,
     mount_program,
+    repair_image,
 )
 from atoll.drivers.shared.mount_points import mount_points, unmount
 from atoll.errors import TemporaryError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
-    from atoll.drivers.shared.volumes.bucket_mounts import Buckets
+    from atoll.drivers.shared.volumes.bucket_mounts import BucketMounts
 
 LOCKS = 64
 POLL_SECONDS = 0.01
@@ -61,7 +61,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class Mount:
     name: str
     """Of its mount, on this node."""
     image: Path | None = None
@@ -76,8 +76,10 @@ class Place:
     """In an image, the uid that its files have on disk; null when that is `uid`."""
 
 
-class Mounts:
-    def __init__(self, root: Path, instances: Path, buckets: Buckets, timeout: timedelta) -> None:
+class NodeMounts:
+    def __init__(
+        self, root: Path, instances: Path, buckets: BucketMounts, timeout: timedelta
+    ) -> None:
         self._root = root
         self._instances = instances
         self._buckets = buckets
@@ -111,7 +113,7 @@ class Mounts:
     def is_of_bucket(self, name: str) -> bool:
         return (self._root / name / STATE).exists()
 
-    def ensure(self, place: Place) -> None:
+    def ensure(self, place: Mount) -> None:
         """Mounted and answering; an instance must have noted it."""
         with self._locked(place.name):
             if self._mounted(place.name) and self._answers(place.name):
@@ -123,7 +125,7 @@ class Mounts:
                 self._unmount(place.name)
                 raise
 
-    def sync(self, place: Place) -> None:
+    def sync(self, place: Mount) -> None:
         """
         Have the kernel write all that it holds of a file system. Another mount namespace may have a
         copy of a mount that is gone here, and keeps the file system alive.
@@ -198,7 +200,7 @@ class Mounts:
         name = f"empty-{os.getpid()}-{threading.get_ident()}"
         with self._locked(name):
             try:
-                self._mount(Place(name, prefix=prefix))
+                self._mount(Mount(name, prefix=prefix))
                 try:
                     _empty(self.path(name))
                 except OSError as error:
@@ -215,7 +217,7 @@ class Mounts:
         name = f"bucket-{os.getpid()}-{threading.get_ident()}"
         with self._locked(name):
             try:
-                self._mount(Place(name))
+                self._mount(Mount(name))
                 yield self.path(name)
             finally:
                 self._unmount(name)
@@ -231,7 +233,7 @@ class Mounts:
         finally:
             os.close(fd)
 
-    def _mount(self, place: Place) -> None:
+    def _mount(self, place: Mount) -> None:
         top = self._root / place.name
         for directory in (top, top / "files", top / "scratch"):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -251,7 +253,7 @@ class Mounts:
             make_file_system(image, self._scratch_size)
             mount_calls.mount_image(str(image), str(top / "scratch"))
             image.unlink()  # It is there as long as it is mounted, and nobody has to remove it.
-        output = bounded_log.bounded_log()
+        output = bounded_log.create_log()
         try:
             process = self._buckets.start(
                 place.prefix, top, output, place.uid, bounded=self._scratch_size is not None
@@ -272,7 +274,7 @@ class Mounts:
                     return
                 break
             time.sleep(POLL_SECONDS)
-        log.warning("mount.failed", name=name, said=bounded_log.logged(output))
+        log.warning("mount.failed", name=name, said=bounded_log.read_log_tail(output))
         raise TemporaryError(
             f"{name} could not be mounted: the blob store does not answer, or refuses. What s3fs "
             "said is in the server's log.",
@@ -375,9 +377,9 @@ def _mount_image(image: Path, target: Path) -> None:
     however often it is mounted, and would damage that of a second device on the same image.
     """
     for _ in range(3):
-        device = attached_to(image)
+        device = loop_device_of(image)
         if device is None:
-            check_image(image)
+            repair_image(image)
             mount_calls.mount_image(str(image), str(target))
             return
         try:

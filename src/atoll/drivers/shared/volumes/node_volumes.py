@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from atoll.drivers.shared.cgroups import find_groups
-from atoll.drivers.shared.volumes.bucket_mounts import PROCESSES, Buckets
-from atoll.drivers.shared.volumes.disks import Volumes
-from atoll.drivers.shared.volumes.mounts import Mounts, Place
+from atoll.drivers.shared.cgroups import node_groups
+from atoll.drivers.shared.volumes.bucket_mounts import PROCESSES, BucketMounts
+from atoll.drivers.shared.volumes.mounts import Mount, NodeMounts
+from atoll.drivers.shared.volumes.volume_disks import VolumeDisks
 from atoll.drivers.shared.workspace_files import BUCKET
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
 from atoll.model.resources import Resources
@@ -62,11 +62,11 @@ class NodeVolumes:
             disk=settings.mount_scratch,
             max_processes=PROCESSES,
         )
-        self._buckets = Buckets(settings.s3fs, node, bucket, limits)
+        self._buckets = BucketMounts(settings.s3fs, node, bucket, limits)
         self._no_images: str | None = None
         self.mounts = node / "mounts"
         """The directory that all mounts are in."""
-        self._mounts = Mounts(
+        self._mounts = NodeMounts(
             self.mounts, instances, self._buckets, timedelta(seconds=MOUNT_TIMEOUT)
         )
         self._threads = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket")
@@ -75,9 +75,9 @@ class NodeVolumes:
     def open(self, *, images: str | None) -> None:
         """`images` is why there are none, if so. Blocking, as all before the verbs."""
         self._no_images = images
-        self._buckets.open(find_groups(self._settings, self._node))
+        self._buckets.open(node_groups(self._settings, self._node))
         self._mounts.open(self._settings.mount_scratch if images is None else None)
-        self._volumes = Volumes(self._node / "volumes", images=images is None)
+        self._volumes = VolumeDisks(self._node / "volumes", images=images is None)
         self._volumes.open()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class NodeVolumes:
     # Of one instance
 
     def attach(
-        self, spec: InstanceSpec, workspace: Workspace, own: Sequence[Place] = (), *, views: bool
+        self, spec: InstanceSpec, workspace: Workspace, own: Sequence[Mount] = (), *, views: bool
     ) -> None:
         """
         Mount what the instance is to be shown; its directory must be there. `own` is what it alone
@@ -95,11 +95,11 @@ class NodeVolumes:
         places = [place for volume, _ in spec.volumes if (place := self._place(volume)) is not None]
         if workspace.kind == BUCKET:
             name = _of_workspace(workspace)
-            places.append(Place(name, prefix=workspace.prefix, uid=workspace.uid))
+            places.append(Mount(name, prefix=workspace.prefix, uid=workspace.uid))
         places += own
         if views:
             places += [
-                Place(_view_of(volume), view=self.source(volume))
+                Mount(_view_of(volume), view=self.source(volume))
                 for volume, mount in spec.volumes
                 if mount.read_only
             ]
@@ -157,7 +157,7 @@ class NodeVolumes:
         """Where a place of that name is mounted."""
         return self._mounts.path(name)
 
-    def sync(self, place: Place) -> None:
+    def sync(self, place: Mount) -> None:
         """Have the kernel write all that it holds of a place, whichever namespace has it."""
         self._mounts.sync(place)
 
@@ -168,12 +168,12 @@ class NodeVolumes:
     def make_prefix(self, prefix: str) -> None:
         self._mounts.make_prefix(prefix)
 
-    def _place(self, volume: Volume) -> Place | None:
+    def _place(self, volume: Volume) -> Mount | None:
         """None where there is nothing to mount."""
         if volume.kind == S3:
-            return Place(_of_volume(volume), prefix=_prefix(volume))
+            return Mount(_of_volume(volume), prefix=_prefix(volume))
         image = self._volumes.image(volume.id)
-        return None if image is None else Place(_of_volume(volume), image=image)
+        return None if image is None else Mount(_of_volume(volume), image=image)
 
     # Verbs
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.drivers.local import delegation
-from atoll.drivers.local.delegation import Decision, Process
+from atoll.drivers.local import cgroup_delegation
+from atoll.drivers.local.cgroup_delegation import Decision, Process
 from atoll.settings import LocalSettings
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Machine:
 
     def acquire(self) -> list[Any]:
         with capture_logs() as events:
-            delegation.acquire(self.settings, self.node, self.process)
+            cgroup_delegation.acquire(self.settings, self.node, self.process)
         return list(events)
 
 
@@ -133,7 +133,7 @@ def test_the_setting_switches_it_off(machine: Machine) -> None:
     machine.settings = LocalSettings(cgroup_root=machine.root, delegation=False)
     assert machine.acquire() == []
     assert not machine.asked.exists()
-    found = delegation.possible(machine.settings, machine.process)
+    found = cgroup_delegation.possible(machine.settings, machine.process)
     assert found[0] is Decision.ASK
     assert "ATOLL_LOCAL__DELEGATION" in (found[1] or "")
 
@@ -149,7 +149,7 @@ def test_the_setting_switches_it_off(machine: Machine) -> None:
 def test_a_systemd_that_does_not_help_is_logged_in_bounded_time(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
-    monkeypatch.setattr(delegation, "TIMEOUT", 0.5)
+    monkeypatch.setattr(cgroup_delegation, "TIMEOUT", 0.5)
     machine.busctl(script)
     (event,) = machine.acquire()
     assert event["event"] == "cgroups.not_delegated"
@@ -215,7 +215,7 @@ def test_the_real_busctl_takes_the_request() -> None:
                 if not daemon.stdout.readline():
                     pytest.skip("no message bus can be started here")
                 done = subprocess.run(
-                    ["busctl", *delegation.request("atoll-1-ab.scope", 1, 5.0)],
+                    ["busctl", *cgroup_delegation.request("atoll-1-ab.scope", 1, 5.0)],
                     env={**os.environ, "DBUS_SESSION_BUS_ADDRESS": address},
                     capture_output=True,
                     text=True,

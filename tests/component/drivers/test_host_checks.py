@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import host
+from atoll.drivers.local import host_checks
 from atoll.drivers.shared import disk_images, mount_calls
 from atoll.settings import LocalSettings
 
@@ -34,9 +34,11 @@ def test_a_machine_that_cannot_mount_says_why_and_leaves_nothing(
     program = failing(tmp_path / "mount_calls.py", "mounting /dev/loop0: Operation not permitted")
     monkeypatch.setattr(mount_calls, "__file__", program)
 
-    assert disk_images.image_trouble(node) == "mounting /dev/loop0: Operation not permitted"
+    assert disk_images.images_problem(node) == "mounting /dev/loop0: Operation not permitted"
     assert list(node.iterdir()) == []
-    (check,) = [c for c in host.checks(LocalSettings(), node) if c.requirement == "disk_quota"]
+    (check,) = [
+        c for c in host_checks.checks(LocalSettings(), node) if c.requirement == "disk_quota"
+    ]
     assert not check.ok
     assert "Operation not permitted" in check.detail
 
@@ -47,14 +49,14 @@ def test_a_file_system_that_cannot_be_mounted_is_found_out(
 ) -> None:
     """Really: the program that makes it makes nothing."""
     monkeypatch.setattr(disk_images, "MKFS", "/bin/true")
-    assert disk_images.image_trouble(tmp_path) is not None
+    assert disk_images.images_problem(tmp_path) is not None
 
 
 @privileged
 def test_it_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = disk_images.image_trouble(tmp_path)
+    first = disk_images.images_problem(tmp_path)
     monkeypatch.setattr(mount_calls, "__file__", failing(tmp_path / "mount_calls.py", "no"))
-    assert disk_images.image_trouble(tmp_path / "not" / "yet" / "there") == first
+    assert disk_images.images_problem(tmp_path / "not" / "yet" / "there") == first
 
 
 def test_the_doctor_leaves_no_control_group(
@@ -64,5 +66,5 @@ def test_the_doctor_leaves_no_control_group(
     root.mkdir()
     (root / "cgroup.controllers").write_text("cpu memory pids")
     (root / "cgroup.subtree_control").touch()
-    host.checks(LocalSettings(cgroup_root=root), tmp_path)
+    host_checks.checks(LocalSettings(cgroup_root=root), tmp_path)
     assert [path for path in root.iterdir() if path.is_dir()] == []

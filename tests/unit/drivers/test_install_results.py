@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.drivers.shared.packages.install_answers import (
+from atoll.drivers.shared.packages.install_results import (
     MAX_PACKAGES,
     InstallFailed,
     check_held,

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.builder import PORT, SCRATCH
+from atoll.drivers.local.layer_builder import PORT, SCRATCH
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:

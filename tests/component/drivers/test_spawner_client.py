@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.local.nursery import Home, Nursery
+from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
 from atoll.drivers.shared import bounded_log
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-HOME = Home("/", [], 3600)
+HOME = DataDirectory("/", [], 3600)
 # As bubblewrap does, it tells its child's pid.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 
@@ -41,8 +41,8 @@ def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def nursery() -> AsyncIterator[Nursery]:
-    made = Nursery(timedelta(seconds=20), HOME)
+async def nursery() -> AsyncIterator[SpawnerClient]:
+    made = SpawnerClient(timedelta(seconds=20), HOME)
     yield made
     pids = below(made._process.pid) if made._process else set()
     await made.close()
@@ -51,7 +51,7 @@ async def nursery() -> AsyncIterator[Nursery]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_many_starts_at_once_all_come_through(nursery: Nursery, tmp_path: Path) -> None:
+async def test_many_starts_at_once_all_come_through(nursery: SpawnerClient, tmp_path: Path) -> None:
     """More than the socket holds, so that senders have to wait for room."""
     requests = [request(tmp_path, f"i{number}", padding=100_000) for number in range(24)]
     pids = await asyncio.gather(*(nursery.spawn(one) for one in requests))
@@ -59,7 +59,7 @@ async def test_many_starts_at_once_all_come_through(nursery: Nursery, tmp_path: 
 
 
 async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Path) -> None:
-    nursery = Nursery(timedelta(seconds=0.5), HOME)
+    nursery = SpawnerClient(timedelta(seconds=0.5), HOME)
     nursery.open()
     assert nursery._process is not None
     spawner = nursery._process.pid
@@ -82,7 +82,7 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
 
 
 async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
-    nursery: Nursery, tmp_path: Path
+    nursery: SpawnerClient, tmp_path: Path
 ) -> None:
     """Bubblewrap has started it, but has neither reported it nor bound its life to its own."""
     gate = tmp_path / "gate"
@@ -110,7 +110,7 @@ async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
 
 
 async def test_what_a_program_prints_is_bounded_and_explains_its_end(
-    nursery: Nursery, tmp_path: Path
+    nursery: SpawnerClient, tmp_path: Path
 ) -> None:
     """However much it is: no file of the host grows, and nothing of the size is read."""
     flood = request(tmp_path, "flood")
@@ -133,7 +133,7 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed before"])
 async def test_a_spawner_that_has_ended_is_no_zombie_after_close(killed: bool) -> None:
-    nursery = Nursery(timedelta(seconds=20), HOME)
+    nursery = SpawnerClient(timedelta(seconds=20), HOME)
     nursery.open()
     assert nursery._process is not None
     pid = nursery._process.pid
@@ -147,7 +147,7 @@ async def test_a_spawner_that_has_ended_is_no_zombie_after_close(killed: bool) -
 
 
 async def test_close_does_not_wait_for_a_spawner_that_stays_with_an_instance(
-    nursery: Nursery, tmp_path: Path
+    nursery: SpawnerClient, tmp_path: Path
 ) -> None:
     lasting = request(tmp_path, "lasting") | {"ephemeral": False}
     pair = await nursery.spawn(lasting)

@@ -12,8 +12,8 @@ from atoll.model.instance import Observation, State
 from atoll.model.session import Cause
 
 if TYPE_CHECKING:
-    from atoll.drivers.local.nursery import Nursery
-    from atoll.drivers.shared.cgroups import Groups
+    from atoll.drivers.local.spawner_client import SpawnerClient
+    from atoll.drivers.shared.cgroups import ControlGroups
     from atoll.model.instance import Handle
 
 EXIT_TIMEOUT = 1.0
@@ -22,8 +22,8 @@ SIGNALLED, ZYGOTE_LOST = 128, 70
 """Exit codes: above the first of a process that a signal ended; of an executor without a zygote."""
 
 
-class Observer:
-    def __init__(self, groups: Groups, spawner: Nursery) -> None:
+class InstanceStates:
+    def __init__(self, groups: ControlGroups, spawner: SpawnerClient) -> None:
         self._groups = groups
         self._spawner = spawner
         self._own: set[str] = set()

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.shared import cgroups
+from atoll.drivers.shared.cgroups.files import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +150,7 @@ def surroundings(settings: LocalSettings, node: Path, process: Process) -> Surro
     unified = (settings.cgroup_root / "cgroup.controllers").exists()
     if process.uid == 0 or not unified:
         return Surroundings(process.uid, unified, frozenset(), own)
-    groups = cgroups.find_groups(settings, node, own)
+    groups = cgroups.node_groups(settings, node, own)
     return Surroundings(process.uid, unified, groups.provides, own)
 
 
@@ -186,7 +187,7 @@ def possible(
     process = process or Process.current()
     # Not the group of a node, which a server may use: one that is removed again.
     decision = decide(surroundings(settings, Path(), process))
-    cgroups.find_groups(settings, Path(), process.group.read_text()).close()
+    cgroups.node_groups(settings, Path(), process.group.read_text()).close()
     if decision is not Decision.ASK:
         return decision, None
     if not settings.delegation:
@@ -266,7 +267,7 @@ def _enter_scope(process: Process) -> str:
         return unit in cgroups.own_path(process.group.read_text()).split("/")
 
     # The answer comes when the job is queued.
-    if not cgroups.wait_until(moved, deadline - time.monotonic()):
+    if not wait_until(moved, deadline - time.monotonic()):
         raise NotDelegated(f"systemd did not move the server to {unit} within {TIMEOUT:g} s")
     return unit
 

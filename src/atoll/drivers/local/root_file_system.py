@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.sandbox import LAYERED, Tree
+from atoll.drivers.local.sandbox import LAYERED, RootFileSystem
 from atoll.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_etc(directory: Path) -> Path:
     return etc
 
 
-def host_tree(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> Tree:
+def host_root(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> RootFileSystem:
     """This machine's /usr and an interpreter with its directories, wherever it lives."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ def host_tree(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> T
         if not any(inside == bound or inside.startswith(f"{bound}/") for _, bound in binds):
             binds.append((prefix, inside))
     search = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
-    return Tree(tuple(binds), tuple(links), interpreter, search)
+    return RootFileSystem(tuple(binds), tuple(links), interpreter, search)
 
 
 def _own_interpreter() -> tuple[str, list[tuple[str, str]]]:
@@ -175,7 +175,7 @@ def _not_allowed(what: str, roots: tuple[Path, ...], field: str = "python") -> I
     )
 
 
-def image_tree(image: Path, python: str) -> Tree:
+def image_root(image: Path, python: str) -> RootFileSystem:
     """
     A root file system directory; the instance's own /proc, /dev, /tmp, /run and /var replace its.
     """
@@ -189,10 +189,10 @@ def image_tree(image: Path, python: str) -> Tree:
             links.append((os.readlink(entry.path), inside))
         else:
             binds.append((entry.path, inside))
-    return Tree(tuple(binds), tuple(links), _image_python(image, python))
+    return RootFileSystem(tuple(binds), tuple(links), _image_python(image, python))
 
 
-def layered_tree(directories: tuple[Path, ...], python: str) -> Tree:
+def layered_root(directories: tuple[Path, ...], python: str) -> RootFileSystem:
     """The same of several directories, one on the other, the highest first."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
@@ -210,7 +210,9 @@ def layered_tree(directories: tuple[Path, ...], python: str) -> Tree:
         except InvalidRequest:
             if number == len(directories) - 1:
                 raise
-    return Tree(tuple(binds), tuple(links), interpreter, layers=tuple(map(str, directories)))
+    return RootFileSystem(
+        tuple(binds), tuple(links), interpreter, layers=tuple(map(str, directories))
+    )
 
 
 def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> list[os.DirEntry[str]]:
@@ -292,24 +294,24 @@ def _is_inside(image: Path, path: str) -> bool:
     return False
 
 
-def tree_of(
+def root_of(
     template: Template,
     etc: Path,
     default_python: Path | None,
     roots: tuple[Path, ...],
     layers: tuple[Path, ...] = (),
-) -> Tree:
+) -> RootFileSystem:
     """`layers` are the directories of the template's, the highest first."""
     if layers:
-        return layered_tree((*layers, Path(template.root)), template.python)
+        return layered_root((*layers, Path(template.root)), template.python)
     if template.root:
-        return image_tree(Path(template.root), template.python)
+        return image_root(Path(template.root), template.python)
     if template.python:
-        return host_tree(etc, *_interpreter(Path(template.python), roots))
+        return host_root(etc, *_interpreter(Path(template.python), roots))
     if default_python is not None:
         # The owner of the node named it, and so allowed it.
-        return host_tree(etc, *_interpreter(default_python, None))
-    return host_tree(etc, *_own_interpreter())
+        return host_root(etc, *_interpreter(default_python, None))
+    return host_root(etc, *_own_interpreter())
 
 
 def identity(template: Template) -> tuple[str, ...]:
@@ -323,7 +325,7 @@ def identity(template: Template) -> tuple[str, ...]:
     return ("host", template.python)
 
 
-def check_usable(tree: Tree) -> None:
+def check_usable(tree: RootFileSystem) -> None:
     """What would be bound where the sandbox has something of its own cannot be seen inside."""
     for source, inside in tree.binds:
         top = inside.split("/")[1]

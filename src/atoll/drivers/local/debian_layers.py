@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.local import builder, sources
-from atoll.drivers.local.builder import SCRATCH
-from atoll.drivers.local.mirror import Mirror
+from atoll.drivers.local import apt_sources, layer_builder
+from atoll.drivers.local.apt_proxy import Mirror
+from atoll.drivers.local.layer_builder import SCRATCH
 from atoll.drivers.shared import disk_images, file_trees, program
-from atoll.drivers.shared.cgroups import BusyGroup, emptied, enter
+from atoll.drivers.shared.cgroups import GroupBusy, enter, kill_and_remove
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.packages import INSTALL_CPU, INSTALL_PROCESSES
 from atoll.model.resources import Resources
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from atoll.drivers.shared.cgroups import Groups
+    from atoll.drivers.shared.cgroups import ControlGroups
     from atoll.model.template import Layer
     from atoll.settings import LocalSettings, PackageSettings
 
@@ -69,7 +69,7 @@ class Ground:
     """What of the node a build needs."""
 
     bubblewrap: str
-    groups: Groups
+    groups: ControlGroups
     hidden: tuple[str, ...]
     seccomp: Path | None
 
@@ -89,7 +89,7 @@ class Layers:
         self._trouble = trouble or ""
         for name in ground.groups.names():
             if name.startswith("build-"):
-                with contextlib.suppress(BusyGroup):  # Another replica is at it.
+                with contextlib.suppress(GroupBusy):  # Another replica is at it.
                     ground.groups.remove(name)
 
     def place(self, layer: Layer) -> Path:
@@ -116,7 +116,7 @@ class Layers:
                     f"base_image: {base} has no /{tool}; Debian packages cannot be put on it.",
                     field="base_image",
                 )
-        sources.of(Path(base), self._settings)
+        apt_sources.of(Path(base), self._settings)
 
     def names(self) -> list[str]:
         """Those there are, and those of which something is left."""
@@ -153,7 +153,7 @@ class Layers:
         await asyncio.to_thread(self.check, base)
         name = f"build-{layer.name}"
         making = self._directory / f".{layer.name}"
-        found = await asyncio.to_thread(sources.of, Path(base), self._settings)
+        found = await asyncio.to_thread(apt_sources.of, Path(base), self._settings)
         try:
             await asyncio.to_thread(self._prepare, making)
             ground.groups.make(name, self._resources())
@@ -193,7 +193,7 @@ class Layers:
         base: str,
         below: Sequence[Layer],
         layer: Layer,
-        found: sources.Sources,
+        found: apt_sources.Sources,
         timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.place(one)) for one in reversed(below)]
@@ -215,7 +215,7 @@ class Layers:
             "seccomp": None if ground.seccomp is None else str(ground.seccomp),
             "tmp_size": self._local.tmp_size,
             "files": {
-                "apt.conf": sources.CONFIG,
+                "apt.conf": apt_sources.CONFIG,
                 "sources.list": "".join(f"{line}\n" for line in found.lines),
             },
             "script": SCRIPT,
@@ -236,7 +236,7 @@ class Layers:
         with ours:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *program.command(builder), str(theirs.fileno()),
+                    *program.command(layer_builder), str(theirs.fileno()),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -304,7 +304,7 @@ class Layers:
 
     def _clear(self, ground: Ground, name: str, making: Path) -> None:
         # Its processes end a moment after it; what does not, `open` finds.
-        emptied(ground.groups, name, END_SECONDS)
+        kill_and_remove(ground.groups, name, END_SECONDS)
         file_trees.remove_tree(making)
 
 
@@ -318,8 +318,8 @@ def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | Permane
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
-    if status == builder.NOT_KEPT:
+    if status == layer_builder.NOT_KEPT:
         return TemporaryError(f"The layer could not be kept: {words}", code=BUILD_INTERRUPTED)
-    if status == builder.UNUSABLE:
+    if status == layer_builder.UNUSABLE:
         return PermanentError(f"No build can be run on this node: {words}", code=BUILD_FAILED)
     return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.shared.packages import collector
+from atoll.drivers.shared.packages import verify_program
 from atoll.drivers.shared.packages.wheel_files import MAX_DEPTH, NotKept
 from tests.servers.index import wheel
 
@@ -51,7 +51,7 @@ class Installed:
             "source_builds": False,
             **about,
         }
-        return collector.collect(request)
+        return verify_program.collect(request)
 
 
 @pytest.fixture
@@ -173,8 +173,8 @@ def test_what_was_built_is_kept_only_where_builds_are_allowed(installed: Install
 
 def test_it_is_a_program_with_limits(installed: Installed) -> None:
     boot = "import sys; sys.path.insert(0, sys.argv[1]); "
-    boot += f"from {collector.__name__} import main; main()"
-    source = collector.__file__.partition("/atoll/drivers")[0]
+    boot += f"from {verify_program.__name__} import main; main()"
+    source = verify_program.__file__.partition("/atoll/drivers")[0]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", boot, source],
         input=json.dumps(

@@ -58,7 +58,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Tree:
+class RootFileSystem:
     """A directory that others wrote, of which nothing is believed."""
 
     def __init__(self, path: str) -> None:
@@ -161,7 +161,7 @@ def _encoded(digest: bytes) -> str:
 def collect(request: dict[str, Any]) -> list[list[str]]:
     """Of each distribution: the name of its `.dist-info`, and the digest of its wheel."""
     try:
-        tree = Tree(request["source"])
+        tree = RootFileSystem(request["source"])
     except OSError:
         raise NotKept("The installation made no packages.") from None
     try:
@@ -189,7 +189,7 @@ def collect(request: dict[str, Any]) -> list[list[str]]:
     return [[each.info, each.digest] for each in found]
 
 
-def _built(tree: Tree, info: str, python: str) -> Distribution:
+def _built(tree: RootFileSystem, info: str, python: str) -> Distribution:
     """One that was built from source, which lists its files itself."""
     made = Distribution(info)
     for path, value in read_record(_content(tree, f"{info}/RECORD")):
@@ -202,7 +202,7 @@ def _built(tree: Tree, info: str, python: str) -> Distribution:
     return made
 
 
-def _content(tree: Tree, path: str) -> bytes:
+def _content(tree: RootFileSystem, path: str) -> bytes:
     with open(tree.open(path), "rb") as file:
         content = file.read(MAX_RECORD + 1)
     if len(content) > MAX_RECORD:
@@ -210,7 +210,7 @@ def _content(tree: Tree, path: str) -> bytes:
     return content
 
 
-def _keep(tree: Tree, there: set[str], found: list[Distribution], kept: Kept) -> None:
+def _keep(tree: RootFileSystem, there: set[str], found: list[Distribution], kept: Kept) -> None:
     wanted: dict[str, set[str]] = {}
     scripts: dict[str, bytes] = {}
     generated: set[str] = set()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local.mirror import Mirror
+from atoll.drivers.local.apt_proxy import Mirror
 from atoll.drivers.shared import http_forwarding
 
 if TYPE_CHECKING:

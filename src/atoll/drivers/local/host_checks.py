@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import cgroups, disk_images, seccomp
-from atoll.drivers.shared.cgroups import find_groups
-from atoll.drivers.shared.disk_images import image_trouble
+from atoll.drivers.shared.cgroups import node_groups
+from atoll.drivers.shared.disk_images import images_problem
 from atoll.drivers.shared.volumes.bucket_mounts import FUSE, GROUP
 from atoll.executor.runs import kernel_memory
 
@@ -50,13 +50,13 @@ class Check:
 
 def remove_leftovers(settings: LocalSettings, node: Path) -> None:
     """Remove the control groups of a node directory whose owner, and so its instances, are dead."""
-    groups = find_groups(settings, node)
+    groups = node_groups(settings, node)
     for name in groups.names():
-        with contextlib.suppress(cgroups.BusyGroup):
+        with contextlib.suppress(cgroups.GroupBusy):
             if groups.frozen(name) or name.startswith(GROUP):
                 # Ephemeral instances end with their owner, but frozen ones cannot, and an s3fs
                 # outlives it.
-                cgroups.emptied(groups, name, LEFTOVER_SECONDS)
+                cgroups.kill_and_remove(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
 
@@ -69,12 +69,12 @@ def layer_trouble(directory: Path) -> str | None:
     found = re.match(r"(\d+)\.(\d+)", release)
     if found is not None and (int(found[1]), int(found[2])) < MAPPED_OVERLAYS:
         return f"that needs Linux {'.'.join(map(str, MAPPED_OVERLAYS))} or newer, not {release}"
-    return image_trouble(directory)
+    return images_problem(directory)
 
 
 def checks(settings: LocalSettings, node: Path) -> list[Check]:
     root = os.geteuid() == 0
-    groups = find_groups(settings, Path())
+    groups = node_groups(settings, Path())
     groups.close()  # To find them can make one; a server makes its own.
     result = [_bubblewrap(settings), _namespaces(settings)]
     result.append(
@@ -110,7 +110,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             )
         )
     result.append(_socket_buffers(groups, missing))
-    trouble = image_trouble(node)
+    trouble = images_problem(node)
     images = trouble is None
     result.append(
         Check(
@@ -162,7 +162,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
     return result
 
 
-def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
+def _socket_buffers(groups: cgroups.ControlGroups, fix: str) -> Check:
     name = "socket buffers"
     try:
         kernel_memory.network_sockets()
@@ -181,7 +181,7 @@ def _socket_buffers(groups: cgroups.Groups, fix: str) -> Check:
     )
 
 
-def _bucket_mounts(settings: LocalSettings, groups: cgroups.Groups) -> Check:
+def _bucket_mounts(settings: LocalSettings, groups: cgroups.ControlGroups) -> Check:
     name = "bucket mounts"
     if os.geteuid() != 0:
         detail = "only root can mount a bucket for others"

@@ -14,15 +14,15 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from atoll.drivers.shared import program
-from atoll.drivers.shared.packages import collector
-from atoll.drivers.shared.packages.install_answers import InstallFailed
+from atoll.drivers.shared.packages import verify_program
+from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.wheel_files import INFO
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import InstallSpec, Wheel
-    from atoll.drivers.shared.packages.installation import Made
+    from atoll.drivers.shared.packages.installation import InstallOutput
 
 COLLECT_SECONDS = 600.0
 """For what was installed to be checked and copied, on a slow disk too."""
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 async def collect(
-    made: Made, kept: Path, spec: InstallSpec, claimed: dict[str, str]
+    made: InstallOutput, kept: Path, spec: InstallSpec, claimed: dict[str, str]
 ) -> tuple[set[str], tuple[str, ...]]:
     """
     Names of the packages that were installed, which are in `kept` then, and the digests of their
@@ -60,7 +60,7 @@ async def collect(
 async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
     """What the process of `collector` says."""
     process = await asyncio.create_subprocess_exec(
-        *program.command(collector),
+        *program.command(verify_program),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

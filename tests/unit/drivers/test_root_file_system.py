@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import trees
-from atoll.drivers.local.sandbox import LAYERED, Tree
+from atoll.drivers.local import root_file_system
+from atoll.drivers.local.sandbox import LAYERED, RootFileSystem
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
 from atoll.model.template import Template
@@ -48,9 +48,9 @@ def template(*, python: str = "", image: str = "") -> Template:
     )  # fmt: skip
 
 
-def tree(python: Path, *roots: Path, default: bool = False) -> Tree:
+def tree(python: Path, *roots: Path, default: bool = False) -> RootFileSystem:
     named = template(python="" if default else str(python))
-    return trees.tree_of(named, Path("/etc"), python if default else None, roots)
+    return root_file_system.root_of(named, Path("/etc"), python if default else None, roots)
 
 
 def test_an_interpreter_is_never_executed(root: Path) -> None:
@@ -136,9 +136,9 @@ def test_what_is_no_interpreter_is_refused_with_a_reason(root: Path, case: str) 
 def test_the_etc_of_sandboxes_can_be_read_whatever_the_umask_was(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        etc = trees.write_etc(tmp_path)
+        etc = root_file_system.write_etc(tmp_path)
         (etc / "passwd").chmod(0o600)  # As an earlier version left it.
-        trees.write_etc(tmp_path)
+        root_file_system.write_etc(tmp_path)
     finally:
         os.umask(before)
 
@@ -158,7 +158,7 @@ def test_layers_are_seen_as_one(tmp_path: Path) -> None:
     os.mknod(lower / "gone", 0o600 | stat.S_IFCHR, os.makedev(0, 0))
     (upper / "srv").mkdir(parents=True)
 
-    tree = trees.layered_tree((upper, lower, base), "")
+    tree = root_file_system.layered_root((upper, lower, base), "")
 
     assert [inside for _, inside in tree.binds] == ["/etc", "/srv", "/usr", "/opt/one", "/opt/two"]
     assert all(source == f"{LAYERED}{inside}" for source, inside in tree.binds)
@@ -166,7 +166,7 @@ def test_layers_are_seen_as_one(tmp_path: Path) -> None:
     assert tree.python == "/usr/bin/python3"
     assert tree.layers == (str(upper), str(lower), str(base))
     os.setxattr(lower / "opt", "trusted.overlay.opaque", b"y")
-    hidden = trees.layered_tree((upper, lower, base), "")
+    hidden = root_file_system.layered_root((upper, lower, base), "")
     assert [inside for _, inside in hidden.binds if "opt" in inside] == ["/opt/two"]
 
 
@@ -182,10 +182,10 @@ def test_an_image_is_asked_for_its_interpreter_without_a_look_at_this_machine(
     (image / "up").symlink_to("../../../outside")
     outside.mkdir()
     (outside / "secret").touch()
-    assert trees.image_tree(image, "/bin/python3").python == "/bin/python3"
+    assert root_file_system.image_root(image, "/bin/python3").python == "/bin/python3"
     for path in ("/../outside/secret", "/away/secret", "/up/secret", "/circle/a", "/usr/none"):
         with pytest.raises(InvalidRequest, match="has no"):
-            trees.image_tree(image, path)
+            root_file_system.image_root(image, path)
 
 
 @pytest.mark.parametrize("place", ["{root}/../outside", "{root}/circle/a", "/proc/1/root", "a"])
@@ -193,5 +193,5 @@ def test_a_place_that_leads_elsewhere_or_nowhere_is_not_allowed(root: Path, plac
     (root / "circle").symlink_to("circle")
     named = template(image=place.format(root=root))
     with pytest.raises(InvalidRequest) as refused:
-        trees.check_allowed(named, (root,))
+        root_file_system.check_allowed(named, (root,))
     assert refused.value.code == "place_not_allowed"

@@ -27,7 +27,7 @@ SHARED = struct.pack("<I", 2) + b"".join(
 """A default ACL by which what is made in a directory has all the rights that its maker gives it."""
 
 
-class Volumes:
+class VolumeDisks:
     def __init__(self, root: Path, *, images: bool) -> None:
         self._root = root
         self._images = images

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import sources
+from atoll.drivers.local import apt_sources
 from atoll.errors import InvalidRequest
 from atoll.settings import PackageSettings
 
@@ -23,7 +23,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def lines(base: Path, **given: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = sources.of(base, PackageSettings.model_validate(given))
+    found = apt_sources.of(base, PackageSettings.model_validate(given))
     return found.lines, found.addresses
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class Home(NamedTuple):
+class DataDirectory(NamedTuple):
     """Whose instances a spawner starts."""
 
     directory: str
@@ -59,8 +59,8 @@ def _reap() -> None:
             _outliving.discard(pid)
 
 
-class Nursery:
-    def __init__(self, start_timeout: timedelta, home: Home) -> None:
+class SpawnerClient:
+    def __init__(self, start_timeout: timedelta, home: DataDirectory) -> None:
         self._start_timeout = start_timeout
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None

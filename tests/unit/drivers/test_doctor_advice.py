@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.drivers.local.advice import without_root
-from atoll.drivers.local.delegation import Decision
-from atoll.drivers.local.host import Check
+from atoll.drivers.local.cgroup_delegation import Decision
+from atoll.drivers.local.doctor_advice import without_root
+from atoll.drivers.local.host_checks import Check
 
 NAMES = (
     "host uids", "control group: memory", "control group: cpu", "control group: pids",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local import delegation, host
-from atoll.drivers.local.delegation import Decision
+from atoll.drivers.local import cgroup_delegation, host_checks
+from atoll.drivers.local.cgroup_delegation import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from atoll.drivers.local.host import Check
+    from atoll.drivers.local.host_checks import Check
 
 WATCHED = {
     "control group: memory": "memory",
@@ -72,9 +72,9 @@ def _systemd(decision: Decision, trouble: str | None) -> str:
         case Decision.VERSION_ONE:
             return f"{gives}; not on this machine, which has cgroup v1"
         case Decision.SERVICE:
-            return f"{gives}; {delegation.SERVICE_FIX}"
+            return f"{gives}; {cgroup_delegation.SERVICE_FIX}"
         case Decision.ASK if trouble is None:
-            return f"{gives}; atoll serve asks for it when it starts, or: {host.DELEGATING}"
+            return f"{gives}; atoll serve asks for it when it starts, or: {host_checks.DELEGATING}"
         case Decision.ASK:
             return f"{gives}; atoll serve cannot ask for it ({trouble})"
         case _:

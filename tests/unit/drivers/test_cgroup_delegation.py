@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local import delegation
-from atoll.drivers.local.delegation import Decision, Surroundings
+from atoll.drivers.local import cgroup_delegation
+from atoll.drivers.local.cgroup_delegation import Decision, Surroundings
 from atoll.drivers.shared import cgroups
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
@@ -44,12 +44,12 @@ ALL = frozenset({"cgroup_memory", "cgroup_cpu", "cgroup_pids"})
 def test_systemd_is_asked_only_where_it_can_help(
     uid: int, unified: bool, provides: frozenset[str], own: str, expected: Decision
 ) -> None:
-    assert delegation.decide(Surroundings(uid, unified, provides, own)) is expected
+    assert cgroup_delegation.decide(Surroundings(uid, unified, provides, own)) is expected
 
 
 def test_the_request_counts_what_it_sends() -> None:
     """busctl takes the number of elements before each array."""
-    words = list(delegation.request("atoll-7-ab.scope", 7, 5.0))
+    words = list(cgroup_delegation.request("atoll-7-ab.scope", 7, 5.0))
     assert words[:2] == ["--user", "--timeout=5"]
     given = words[words.index("ssa(sv)a(sa(sv))") + 1 :]
     assert given[:2] == ["atoll-7-ab.scope", "fail"]
