@@ -36,6 +36,34 @@ class CreateOptions(TypedDict, total=False):
     then those of the server's settings.
     """
 
+    auto_start: bool | None
+    """Whether a request that needs it starts it when it is paused, stopped or archived."""
+    idle_timeout: int | None
+    """Seconds without a request after which it is stopped."""
+    archive_after: int | None
+    """Seconds that it stays stopped before it is archived."""
+    delete_after: int | None
+    """Seconds that it stays stopped or archived before it is terminated."""
+    capacity: int | None
+    """How many executions may run at the same time."""
+    env: Mapping[str, str] | None
+    """Environment variables."""
+    workspace_mode: str | None
+    """
+    `sync`: on the node's disk, copied to the blob store. `mount`: in the blob store itself, mounted
+    by the node.
+    """
+    durability: str | None
+    """
+    When the changes of an execution are in the blob store. `background`: soon after its result.
+    `execution`: before its result is final.
+    """
+    started_from: str | None
+    """A session, running or ended, from whose last checkpoint this one starts."""
+    labels: Mapping[str, str] | None
+    """Labels of your own. The API returns them."""
+    node_labels: Mapping[str, str] | None
+    """Labels that its node must have."""
     cpu: str | float | None
     """Cores, like `1`, `0.5` or `"500m"`."""
     memory: str | int | None
@@ -44,79 +72,59 @@ class CreateOptions(TypedDict, total=False):
     """Workspace size, like memory."""
     max_processes: int | None
     """Processes and threads."""
-    capacity: int | None
-    """Executions at the same time."""
+    install_timeout: int | None
+    """Seconds that the installation may take."""
+    allow_version_conflicts: bool | None
+    """Allow the packages to replace other versions that the template has."""
     timeout: int | None
     """Lifetime in seconds."""
-    env: Mapping[str, str] | None
-    """Environment variables."""
     secrets: Mapping[str, str] | None
-    """Environment variables that no answer shows and that are stored encrypted."""
+    """Environment variables that are stored encrypted and never returned."""
     volumes: Sequence[Mount]
     """Volumes to mount."""
-    workspace_mode: str | None
-    """
-    `sync`: on the node's disk, copied to the blob store. `mount`: in the blob store itself, mounted
-    by the node.
-    """
-    durability: str | None
-    """
-    When what an execution changed is in the blob store: soon after its result, or before it is
-    final.
-    """
-    started_from: str | None
-    """A session, ended or not, with whose last checkpoint this one begins."""
     dependencies: str | Sequence[str | Mapping[str, str]]
     """Python packages for this session, like `"requests"` or `"pandas>=2,<3"`."""
-    install_timeout: int | None
-    """Seconds."""
     fail_on_dependency_error: bool | None
-    """Whether the session fails when they cannot be installed."""
-    allow_version_conflicts: bool | None
-    """Whether they may take the place of the template's versions."""
-    labels: Mapping[str, str] | None
-    """Labels of your own. The API returns them."""
-    node_labels: Mapping[str, str] | None
-    """Labels that its node must have."""
-    auto_start: bool | None
-    """Whether a request that needs it starts it when it is paused or at rest."""
-    idle_timeout: int | None
-    """Seconds without requests after which it is stopped; 0 is never."""
-    archive_after: int | None
-    """Seconds at rest after which it is archived; 0 is never."""
-    delete_after: int | None
-    """Seconds at rest after which it ends; 0 is never."""
+    """Fail the session if the packages cannot be installed."""
 
 
 CREATE_FIELDS: Fields = {
-    "cpu": ("cpu", quantity),
-    "memory": ("memory", quantity),
-    "disk": ("disk", quantity),
-    "max_processes": ("max_processes", number),
-    "capacity": ("capacity", number),
-    "timeout": ("timeout", number),
-    "env": ("env_vars", string_dict),
-    "secrets": ("secrets", string_dict),
-    "volumes": ("volumes", mounts),
-    "workspace_mode": ("workspace_mode", string),
-    "durability": ("durability", string),
-    "started_from": ("started_from", string),
-    "dependencies": ("dependencies", packages),
-    "install_timeout": ("install_timeout", number),
-    "fail_on_dependency_error": ("fail_on_dependency_error", unchecked),
-    "allow_version_conflicts": ("allow_version_conflicts", unchecked),
-    "labels": ("labels", string_dict),
-    "node_labels": ("node_labels", string_dict),
     "auto_start": ("auto_start", unchecked),
     "idle_timeout": ("idle_timeout", number),
     "archive_after": ("archive_after", number),
     "delete_after": ("delete_after", number),
+    "capacity": ("capacity", number),
+    "env": ("env_vars", string_dict),
+    "workspace_mode": ("workspace_mode", string),
+    "durability": ("durability", string),
+    "started_from": ("started_from", string),
+    "labels": ("labels", string_dict),
+    "node_labels": ("node_labels", string_dict),
+    "cpu": ("cpu", quantity),
+    "memory": ("memory", quantity),
+    "disk": ("disk", quantity),
+    "max_processes": ("max_processes", number),
+    "install_timeout": ("install_timeout", number),
+    "allow_version_conflicts": ("allow_version_conflicts", unchecked),
+    "timeout": ("timeout", number),
+    "secrets": ("secrets", string_dict),
+    "volumes": ("volumes", mounts),
+    "dependencies": ("dependencies", packages),
+    "fail_on_dependency_error": ("fail_on_dependency_error", unchecked),
 }
 
 
 class UpdateOptions(TypedDict, total=False):
     """Options of `session.update` and `session.clone`. What is omitted stays unchanged."""
 
+    auto_start: bool | None
+    """Whether a request that needs it starts it when it is paused, stopped or archived."""
+    idle_timeout: int | None
+    """Seconds without a request after which it is stopped."""
+    archive_after: int | None
+    """Seconds that it stays stopped before it is archived."""
+    delete_after: int | None
+    """Seconds that it stays stopped or archived before it is terminated."""
     cpu: str | float | None
     """Cores, like `1`, `0.5` or `"500m"`."""
     memory: str | int | None
@@ -131,17 +139,13 @@ class UpdateOptions(TypedDict, total=False):
     """Environment variables to add; None removes one."""
     labels: Mapping[str, str | None] | None
     """Labels to add; None removes one."""
-    auto_start: bool | None
-    """Whether a request that needs it starts it when it is paused or at rest."""
-    idle_timeout: int | None
-    """Seconds without requests after which it is stopped; 0 is never."""
-    archive_after: int | None
-    """Seconds at rest after which it is archived; 0 is never."""
-    delete_after: int | None
-    """Seconds at rest after which it ends; 0 is never."""
 
 
 UPDATE_FIELDS: Fields = {
+    "auto_start": ("auto_start", unchecked),
+    "idle_timeout": ("idle_timeout", number),
+    "archive_after": ("archive_after", number),
+    "delete_after": ("delete_after", number),
     "cpu": ("cpu", quantity),
     "memory": ("memory", quantity),
     "disk": ("disk", quantity),
@@ -149,10 +153,6 @@ UPDATE_FIELDS: Fields = {
     "timeout": ("timeout", number),
     "env": ("env_vars", nullable_string_dict),
     "labels": ("labels", nullable_string_dict),
-    "auto_start": ("auto_start", unchecked),
-    "idle_timeout": ("idle_timeout", number),
-    "archive_after": ("archive_after", number),
-    "delete_after": ("delete_after", number),
 }
 
 
@@ -166,18 +166,18 @@ class RunOptions(TypedDict, total=False):
     stdin: str | None
     """Text for the program's standard input."""
     stdin_open: bool | None
-    """Keep stdin open after `stdin`, for what is injected later."""
+    """Keep stdin open after `stdin`, for input that is injected later."""
     env: Mapping[str, str] | None
     """Environment variables for this execution."""
     args: Sequence[str] | None
     """Command-line arguments of the code."""
     cwd: str | None
     """
-    Relative to /workspace, which is the default; or any directory of the sandbox, by its absolute
-    path.
+    Working directory: relative to /workspace, which is the default, or an absolute path in the
+    session.
     """
     execution_id: str | None
-    """An id of your own: sent again, nothing runs a second time."""
+    """An id of your own. A repeated request with it does not run again."""
     timeout: float | None
     """Seconds that the code may run."""
     event: Any
@@ -206,7 +206,7 @@ class ContextRunOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     """Environment variables for this execution."""
     execution_id: str | None
-    """An id of your own: sent again, nothing runs a second time."""
+    """An id of your own. A repeated request with it does not run again."""
     timeout: float | None
     """Seconds that the code may run."""
 
@@ -231,26 +231,26 @@ class InvokeOptions(TypedDict, total=False):
     stdin: str | None
     """Text for the program's standard input."""
     stdin_open: bool | None
-    """Keep stdin open after `stdin`, for what is injected later."""
+    """Keep stdin open after `stdin`, for input that is injected later."""
     env: Mapping[str, str] | None
     """Environment variables for this execution."""
     args: Sequence[str] | None
     """Command-line arguments of the code."""
     cwd: str | None
     """
-    Relative to /workspace, which is the default; or any directory of the sandbox, by its absolute
-    path.
+    Working directory: relative to /workspace, which is the default, or an absolute path in the
+    session.
     """
     execution_id: str | None
-    """An id of your own: sent again, nothing runs a second time."""
+    """An id of your own. A repeated request with it does not run again."""
     invocation_id: str | None
-    """An id of your own: sent again, it is the same invocation."""
+    """An id of your own. A repeated request with it is the same invocation."""
     timeout: float | None
     """Seconds that the code may run."""
     content_type: str | None
     """Media type of `input`."""
     metadata: Mapping[str, str] | None
-    """At most 8192 bytes of JSON in all."""
+    """At most 8192 bytes as JSON."""
 
 
 INVOKE_FIELDS: Fields = {
@@ -275,21 +275,21 @@ class TemplateOptions(TypedDict, total=False):
 
     image: str | None
     """
-    Root file system directory on the node; on nodes with Docker, the name of an image, which is
-    pulled if it is not there.
+    A root file system directory on the node; on nodes with Docker, the name of an image, which is
+    pulled if the node does not have it.
     """
     base_image: str | None
     """
-    What packages are put on: a root file system directory on the node, `template:` and the id of
-    another template, or nothing for the node's own /usr. Without packages, a note of what the image
-    was made from.
+    What packages are installed on: a root file system directory on the node, `template:` followed
+    by the id of another template, or empty for the node's own /usr. Without packages, a note about
+    what the image was made from.
     """
     debian_packages: Sequence[str] | None
-    """To be installed on the base, as `name` or `name=version`."""
+    """Debian packages to install, as `name` or `name=version`."""
     python_packages: Sequence[str] | None
-    """To be installed, as requirements (PEP 508)."""
+    """Python packages to install, as requirements (PEP 508)."""
     dockerfile: str | None
-    """What the image is built from, in place of `image`. On nodes with Docker."""
+    """Dockerfile to build the image from, instead of `image`. On nodes with Docker."""
     context: str | os.PathLike[str] | None
     """
     Local directory with the files that the Dockerfile copies. Files that its `.dockerignore`
@@ -302,7 +302,7 @@ class TemplateOptions(TypedDict, total=False):
     """
     runtime: str | None
     """
-    OCI runtime of its instances by the engine's name for it; the node's choice when empty. On nodes
+    OCI runtime of its instances, by the engine's name for it; the node's default if empty. On nodes
     with Docker.
     """
     cpu: str | float | None
@@ -316,17 +316,17 @@ class TemplateOptions(TypedDict, total=False):
     require: Sequence[str] | None
     """Isolation that a node must provide."""
     python: str | None
-    """Interpreter; a virtual environment's works."""
+    """Path of the Python interpreter; that of a virtual environment works too."""
     preload: Sequence[str] | None
     """Modules that the interpreter imports before code arrives."""
     env: Mapping[str, str] | None
     """Environment variables."""
     pool_size: int | None
-    """Ready instances to keep at least."""
+    """Minimum number of ready instances."""
     pool_max: int | None
     """
-    Ready instances to keep at most, when many sessions are created. Without, as many as the server
-    allows, and none at all if `pool_size` is 0.
+    Maximum number of ready instances, when many sessions are created. If omitted, the server's
+    limit, or none at all if `pool_size` is 0.
     """
 
 

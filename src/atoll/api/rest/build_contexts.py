@@ -19,7 +19,7 @@ PLACE = "/build-contexts"
 router = APIRouter(prefix=PLACE, tags=["templates"])
 
 Digest = Annotated[
-    str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the tar, in hexadecimal.")
+    str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the tar in hexadecimal.")
 ]
 _TAR = {
     "requestBody": {
@@ -37,8 +37,8 @@ _TAR = {
 )
 async def put_build_context(request: Request, digest: Digest) -> JsonResponse:
     """
-    Put a tar, not compressed, with the files that a Dockerfile copies. A template names it as
-    `build_context`; one that no template names is removed after a while.
+    Upload an uncompressed tar with the files that a Dockerfile copies. A template refers to it as
+    `build_context`; if no template does, it is deleted after a while.
     """
     size = await services_of(request).build_inputs.put(digest, _body(request))
     return JsonResponse({"digest": digest, "size": size}, 201)
@@ -46,7 +46,7 @@ async def put_build_context(request: Request, digest: Digest) -> JsonResponse:
 
 @router.get("/{digest}", responses={200: {"model": BuildContextOut}})
 async def get_build_context(request: Request, digest: Digest) -> JsonResponse:
-    """Whether it is there."""
+    """Check that a build context exists, and get its size."""
     return JsonResponse(
         {"digest": digest, "size": await services_of(request).build_inputs.size(digest)}
     )
@@ -57,4 +57,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         async for piece in request.stream():
             yield piece
     except ClientDisconnect:
-        raise InvalidRequest("The upload was broken off.", code="upload_aborted") from None
+        raise InvalidRequest(
+            "The upload was aborted: the connection was closed before its end.",
+            code="upload_aborted",
+        ) from None

@@ -1,4 +1,4 @@
-"""Routes of checkpoints: a session's files in the blob store."""
+"""Routes of checkpoints: copies of a session's workspace in the blob store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/sessions/{session_id}/checkpoint", tags=["checkpoint
 
 @router.get("", responses={200: {"model": CheckpointOut}})
 async def get_checkpoint(request: Request, session_id: str) -> JsonResponse:
-    """The last time that the session's files were saved; also after its end, for a while."""
+    """Get the last checkpoint of a session. It exists for a while after the session's end."""
     found = await services_of(request).checkpoints.get(session_id)
     if found is None:
         raise _none(session_id)
@@ -23,7 +23,7 @@ async def get_checkpoint(request: Request, session_id: str) -> JsonResponse:
 
 @router.post("", responses={200: {"model": CheckpointOut}})
 async def take_checkpoint(request: Request, session_id: str) -> JsonResponse:
-    """Save the session's files now; it is done when this answers."""
+    """Take a checkpoint now. It is complete when the response arrives."""
     found = await services_of(request).autosave.save_now(session_id)
     if found is None:
         raise _none(session_id)
@@ -31,4 +31,4 @@ async def take_checkpoint(request: Request, session_id: str) -> JsonResponse:
 
 
 def _none(session_id: str) -> NotFound:
-    return CheckpointNotFound(f"No files of session {session_id} are in the blob store.")
+    return CheckpointNotFound(f"Session {session_id} has no checkpoint.")

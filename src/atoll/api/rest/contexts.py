@@ -20,8 +20,8 @@ async def create_context(
     request: Request, session_id: str, body: Annotated[CreateContext | None, Body()] = None
 ) -> JsonResponse:
     """
-    Create a context: a process that keeps variables, imports and open files from one execution with
-    its `context_id` to the next. It is ready when this answers.
+    Create a context: an interpreter that keeps variables, imports and open files from one execution
+    with its `context_id` to the next. It is ready when the response arrives.
     """
     body = body or CreateContext()
     seed = request.scope.get("atoll.seed")
@@ -36,13 +36,14 @@ async def create_context(
 
 @router.get("", responses={200: {"model": ContextPage}})
 async def list_contexts(request: Request, session_id: str) -> JsonResponse:
-    """A session's contexts, oldest first."""
+    """List the contexts of a session, oldest first."""
     found = await services_of(request).contexts.list(session_id)
     return page_of([context_out(context) for context in found], None)
 
 
 @router.get("/{context_id}", responses={200: {"model": ContextOut}})
 async def get_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
+    """Get a context."""
     return JsonResponse(
         context_out(await services_of(request).contexts.get(session_id, context_id))
     )
@@ -50,7 +51,7 @@ async def get_context(request: Request, session_id: str, context_id: str) -> Jso
 
 @router.post("/{context_id}/restart", responses={200: {"model": ContextOut}})
 async def restart_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
-    """Begin anew under the same id, without state. What runs in it is cancelled."""
+    """Restart a context under the same id, without its state. A running execution is cancelled."""
     return JsonResponse(
         context_out(await services_of(request).contexts.restart(session_id, context_id))
     )
@@ -59,8 +60,8 @@ async def restart_context(request: Request, session_id: str, context_id: str) ->
 @router.post("/{context_id}/interrupt", responses={200: {"model": ContextOut}})
 async def interrupt_context(request: Request, session_id: str, context_id: str) -> JsonResponse:
     """
-    SIGINT to what runs in it, which is KeyboardInterrupt in Python; its state stays. Nothing
-    happens to one that is idle.
+    Interrupt the execution that runs in a context with SIGINT (KeyboardInterrupt in Python). The
+    context keeps its state. An idle context is not affected.
     """
     return JsonResponse(
         context_out(await services_of(request).contexts.interrupt(session_id, context_id))
@@ -69,6 +70,6 @@ async def interrupt_context(request: Request, session_id: str, context_id: str) 
 
 @router.delete("/{context_id}", status_code=204)
 async def delete_context(request: Request, session_id: str, context_id: str) -> Response:
-    """End a context, and what runs in it."""
+    """Delete a context and cancel the execution that runs in it."""
     await services_of(request).contexts.delete(session_id, context_id)
     return Response(status_code=204)

@@ -14,7 +14,7 @@ router = APIRouter(prefix="/sessions/{session_id}/dependencies", tags=["dependen
 
 @router.get("", responses={200: {"model": InstallOut}})
 async def get_dependencies(request: Request, session_id: str) -> JsonResponse:
-    """What the session asked for and what it got, or how far that is."""
+    """Get the packages that a session requested, those installed, and the state of installation."""
     install = await services_of(request).dependencies.get(session_id)
     return JsonResponse(install_out(install))
 
@@ -22,8 +22,8 @@ async def get_dependencies(request: Request, session_id: str) -> JsonResponse:
 @router.get("/log", response_class=PlainTextResponse)
 async def get_log(request: Request, session_id: str) -> PlainTextResponse:
     """
-    What the session's last installation printed, while it goes on too: at most 256 KiB, its
-    beginning and its end.
+    Get the output of the last installation, also while it runs: at most 256 KiB, its beginning and
+    its end.
     """
     said = await services_of(request).dependencies.log(session_id)
     return PlainTextResponse(said.decode("utf-8", "replace"))
@@ -34,8 +34,8 @@ async def add_dependencies(
     request: Request, session_id: str, body: AddDependencies
 ) -> JsonResponse:
     """
-    Add packages to a session that runs; executions that begin after the answer find them. When that
-    fails the session keeps what it has.
+    Install packages in a running session, for executions that start after the response. If the
+    installation fails, the session keeps the packages that it has.
     """
     found = services_of(request)
     install = await found.dependencies.add(

@@ -1,4 +1,4 @@
-"""The feed: what changed, a page at a time or as it happens."""
+"""Routes of the event feed."""
 
 from __future__ import annotations
 
@@ -32,23 +32,31 @@ async def get_events(
     request: Request,
     after: Annotated[
         Place | Literal["end"] | None,
-        Query(description="A number; `end` for what comes only. Else from the oldest on."),
+        Query(
+            description="Number of an event, or `end` for future events only. From the oldest "
+            "event if omitted."
+        ),
     ] = None,
     types: Annotated[
-        str | None, Query(max_length=2200, description="Like `session.*,execution.failed`.")
+        str | None,
+        Query(max_length=2200, description="Types or patterns, like `session.*,execution.failed`."),
     ] = None,
-    subject: Annotated[str | None, Query(max_length=64, description="The id of one.")] = None,
+    subject: Annotated[
+        str | None,
+        Query(max_length=64, description="Id of the session, execution, node or template."),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     wait: Annotated[
-        float, Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first.")
+        float,
+        Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first event."),
     ] = 0,
     accept: Annotated[str, Header()] = "",
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
 ) -> Response:
     """
-    What changed of sessions, executions, nodes and templates, in one order. With `Accept:
-    text/event-stream` as it happens: the id of each event is its number, and `Last-Event-ID` goes
-    on after it. 410 `events_expired` when that place is no longer kept.
+    List changes of sessions, executions, nodes and templates, in one order. With `Accept:
+    text/event-stream`, follow them as they happen: the id of each event is its number, and
+    `Last-Event-ID` resumes after it. 410 `events_expired` if the events there were deleted.
     """
     feed, chosen = services_of(request).feed, types_of(types)
     following = sse.MEDIA_TYPE in accept
@@ -68,19 +76,21 @@ async def get_events(
 
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 2**63:
-        raise InvalidRequest("Last-Event-ID: the number of an event.", field="Last-Event-ID")
+        raise InvalidRequest(
+            "Last-Event-ID: must be the number of an event.", field="Last-Event-ID"
+        )
     return int(text)
 
 
 async def _always() -> None:
-    """Nobody has to ask whether he may go on."""
+    """Without API keys there is nothing to check."""
 
 
 async def _texts(stretches: AsyncIterator[Stretch]) -> AsyncIterator[str]:
     try:
         async for stretch in stretches:
             if not stretch.events:
-                # Not an event, but the id to come back with.
+                # Not an event, but the id to resume from.
                 yield f"id: {stretch.through}\n\n"
             for event in stretch.events:
                 content = json.dumps(event_out(event))

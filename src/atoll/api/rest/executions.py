@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 
 from atoll.api.rest import execute_route, sse
 from atoll.api.rest.middleware.client_limits import key_of
+from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.public_urls import absolute_url_or_none
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
 from atoll.api.rest.schemas.executions import (
@@ -51,8 +52,8 @@ _EXECUTE_BODY = {
 )
 async def execute(request: Request, session_id: str) -> JsonResponse:
     """
-    Run something. Answers at once with the execution's id; with `wait`, with the result itself if
-    it comes in that many seconds.
+    Run code or a command in a session. Returns the id of the execution at once (202); with `wait`,
+    the result if it is ready within that many seconds (200).
     """
     status, answer = await execute_route.execute(
         services_of(request), session_id, await request.body(), request.scope
@@ -65,10 +66,10 @@ async def list_executions(
     request: Request,
     session_id: str,
     status: ExecutionStatus | None = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> JsonResponse:
-    """A session's executions, newest first."""
+    """List the executions of a session, newest first."""
     return await _page(request, session_id, None, status, cursor, limit)
 
 
@@ -78,12 +79,14 @@ async def list_all_executions(
     session_id: str | None = None,
     invocation_id: str | None = None,
     status: ExecutionStatus | None = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> JsonResponse:
-    """Executions of all sessions, or of one, or of an invocation, newest first."""
+    """List executions, of all sessions, of one session or of one invocation, newest first."""
     if session_id is not None and invocation_id is not None:
-        raise InvalidRequest("Give session_id or invocation_id, not both.", field="invocation_id")
+        raise InvalidRequest(
+            "Give either session_id or invocation_id, not both.", field="invocation_id"
+        )
     return await _page(request, session_id, invocation_id, status, cursor, limit)
 
 
@@ -102,7 +105,7 @@ async def _page(
         cursor=cursor,
         limit=limit,
     )
-    # Megabytes of output may be in it: beside the loop, not on it.
+    # Encoding megabytes of output would block the event loop.
     return await asyncio.to_thread(
         lambda: page_of([execution_out(item) for item in page.items], page.next_cursor)
     )
@@ -110,6 +113,7 @@ async def _page(
 
 @router.get("/executions/{execution_id}", responses={200: {"model": ExecutionOut}})
 async def get_execution(request: Request, execution_id: str) -> JsonResponse:
+    """Get an execution with its request, its attempts and, if it has ended, its outcome."""
     found = services_of(request).executions
     execution, age = await found.look(execution_id)
     approval = None if age is not None else await found.question(execution)
@@ -118,7 +122,7 @@ async def get_execution(request: Request, execution_id: str) -> JsonResponse:
 
 @router.get("/executions/{execution_id}/artifacts", responses={200: {"model": ArtifactPage}})
 async def list_artifacts(request: Request, execution_id: str) -> JsonResponse:
-    """The files that an execution made or changed, all on one page."""
+    """List the files that an execution created or changed, all on one page."""
     execution, _ = await services_of(request).executions.look(execution_id)
     link = linker(request, execution.session_id)
     found = () if execution.outcome is None else execution.outcome.artifacts
@@ -130,12 +134,12 @@ async def list_artifacts(request: Request, execution_id: str) -> JsonResponse:
 async def list_session_artifacts(
     request: Request,
     session_id: str,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JsonResponse:
     """
-    The files that a session's executions made or changed, by path, each with its newest version.
-    They may have been removed since.
+    List the files that executions of a session created or changed, ordered by path, each in its
+    newest version. They may have been deleted since.
     """
     page = await services_of(request).artifacts.page(session_id, cursor=cursor, limit=limit)
     link = linker(request, session_id)
@@ -147,7 +151,7 @@ async def list_session_artifacts(
 
 
 def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
-    """What makes links to files; None where the server does not know its address."""
+    """Makes download links; None if the server does not know its public address."""
     signed_urls = services_of(request).signed_urls
     base = absolute_url_or_none(request, "/")
     if base is None:
@@ -158,6 +162,7 @@ def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
 
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
 async def get_status(request: Request, execution_id: str) -> JsonResponse:
+    """Get the status of an execution, without its output."""
     execution, age = await services_of(request).executions.look(execution_id)
     return with_age(status_out(execution), age)
 
@@ -167,12 +172,13 @@ async def get_result(
     request: Request, execution_id: str, wait: Annotated[float, Query(ge=0)] = 0.0
 ) -> JsonResponse:
     """
-    The result, waited for as long as `wait` says; 409 `execution_not_finished` when there is none.
+    Get the result of an execution, waiting up to `wait` seconds for it. 409
+    `execution_not_finished` if there is none yet.
     """
     execution, age = await services_of(request).executions.look(execution_id, wait=wait)
     if execution.outcome is None:
         raise Conflict(
-            f"Execution {execution_id} has not ended.",
+            f"Execution {execution_id} has not finished. Retry, or wait longer with `wait`.",
             code="execution_not_finished",
             status_now=execution.status.value,
             **({} if age is None else {"stale": True}),
@@ -185,8 +191,8 @@ async def cancel_execution(
     request: Request, execution_id: str, body: Annotated[Cancel | None, Body()] = None
 ) -> JsonResponse:
     """
-    End an execution: SIGTERM to all of it, SIGKILL after a grace of two seconds. 409
-    `execution_ended` when it has ended by itself.
+    Cancel an execution: its processes get SIGTERM, and SIGKILL two seconds later. 409
+    `execution_ended` if it has already ended.
     """
     reason = None if body is None else body.reason
     return JsonResponse(
@@ -197,8 +203,8 @@ async def cancel_execution(
 @router.post("/executions/{execution_id}/inject", responses={200: {"model": StatusOut}})
 async def inject(request: Request, execution_id: str, body: Inject) -> JsonResponse:
     """
-    Tell running code something: a message that it reads when it likes, or more for its stdin. 409
-    `execution_not_running` before it has started and when it has ended.
+    Send a message or more stdin to running code. 409 `execution_not_running` before it has started
+    and after it has ended.
     """
     found = services_of(request).executions
     if body.message is not None:
@@ -211,7 +217,7 @@ async def inject(request: Request, execution_id: str, body: Inject) -> JsonRespo
 
 @router.post("/executions/{execution_id}/resume", responses={200: {"model": StatusOut}})
 async def resume(request: Request, execution_id: str, body: Resume) -> JsonResponse:
-    """Answer the question that running code asks; 409 `no_approval` when it asks nothing."""
+    """Answer the question that running code waits for. 409 `no_approval` if there is none."""
     answer = {"approved": body.approved, "answer": body.answer, "reason": body.reason}
     found = services_of(request).executions
     return JsonResponse(
@@ -230,15 +236,15 @@ async def get_events(
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> StreamingResponse:
     """
-    What happens, as server-sent events: `queued`, `started`, `stdout`, `stderr`, `display`,
-    `approval`, `heartbeat`, `retry`, and `result` at the end. Whoever sends the last id it heard as
-    `Last-Event-ID` is told exactly the rest.
+    Follow an execution as server-sent events: `queued`, `started`, `stdout`, `stderr`, `display`,
+    `approval`, `heartbeat`, `retry`, and finally `result`. Send the id of the last event that you
+    received as `Last-Event-ID` to get exactly the events after it.
     """
     found = services_of(request)
     execution = await found.executions.get(execution_id)
     held = [found.streams.open(request.scope)]
     if execution.outcome is not None:
-        # What is replayed stays in memory while the client reads.
+        # The replayed output stays in memory while the client reads.
         size = size_of(execution.outcome)
         try:
             held.append(found.response_memory.reserve(key_of(request.scope), size))

@@ -1,8 +1,8 @@
 """
 Routes of a session's files. Bodies are streamed in both directions.
 
-`GET files/search` and `GET files/watch` are also names that a file may have: they are what they say
-with `query`, and with `path` or as an event stream; otherwise they are the file's.
+A file may be called `search` or `watch` as well: `GET files/search` searches if it has `query`, and
+`GET files/watch` watches if it has `path` or asks for an event stream; otherwise they download.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import conditional_requests, downloads, path_encoding, sse
 from atoll.api.rest.multipart import parts
+from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.public_urls import absolute_url
 from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas.base import timestamp
@@ -44,11 +45,11 @@ from atoll.service.files.types import Search
 
 Form = Literal["tar", "tar.gz", "zip"]
 MAX_WRITTEN = 1000
-"""Files of a form that failed which its problem document names."""
+"""Files that the problem document of a failed form lists."""
 
 
 class AnyPath(PathConvertor):
-    """A path with whatever a file name may hold: the framework's own ends at a line's end."""
+    """A path with any characters; the framework's own converter stops at a line break."""
 
     regex = "(?s:.*)"
 
@@ -57,23 +58,24 @@ register_url_convertor("anything", AnyPath())
 router = APIRouter(prefix="/sessions/{session_id}/files", tags=["files"])
 
 _LIMIT = Query(ge=1, le=1000)
-_MODE = Query(pattern=r"^0?[0-7]{3}$", description="Octal; of a new file 0644.")
+_MODE = Query(pattern=r"^0?[0-7]{3}$", description="Octal; 0644 if omitted.")
 _GLOB = Query(
     min_length=1,
     max_length=1024,
-    description="Paths relative to `path`: `*`, `?`, `[…]` in a name, `**` for directories.",
+    description="Pattern for paths relative to `path`: `*`, `?` and `[…]` match within a name, "
+    "`**` matches directories.",
 )
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 
 def _body_of(*kinds: str) -> dict[str, Any]:
-    """A raw body, for the description of the API: the routes read it as a stream."""
+    """A raw body for OpenAPI; the routes read it as a stream."""
     schema = {"schema": {"type": "string", "format": "binary"}}
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
-# Looking
+# Listing, searching and watching
 
 
 @router.get("", responses={200: {"model": EntryPage}})
@@ -83,12 +85,12 @@ async def list_files(
     path: str = "",
     recursive: bool = False,
     glob: Annotated[str | None, _GLOB] = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, _LIMIT] = 100,
 ) -> JsonResponse:
     """
-    The entries of a directory, by name; with `recursive` all below it, with `glob` those that
-    match. With either a page may have fewer than `limit` and still have a `next_cursor`.
+    List a directory, ordered by name; with `recursive` everything below it, with `glob` everything
+    that matches. With either of them, a page may have fewer than `limit` items and a `next_cursor`.
     """
     files, path = services_of(request).files, path_encoding.in_query(request)
     if recursive or glob is not None:
@@ -107,13 +109,13 @@ async def search_files(
     regex: bool = False,
     ignore_case: bool = False,
     glob: Annotated[str | None, _GLOB] = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, _LIMIT] = 100,
 ) -> Response:
     """
-    Lines of text files that hold `query`, or match it as a regular expression of Python's; the
-    first match of each line. Files with a NUL near their beginning are left out. A page takes at
-    most 10 seconds. Without `query`: the file of this name.
+    Search text files for lines that contain `query`, or match it as a Python regular expression,
+    and return the first match of each line. Files with a NUL near the beginning are skipped. A page
+    takes at most 10 seconds. Without `query`, download the file named `search`.
     """
     if query is None:
         return await _download(request, session_id, "search")
@@ -132,10 +134,10 @@ async def watch_files(
     request: Request, session_id: str, path: str | None = None, recursive: bool = True
 ) -> Response:
     """
-    What happens below the directory `path` ("" is the workspace) from now on, as server-sent
-    events: `watching` first, then `created`, `modified`, `deleted` and `moved` with `path`,
-    `encoded_path` and for the last `from`; `overflow` when some were missed. Without `path` or
-    `Accept: text/event-stream`: the file of this name.
+    Watch the directory `path` ("" is the workspace) as server-sent events: `watching` first, then
+    `created`, `modified`, `deleted` and `moved` with `path` and `encoded_path`, and `from` for
+    moves; `overflow` if events were lost. Without `path` or `Accept: text/event-stream`, download
+    the file named `watch`.
     """
     if path is None and sse.MEDIA_TYPE not in request.headers.get("accept", ""):
         return await _download(request, session_id, "watch")
@@ -163,13 +165,13 @@ async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
                 }
             yield f"event: {kind}\ndata: {json.dumps(told)}\n\n"
     except AtollError as error:
-        # Of the instance that was lost; who watches comes again, and looks what is different.
+        # The instance was lost. The client reconnects and compares the files.
         yield f"event: end\ndata: {json.dumps({'code': error.code})}\n\n"
         return
     yield 'event: end\ndata: {"code": "file_not_found"}\n\n'
 
 
-# Sending
+# Uploading
 
 
 @router.post(
@@ -180,15 +182,15 @@ async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
 )
 async def upload(request: Request, session_id: str, path: str = "") -> JsonResponse:
     """
-    Upload files: as multipart/form-data, each part with a file name, into the directory `path`; or
-    one file as the raw body, under the name `path`. Each file is there whole or not at all. When a
-    form fails, the files of the parts before stay; the problem document names them in `written`.
+    Upload files as multipart/form-data, each part with a file name, into the directory `path`; or
+    one file as the raw body, as the file `path`. Each file is written completely or not at all. If
+    a form fails, the files of earlier parts stay; the problem document lists them in `written`.
     """
     files, path = services_of(request).files, path_encoding.in_query(request)
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         if not path:
-            raise InvalidRequest("path: a raw upload needs the name of the file.", field="path")
+            raise InvalidRequest("path: a raw upload needs the path of the file.", field="path")
         entry = await files.write(session_id, path, _body(request))
         return JsonResponse({"items": [entry_out(entry)]}, 201)
     written: list[dict[str, Any]] = []
@@ -200,7 +202,7 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
                 continue
             name = part.filename.rpartition("/")[2]
             if name in ("", "."):
-                raise InvalidRequest("A part has no file name.", code="bad_path")
+                raise InvalidRequest("A part of the form has no file name.", code="bad_path")
             target = f"{path.rstrip('/')}/{name}" if path else name
             written.append(entry_out(await files.write(session_id, target, part.content())))
     except AtollError as error:
@@ -217,7 +219,10 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         async for piece in request.stream():
             yield piece
     except ClientDisconnect:
-        raise InvalidRequest("The upload was broken off.", code="upload_aborted") from None
+        raise InvalidRequest(
+            "The upload was aborted: the connection was closed before its end.",
+            code="upload_aborted",
+        ) from None
 
 
 @router.put(
@@ -234,13 +239,12 @@ async def put_file(
     archive: Form | None = None,
 ) -> JsonResponse:
     """
-    Write a file from the raw body: whole, or not at all. Directories above it are made. With
-    `If-Match` or `If-None-Match` only over what is named, or only where nothing is: else 412
+    Write a file from the raw body, completely or not at all. Missing parent directories are
+    created. `If-Match` and `If-None-Match` guard against overwriting another version: 412
     `precondition_failed`.
 
-    With `archive`, the body is one (a tar may be compressed with gzip, whatever it is called) and
-    is unpacked into the directory `path`: all of it, or nothing when it fails. Directories are
-    merged, files replace files.
+    With `archive`, the body is an archive that is unpacked into the directory `path`, completely or
+    not at all. A tar may be compressed with gzip. Directories are merged, files replace files.
     """
     return await _put(request, session_id, path_encoding.in_url(request), mode, archive)
 
@@ -269,6 +273,7 @@ async def _put(
 
 @router.post("/mkdir", status_code=201, responses={201: {"model": EntryOut}})
 async def make_directory(request: Request, session_id: str, body: Mkdir) -> JsonResponse:
+    """Create a directory."""
     entry = await services_of(request).files.mkdir(
         session_id, path_of(body.path), parents=body.parents
     )
@@ -277,6 +282,7 @@ async def make_directory(request: Request, session_id: str, body: Mkdir) -> Json
 
 @router.post("/move", responses={200: {"model": EntryOut}})
 async def move_file(request: Request, session_id: str, body: Move) -> JsonResponse:
+    """Move or rename a file or directory."""
     entry = await services_of(request).files.move(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
     )
@@ -286,8 +292,8 @@ async def move_file(request: Request, session_id: str, body: Move) -> JsonRespon
 @router.post("/copy", status_code=201, responses={201: {"model": EntryOut}})
 async def copy_file(request: Request, session_id: str, body: Copy) -> JsonResponse:
     """
-    Copy a file, or a directory with all in it: the copy is there whole, or not at all. Modes,
-    times, links and holes are kept; pipes, sockets and devices are left out.
+    Copy a file or a directory with its contents, completely or not at all. Modes, times, links and
+    holes are preserved; pipes, sockets and devices are skipped.
     """
     entry = await services_of(request).files.copy(
         session_id, path_of(body.source), path_of(body.target), overwrite=body.overwrite
@@ -297,7 +303,7 @@ async def copy_file(request: Request, session_id: str, body: Copy) -> JsonRespon
 
 @router.post("/chmod", responses={200: {"model": EntryOut}})
 async def change_mode(request: Request, session_id: str, body: Chmod) -> JsonResponse:
-    """Set a file's or directory's mode. A link has none."""
+    """Set the mode of a file or directory. Symbolic links have none."""
     entry = await services_of(request).files.chmod(
         session_id, path_of(body.path), int(body.mode, 8)
     )
@@ -328,7 +334,7 @@ async def presign(request: Request, session_id: str, body: Presign) -> JsonRespo
     )
 
 
-# Getting
+# Downloading
 
 
 @router.head("/{path:anything}", include_in_schema=False)
@@ -341,9 +347,9 @@ async def get_file(
     archive: Form | None = None,
 ) -> Response:
     """
-    Download a file, or with `Range` a part of it; with `metadata=true`, what it is (an `EntryOut`)
-    instead. With `archive`, the directory as one. Conditional requests and HEAD work as RFC 9110
-    says.
+    Download a file, or a part of it with `Range`. With `metadata=true`, get its size, mode, time
+    and ETag (an `EntryOut`) instead; with `archive`, download a directory as an archive.
+    Conditional requests and HEAD follow RFC 9110.
     """
     return await _download(request, session_id, path_encoding.in_url(request), metadata, archive)
 
@@ -370,6 +376,7 @@ async def _download(
 async def delete_file(
     request: Request, session_id: str, path: str, recursive: bool = False
 ) -> Response:
+    """Delete a file, or with `recursive` a directory and its contents."""
     path = path_encoding.in_url(request)
     await services_of(request).files.remove(session_id, path, recursive=recursive)
     return Response(status_code=204)

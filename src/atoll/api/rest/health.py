@@ -1,4 +1,4 @@
-"""Probes: whether this process lives, whether it can serve, and its numbers for Prometheus."""
+"""Health checks, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ router = APIRouter(tags=["probes"])
 
 @router.get("/health")
 async def health() -> JsonResponse:
-    """This process answers."""
+    """Check that this process responds."""
     return JsonResponse({"status": "ok", "version": __version__})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> JsonResponse:
-    """The database answers too; 503 when it does not."""
+    """Check that the database responds too; 503 if it does not."""
     await services_of(request).store.ping()
     return JsonResponse({"status": "ready"})
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
+    """Get metrics in the Prometheus text format."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll import ids
 from atoll.api.rest import sse
 from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
+from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas.executions import Cancel, ExecutionPage, execution_out
 from atoll.api.rest.schemas.invocations import InvocationOut, InvocationPage, Invoke, invocation_out
@@ -38,7 +39,7 @@ router = APIRouter(prefix="/invocations", tags=["invocations"])
     responses={
         200: {
             "model": InvocationOut,
-            "description": "It has ended (sync), or its events (stream).",
+            "description": "The ended invocation (sync), or its events (stream).",
             "content": {sse.MEDIA_TYPE: {}},
         },
         202: {"model": InvocationOut},
@@ -46,15 +47,16 @@ router = APIRouter(prefix="/invocations", tags=["invocations"])
 )
 async def invoke(request: Request, body: Invoke) -> Response:
     """
-    Run something. In mode `sync` it answers with the result, or with 202 when that takes longer
-    than a request may wait; `async` answers at once; `stream` with the events as they come;
-    `console` gives it a terminal to attach to, or with `stdin_open` and no `terminal` pipes.
+    Run a function, code or a command. Mode `sync` returns the result, or 202 if it takes longer
+    than a request may wait; `async` returns at once; `stream` returns the events as they happen;
+    `console` runs it on a terminal that clients can attach to, or on pipes with `stdin_open` and
+    without `terminal`.
     """
     found = services_of(request)
     limits = found.settings.execution
-    # Somebody is there to end it.
+    # The person at the console ends it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
-    # Before anything runs: it could not be refused any more.
+    # Before anything runs: later it could not be refused.
     held = found.streams.open(request.scope) if body.mode is Mode.STREAM else None
     try:
         running = await found.invocations.submit(
@@ -79,8 +81,8 @@ async def invoke(request: Request, body: Invoke) -> Response:
 
 def _seeded(request: Request, body: Invoke) -> str | None:
     """
-    The id that the request's Idempotency-Key stands for. Not where the invocation has an id of its
-    own: that is repeated by it, and another id would ask for another execution.
+    The execution id that follows from the request's Idempotency-Key. An invocation with an id of
+    its own is repeated by that id, and another execution id would be a conflict.
     """
     seed: ids.Seed | None = request.scope.get("atoll.seed")
     return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
@@ -117,13 +119,13 @@ async def list_invocations(
     request: Request,
     session_id: str | None = None,
     status: InvocationStatus | None = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> JsonResponse:
     """
-    Invocations, newest first by their latest execution, without results. One that has just begun
-    to run may be listed as `accepted`. A page may hold fewer than asked for and not be the last:
-    `next_cursor` tells.
+    List invocations by their latest execution, newest first, without results. One that has just
+    started to run may be listed as `accepted`. A page with fewer than `limit` items is the last
+    only if `next_cursor` is null.
     """
     found = services_of(request)
     if session_id is not None:
@@ -136,7 +138,7 @@ async def list_invocations(
 
 @router.get("/{invocation_id}", responses={200: {"model": InvocationOut}})
 async def get_invocation(request: Request, invocation_id: str) -> JsonResponse:
-    """An invocation, with its result when it has ended."""
+    """Get an invocation, with its result if it has ended."""
     found = services_of(request)
     invocation = await found.invocations.get(invocation_id)
     execution = None
@@ -149,10 +151,10 @@ async def get_invocation(request: Request, invocation_id: str) -> JsonResponse:
 async def list_executions_of(
     request: Request,
     invocation_id: str,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> JsonResponse:
-    """Its executions, newest first."""
+    """List the executions of an invocation, newest first."""
     found = services_of(request)
     await found.invocations.get(invocation_id)
     page = await found.executions.list(invocation_id=invocation_id, cursor=cursor, limit=limit)
@@ -163,7 +165,7 @@ async def list_executions_of(
 async def cancel_invocation(
     request: Request, invocation_id: str, body: Annotated[Cancel | None, Body()] = None
 ) -> JsonResponse:
-    """End it, whichever execution it is in; 409 `invocation_ended` when it has ended by itself."""
+    """Cancel an invocation. 409 `invocation_ended` if it has already ended."""
     reason = None if body is None else body.reason
     return JsonResponse(
         invocation_out(await services_of(request).invocations.cancel(invocation_id, reason))

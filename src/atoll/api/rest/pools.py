@@ -14,8 +14,8 @@ router = APIRouter(prefix="/pools", tags=["pools"])
 @router.get("", responses={200: {"model": PoolPage}})
 async def list_pools(request: Request) -> JsonResponse:
     """
-    The warm pools of the control plane that answers: each has its own. Of the others of its node it
-    tells how many instances they have ready.
+    List the warm pools of the replica that serves this request; each replica has its own. `others`
+    counts the ready instances of the other replicas of its node.
     """
     states = await services_of(request).pool.list()
     return page_of([pool_out(state) for state in states], None)

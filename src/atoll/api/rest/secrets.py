@@ -1,4 +1,4 @@
-"""Routes of a session's secrets: their names can be read, their values cannot."""
+"""Routes of a session's secrets. Names can be read, values cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SecretName = Annotated[str, Path(pattern=ENV_NAME)]
 
 @router.get("", responses={200: {"model": SecretNames}})
 async def list_secrets(request: Request, session_id: str) -> JsonResponse:
-    """Their names."""
+    """List the names of a session's secrets."""
     return page_of(list(await services_of(request).secrets.names(session_id)), None)
 
 
@@ -27,8 +27,8 @@ async def put_secret(
     request: Request, session_id: str, name: SecretName, body: SecretIn
 ) -> JsonResponse:
     """
-    Set one, new or not, for whatever is run from now on; what runs already, contexts too, keeps
-    what it has. Answers with the names of all.
+    Create or replace a secret, for executions that start afterwards. Running executions and
+    existing contexts keep the old value. Returns the names of all secrets.
     """
     value = body.value.get_secret_value()
     return page_of(list(await services_of(request).secrets.put(session_id, name, value)), None)
@@ -36,5 +36,5 @@ async def put_secret(
 
 @router.delete("/{name}", responses={200: {"model": SecretNames}})
 async def remove_secret(request: Request, session_id: str, name: SecretName) -> JsonResponse:
-    """Remove one. Answers with the names that are left."""
+    """Delete a secret. Returns the names of the remaining secrets."""
     return page_of(list(await services_of(request).secrets.remove(session_id, name)), None)

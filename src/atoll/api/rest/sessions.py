@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request
 
 from atoll import ids
+from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
 from atoll.api.rest.schemas.sessions import (
     CreateSession,
@@ -23,7 +24,11 @@ router = APIRouter(prefix="/sessions", tags=["sessions"])
 
 Wait = Annotated[
     float,
-    Query(ge=0, description="Seconds to wait for it; then the session is told as it is."),
+    Query(
+        ge=0,
+        description="Seconds to wait for the new status. Afterwards the session is returned in "
+        "whatever status it has.",
+    ),
 ]
 
 
@@ -33,12 +38,15 @@ async def create_session(
     body: Annotated[CreateSession | None, Body()] = None,
     wait: Annotated[
         bool,
-        Query(description="With 0, a session whose packages are to be installed is `creating`."),
+        Query(
+            description="With `false`, the response does not wait until Python packages are "
+            "installed: the session is `creating`."
+        ),
     ] = True,
 ) -> JsonResponse:
     """
-    Create a session: from a ready instance if there is one, else from scratch. It is running when
-    this answers.
+    Create a session, from the warm pool if it has a ready instance. The session is running when the
+    response arrives.
     """
     body = body or CreateSession()
     seed = request.scope.get("atoll.seed")
@@ -55,10 +63,10 @@ async def list_sessions(
     request: Request,
     status: SessionStatus | None = None,
     template_id: str | None = None,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> JsonResponse:
-    """Sessions, newest first, ended ones too."""
+    """List sessions, newest first, including ended ones."""
     page = await services_of(request).sessions.list(
         status=status, template_id=template_id, cursor=cursor, limit=limit
     )
@@ -67,13 +75,14 @@ async def list_sessions(
 
 @router.get("/{session_id}", responses={200: {"model": SessionOut}})
 async def get_session(request: Request, session_id: str) -> JsonResponse:
+    """Get a session. Ended sessions can be read until their record is deleted."""
     session, age = await services_of(request).sessions.get_or_recall(session_id)
     return with_age(session_out(session), age)
 
 
 @router.delete("/{session_id}", responses={200: {"model": SessionOut}})
 async def delete_session(request: Request, session_id: str) -> JsonResponse:
-    """End a session: `terminated`. One that has ended stays as it ended."""
+    """End a session: its status becomes `terminated`. An ended session is not changed."""
     session = await services_of(request).sessions.delete(session_id)
     return JsonResponse(session_out(session))
 
@@ -81,8 +90,8 @@ async def delete_session(request: Request, session_id: str) -> JsonResponse:
 @router.patch("/{session_id}", responses={200: {"model": SessionOut}})
 async def update_session(request: Request, session_id: str, body: UpdateSession) -> JsonResponse:
     """
-    Change limits, time-outs, variables or labels. `timeout` gives it so many seconds from now on.
-    Limits count at once; variables for what is run next.
+    Change limits, time-outs, environment variables or labels. New limits apply at once, new
+    variables to executions that start afterwards.
     """
     return JsonResponse(
         session_out(await services_of(request).sessions.update(session_id, body.change()))
@@ -91,7 +100,7 @@ async def update_session(request: Request, session_id: str, body: UpdateSession)
 
 @router.post("/{session_id}/start", responses={200: {"model": SessionOut}})
 async def start_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
-    """Have it run: from its files on the node, from its archive, or from where it was paused."""
+    """Start a stopped or archived session from its files, or resume a paused one."""
     return JsonResponse(
         session_out(await services_of(request).sessions.start(session_id, wait=wait))
     )
@@ -100,8 +109,8 @@ async def start_session(request: Request, session_id: str, wait: Wait = 60) -> J
 @router.post("/{session_id}/stop", responses={200: {"model": SessionOut}})
 async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """
-    End its instance, and what runs in it; its files stay on its node. The next request that needs
-    the session starts it again, unless `auto_start` is false.
+    Stop a session: its instance and everything that runs in it ends, its files stay on its node.
+    The next request that needs the session starts it again, unless `auto_start` is false.
     """
     return JsonResponse(
         session_out(await services_of(request).sessions.stop(session_id, wait=wait))
@@ -110,7 +119,7 @@ async def stop_session(request: Request, session_id: str, wait: Wait = 60) -> Js
 
 @router.post("/{session_id}/archive", responses={200: {"model": SessionOut}})
 async def archive_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
-    """Stop it and move its files to the blob store, from where any node can start it."""
+    """Stop a session and move its files to the blob store, from which any node can start it."""
     return JsonResponse(
         session_out(await services_of(request).sessions.archive(session_id, wait=wait))
     )
@@ -119,8 +128,8 @@ async def archive_session(request: Request, session_id: str, wait: Wait = 60) ->
 @router.post("/{session_id}/pause", responses={200: {"model": SessionOut}})
 async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
     """
-    Let it stand still: it uses no CPU time and keeps its memory, contexts and processes. 409
-    `session_busy` while an execution is under way. The next request wakes it.
+    Pause a session: it uses no CPU time and keeps its memory, contexts and processes. Refused with
+    409 `session_busy` while an execution runs. The next request resumes it.
     """
     return JsonResponse(
         session_out(await services_of(request).sessions.pause(session_id, wait=wait))
@@ -129,7 +138,7 @@ async def pause_session(request: Request, session_id: str, wait: Wait = 60) -> J
 
 @router.post("/{session_id}/resume", responses={200: {"model": SessionOut}})
 async def resume_session(request: Request, session_id: str, wait: Wait = 60) -> JsonResponse:
-    """The same as `start`."""
+    """Same as `start`."""
     return JsonResponse(
         session_out(await services_of(request).sessions.start(session_id, wait=wait))
     )
@@ -140,8 +149,8 @@ async def clone_session(
     request: Request, session_id: str, body: Annotated[UpdateSession | None, Body()] = None
 ) -> JsonResponse:
     """
-    A new session as this one is, but for what is given, with a copy of its files. Memory, processes
-    and executions are not copied.
+    Create a session with the same settings, except for those in the body, and a copy of the files.
+    Memory, processes and executions are not copied.
     """
     seed = request.scope.get("atoll.seed")
     session = await services_of(request).sessions.clone(
@@ -154,13 +163,13 @@ async def clone_session(
 
 @router.get("/{session_id}/processes", responses={200: {"model": ProcessPage}})
 async def list_processes(request: Request, session_id: str) -> JsonResponse:
-    """What executions of the session left running in the background."""
+    """List processes that executions of the session left running in the background."""
     found = await services_of(request).sessions.processes(session_id)
     return page_of(list(found), None)
 
 
 @router.delete("/{session_id}/processes", responses={200: {"model": ProcessPage}})
 async def end_processes(request: Request, session_id: str) -> JsonResponse:
-    """End them, with everything they started; answers with what they were."""
+    """End these processes and everything that they started. Returns the ended processes."""
     found = await services_of(request).sessions.processes(session_id, end=True)
     return page_of(list(found), None)

@@ -1,6 +1,6 @@
 """
-Routes of signed links. They need no key: the link itself says what may be done, and nothing else
-can be. What follows a token is part of it, so that no redirect to another address has it.
+Routes of signed links. They need no API key: the token in the URL grants one operation on one file.
+The rest of the path belongs to the token, so that no redirect reveals it to another address.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPEN: dict[str, Any] = {"security": []}
     openapi_extra=_OPEN,
 )
 async def get_signed(request: Request, token: str) -> Response:
-    """Download the file that the link is for; ranges and conditions as with a key."""
+    """Download the file that the link grants, with ranges and conditions as with an API key."""
     found = services_of(request)
     grant = await found.signed_urls.verify(token, "GET")
     may_start.set(grant.may_start)
@@ -46,7 +46,7 @@ async def get_signed(request: Request, token: str) -> Response:
     openapi_extra={**_OPEN, **_body_of("application/octet-stream")},
 )
 async def put_signed(request: Request, token: str) -> JsonResponse:
-    """Write the file that the link is for."""
+    """Write the file that the link grants."""
     found = services_of(request)
     grant = await found.signed_urls.verify(token, "PUT")
     entry = await found.files.write(grant.session_id, grant.path, _body(request))
@@ -57,7 +57,7 @@ async def put_signed(request: Request, token: str) -> JsonResponse:
     "/{token:anything}", status_code=201, responses={201: {"model": EntryOut}}, openapi_extra=_OPEN
 )
 async def complete_signed(request: Request, token: str) -> JsonResponse:
-    """Bring what was put to the blob store by a native link into the workspace."""
+    """Copy a file that was uploaded to the blob store through a native link into the workspace."""
     signed_urls = services_of(request).signed_urls
     _entry = await signed_urls.complete(await signed_urls.verify(token, "POST"))
     return JsonResponse(entry_out(_entry), 201)

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from atoll import ids
 from atoll.api.rest import sse
+from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas.templates import (
     CreateTemplate,
@@ -39,8 +40,9 @@ def _credentials(body: TemplateIn) -> RegistryAuth | None:
 @router.post("", status_code=201, responses={201: {"model": TemplateOut}})
 async def create_template(request: Request, body: CreateTemplate) -> JsonResponse:
     """
-    Create a template. What it demands and this node cannot give is refused, not weakened. With
-    packages, a Dockerfile or an image that is not there it is built first: its `status` tells.
+    Create a template. Security requirements that the node cannot meet are refused, not weakened. A
+    template with packages, a Dockerfile or an image that must be pulled is built first; its
+    `status` shows the progress.
     """
     found = services_of(request)
     seed = request.scope.get("atoll.seed")
@@ -50,28 +52,30 @@ async def create_template(request: Request, body: CreateTemplate) -> JsonRespons
     except Conflict:
         if body.id is not None or seed is None:
             raise
-        # Its id comes from this very request, which was begun before and not answered.
+        # Its id follows from the Idempotency-Key: an earlier try of this request created it.
         template = await found.templates.get(wanted.id)
     return JsonResponse(template_out(template), 201)
 
 
 @router.get("", responses={200: {"model": TemplatePage}})
 async def list_templates(
-    request: Request, cursor: str | None = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
+    request: Request, cursor: Cursor = None, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> JsonResponse:
+    """List templates, newest first."""
     page = await services_of(request).templates.list(cursor=cursor, limit=limit)
     return page_of([template_out(template) for template in page.items], page.next_cursor)
 
 
 @router.get("/{template_id}", responses={200: {"model": TemplateOut}})
 async def get_template(request: Request, template_id: str) -> JsonResponse:
+    """Get the newest version of a template."""
     template = await services_of(request).templates.get(template_id)
     return JsonResponse(template_out(template))
 
 
 @router.put("/{template_id}", responses={200: {"model": TemplateOut}})
 async def replace_template(request: Request, template_id: str, body: TemplateIn) -> JsonResponse:
-    """All fields anew, as a new version. Sessions that run keep what they started with."""
+    """Replace all fields, as a new version. Existing sessions keep the version they have."""
     found = services_of(request)
     wanted = _template_of(found, template_id, body)
     template = await found.templates.replace(wanted, credentials=_credentials(body))
@@ -82,10 +86,10 @@ async def replace_template(request: Request, template_id: str, body: TemplateIn)
 async def list_versions(
     request: Request,
     template_id: str,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> JsonResponse:
-    """What the template is and was, newest first."""
+    """List the versions of a template, newest first."""
     found, following = await services_of(request).templates.versions(
         template_id, cursor=cursor, limit=limit
     )
@@ -96,6 +100,7 @@ async def list_versions(
 async def get_version(
     request: Request, template_id: str, number: Annotated[int, Path(ge=1, le=2**31 - 1)]
 ) -> JsonResponse:
+    """Get one version of a template."""
     return JsonResponse(
         template_out(await services_of(request).templates.numbered(template_id, number))
     )
@@ -112,8 +117,8 @@ async def get_log(
     follow: bool = False,
 ) -> Response:
     """
-    What the build of the newest version, or of another, has printed: its end. With `follow`, as
-    server-sent events `log` and `status` until the build has ended.
+    Get the end of the build log of the newest or of another version. With `follow`, as server-sent
+    events `log` and `status` until the build has ended.
     """
     builds = services_of(request).builds
     text = await builds.log(template_id, version)
@@ -126,13 +131,13 @@ async def get_log(
 
 @router.post("/{template_id}/build", status_code=202, responses={202: {"model": TemplateOut}})
 async def build_template(request: Request, template_id: str) -> JsonResponse:
-    """Build the same again as a new version, with the packages and images that there are now."""
+    """Build the template again as a new version, with current packages and images."""
     template = await services_of(request).templates.build(template_id)
     return JsonResponse(template_out(template), 202)
 
 
 @router.delete("/{template_id}", status_code=204)
 async def delete_template(request: Request, template_id: str) -> Response:
-    """Remove a template that no running session uses."""
+    """Delete a template. It must not be used by any running session."""
     await services_of(request).templates.remove(template_id)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""Routes of webhooks, for keys that may do everything."""
+"""Routes of webhooks. Read-only API keys may not use them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ router = APIRouter(prefix="/webhooks", tags=["webhooks"])
 
 
 def _webhooks(request: Request) -> Webhooks:
-    """An address may hold a secret of its own, so a key that only reads does not see them."""
+    """URLs may contain secrets, so read-only keys may not see them."""
     if request.scope.get("atoll.read_only", False):
-        raise Forbidden("This API key may not see webhooks.", code="key_read_only")
+        raise Forbidden("This API key is read-only and may not see webhooks.", code="key_read_only")
     return services_of(request).webhooks
 
 
 @router.post("", status_code=201, responses={201: {"model": NewWebhook}})
 async def create_webhook(request: Request, body: CreateWebhook) -> JsonResponse:
     """
-    Have an address told of what changes from now on. The answer has the secret that deliveries are
-    signed with, if it was made here.
+    Register a URL to which future events are posted. The response contains the secret that signs
+    deliveries, if the server generated it.
     """
     webhook, secret = await _webhooks(request).create(
         body.url,
@@ -52,19 +52,20 @@ async def create_webhook(request: Request, body: CreateWebhook) -> JsonResponse:
 
 @router.get("", responses={200: {"model": WebhookList}})
 async def list_webhooks(request: Request) -> JsonResponse:
-    """Webhooks, oldest first."""
+    """List webhooks, oldest first."""
     return JsonResponse({"items": [webhook_out(one) for one in await _webhooks(request).list()]})
 
 
 @router.get("/{webhook_id}", responses={200: {"model": WebhookOut}})
 async def get_webhook(request: Request, webhook_id: str) -> JsonResponse:
+    """Get a webhook and the state of its deliveries."""
     webhook = await _webhooks(request).get(webhook_id)
     return JsonResponse(webhook_out(webhook))
 
 
 @router.patch("/{webhook_id}", responses={200: {"model": WebhookOut}})
 async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook) -> JsonResponse:
-    """Change some of it. What waits to be tried again is tried at once."""
+    """Change a webhook. Deliveries that wait for a retry are tried at once."""
     changed = await _webhooks(request).change(
         webhook_id,
         url=body.url,
@@ -77,13 +78,14 @@ async def change_webhook(request: Request, webhook_id: str, body: ChangeWebhook)
 
 @router.delete("/{webhook_id}", status_code=204)
 async def delete_webhook(request: Request, webhook_id: str) -> Response:
+    """Delete a webhook."""
     await _webhooks(request).remove(webhook_id)
     return Response(status_code=204)
 
 
 @router.post("/{webhook_id}/test", responses={200: {"model": TriedOut}})
 async def test_webhook(request: Request, webhook_id: str) -> JsonResponse:
-    """Send it an event `webhook.test` now, once, and say what came of it."""
+    """Post a `webhook.test` event now, once, and return the outcome."""
     tried = await _webhooks(request).test(webhook_id)
     return JsonResponse(
         {"delivered": tried.error is None, "status": tried.status, "error": tried.error}

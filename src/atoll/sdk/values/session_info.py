@@ -30,52 +30,66 @@ class SessionInfo:
     runtime_node: str
     resources: Limits
     timeout: int
+    """Seconds that it may live, counted from its last start."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime | None
-    """When its life is over; none while it is stopped or archived."""
-    observed: str = ""
-    """The status, with all ends as one."""
-    container_id: str | None = None
-    """The instance, by whatever driver."""
-    pod_name: str | None = None
-    env_vars: dict[str, str] = field(default_factory=dict)
+    """When its life is over; null while it is stopped or archived."""
+    auto_start: bool = True
+    """Whether a request that needs it starts it when it is paused, stopped or archived."""
+    idle_timeout: int | None = None
+    """Seconds without a request after which it is stopped."""
+    archive_after: int | None = None
+    """Seconds that it stays stopped before it is archived."""
+    delete_after: int | None = None
+    """Seconds that it stays stopped or archived before it is terminated."""
     capacity: int = 1
-    """Executions at the same time."""
+    """How many executions may run at the same time."""
+    env_vars: dict[str, str] = field(default_factory=dict)
+    """Environment variables of everything that it runs."""
+    workspace_mode: str = "sync"
+    """
+    `sync`: on the node's disk, copied to the blob store. `mount`: in the blob store itself, mounted
+    by the node.
+    """
+    durability: str = "background"
+    """
+    When the changes of an execution are in the blob store. `background`: soon after its result.
+    `execution`: before its result is final.
+    """
+    started_from: str | None = None
+    """A session, running or ended, from whose last checkpoint this one starts."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Names and values chosen by its user."""
+    node_labels: dict[str, str] = field(default_factory=dict)
+    """Labels that its node must have."""
+    observed: str = ""
+    """The status, with the four final statuses as one."""
+    container_id: str | None = None
+    """Id of its instance, on any kind of node; null while it has none."""
+    pod_name: str | None = None
     ended_at: datetime | None = None
     cause: str | None = None
     """Why the session ended, was stopped, or is in `error`."""
     message: str | None = None
+    """The cause in words."""
     template_version: int = 1
+    """The version of its template, which it keeps when the template changes."""
     secrets: tuple[str, ...] = ()
-    """Their names."""
+    """Names of its secrets."""
     volumes: tuple[Mount, ...] = ()
-    workspace_mode: str = "sync"
-    durability: str = "background"
-    started_from: str | None = None
     dependencies: Packages | None = None
-    """None when it asked for none."""
+    """Its own Python packages; null if it asked for none."""
     warnings: tuple[Notice, ...] = ()
-    """What is weaker than asked for."""
-    labels: dict[str, str] = field(default_factory=dict)
-    node_labels: dict[str, str] = field(default_factory=dict)
-    """Labels that its node must have."""
-    auto_start: bool = True
-    """Whether a request that needs it starts it."""
-    idle_timeout: int | None = None
-    """Seconds without requests until it is stopped."""
-    archive_after: int | None = None
-    """Seconds at rest until it is archived."""
-    delete_after: int | None = None
-    """Seconds at rest until it ends."""
+    """In what respect it got less than it asked for."""
     active_at: datetime | None = None
-    """When something was last asked of it."""
+    """The time of its last request; written down now and then, not for each request."""
     rested_at: datetime | None = None
-    """Since when it is stopped or archived."""
+    """Since when it is stopped or archived; null while it is neither."""
     failures: int = 0
-    """How often in a row it could not become what is wanted."""
+    """How many attempts to reach the wanted status have failed in a row."""
     retry_at: datetime | None = None
-    """When that is tried again."""
+    """When the next attempt is made."""
     stale: bool = False
     """True if the server's database is unavailable and this is the last known state."""
 
