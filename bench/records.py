@@ -27,13 +27,13 @@ from atoll import ids
 from atoll.model.execution import Execution, ExecutionStatus, Language, Outcome, Request
 from atoll.model.invocation import STATUSES_OF, InvocationStatus
 from atoll.settings import DatabaseSettings, SqliteSettings
-from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.executions import MAPPER
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import make_cursor
+from atoll.stores.sql.schema import Schema
+from atoll.stores.sql.server.connect import make_engine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.upgrades import Schema
 from bench.measure import Samples, samples
 
 if TYPE_CHECKING:

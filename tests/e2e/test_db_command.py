@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from atoll.cli.commands import app
-from atoll.stores.sql.schema import HEAD
+from atoll.stores.sql.revisions import HEAD
 from tests.harness import Server
 from tests.servers import free_port
 from tests.servers.process import DatabaseServer

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.errors import TemporaryError
 from atoll.settings import DatabaseSettings
-from atoll.stores.sql.connect import make_engine
+from atoll.stores.sql.server.connect import make_engine
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
 from tests.servers.process import TLS, DatabaseServer

@@ -30,7 +30,7 @@ from sqlalchemy import text
 
 from atoll.reconcile.executions import STRAY
 from atoll.settings import DatabaseSettings
-from atoll.stores.sql.connect import make_engine
+from atoll.stores.sql.server.connect import make_engine
 from tests import preloaded
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server

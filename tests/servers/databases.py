@@ -6,8 +6,8 @@ from sqlalchemy import delete
 
 from atoll.settings import DatabaseSettings
 from atoll.stores.sql import migrations
-from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.metadata import metadata
+from atoll.stores.sql.server.connect import make_engine
 
 
 async def migrate(url: str) -> None:

@@ -11,8 +11,8 @@ import structlog
 
 from atoll.app.data_directory import DataDirLock, make_data_dir
 from atoll.stores.sql.dsn import Kind
+from atoll.stores.sql.schema import Schema
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.upgrades import Schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

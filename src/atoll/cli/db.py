@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from atoll.settings import Settings
-    from atoll.stores.sql.upgrades import Schema
+    from atoll.stores.sql.schema import Schema
 
     T = TypeVar("T")
 
@@ -85,18 +85,18 @@ def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Js
 
     Ends with 0 when they are the same and with 1 when not.
     """
-    from atoll.stores.sql.schema import HEAD, State, state_of
+    from atoll.stores.sql.revisions import HEAD, SchemaState, schema_state
 
     async def found(schema: "Schema") -> str | None:
         return await schema.revision()
 
     revision = _run(_settings(database_url, data_dir), found)
-    state = state_of(revision)
+    state = schema_state(revision)
     if json:
         output.as_json({"revision": revision, "head": HEAD, "state": state})
     else:
         output.table(("REVISION", "HEAD", "STATE"), [(revision or "none", HEAD, state)])
-    if state is not State.CURRENT:
+    if state is not SchemaState.CURRENT:
         raise typer.Exit(1)
 
 

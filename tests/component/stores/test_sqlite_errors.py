@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import PermanentError, TemporaryError
-from atoll.stores.sql.sqlite import translate
+from atoll.stores.sql.sqlite.engine import translate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_database_that_may_only_be_read_is_called_so(tmp_path: Path) -> None:
     translated = translate(error, "atoll.db")
 
     assert isinstance(translated, TemporaryError)
-    assert "may not be written" in translated.message
+    assert "may not write to" in translated.message
 
 
 def test_a_missing_directory_is_called_unavailable(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql import migrations
-from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.dsn import Kind
 from atoll.stores.sql.metadata import metadata
-from atoll.stores.sql.schema import HEAD, REVISIONS, State, revision_of, state_of
+from atoll.stores.sql.revisions import HEAD, REVISIONS, SchemaState, revision_of, schema_state
+from atoll.stores.sql.schema import Schema
+from atoll.stores.sql.server.connect import make_engine
 from atoll.stores.sql.store import SqlStore
-from atoll.stores.sql.upgrades import Schema
 from tests.servers import free_port
 from tests.servers.postgres import PostgreSQL
 from tests.servers.process import DatabaseServer
@@ -266,7 +266,7 @@ async def test_upgrades_at_the_same_time_take_turns(database: Database) -> None:
     script = (
         "import asyncio, sys\n"
         "from atoll.settings import DatabaseSettings, SqliteSettings\n"
-        "from atoll.stores.sql.upgrades import Schema\n"
+        "from atoll.stores.sql.schema import Schema\n"
         "settings = {'sqlite': SqliteSettings(), 'database': DatabaseSettings()}\n"
         "schema = Schema([sys.argv[1]], **settings)\n"
         "asyncio.run(schema.upgrade())\n"
@@ -397,7 +397,7 @@ async def test_a_database_of_a_newer_version_is_left_alone(database: Database) -
         assert caught.value.code == "database_unknown_version"
 
     assert await database.describe() == before
-    assert state_of(await database.schema.revision()) is State.UNKNOWN
+    assert schema_state(await database.schema.revision()) is SchemaState.UNKNOWN
 
 
 async def test_who_waits_too_long_for_another_run_is_told(

@@ -16,12 +16,12 @@ from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import ExecutionStatus
 from atoll.model.keyed import KeyedRequest
 from atoll.settings import DatabaseSettings, SqliteSettings
-from atoll.stores.sql.connect import make_engine
 from atoll.stores.sql.dsn import Kind, address
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import statement
-from atoll.stores.sql.server import ServerEngine
+from atoll.stores.sql.server.connect import make_engine
+from atoll.stores.sql.server.engine import ServerEngine
 from atoll.stores.sql.store import SqlStore
 
 from .store_entities import NOW, make_execution, make_key, make_session

@@ -18,7 +18,7 @@ from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import Request
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.paging import Query, page_of
-from atoll.stores.sql.schema import ensure_schema
+from atoll.stores.sql.revisions import ensure_schema
 from atoll.stores.sql.store import SqlStore
 
 from .store_entities import make_execution, make_session, walk

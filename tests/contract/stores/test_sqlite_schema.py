@@ -20,7 +20,7 @@ from atoll.errors import PermanentError
 from atoll.stores.sql import migrations
 from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import statement
-from atoll.stores.sql.schema import HEAD, current, ensure_schema
+from atoll.stores.sql.revisions import HEAD, current, ensure_schema
 
 from .store_entities import make_session
 

@@ -1,10 +1,9 @@
 """
-The store on a SQL database; today that is SQLite.
+The store on SQLite, MariaDB or PostgreSQL.
 
-`engine` and `writer` know SQLite. The modules of the nouns hold plain SQL and only ask the engine
-to run an operation: a function of a connection, short, free of side effects beyond the database and
-safe to run twice, because a transaction that failed is run again.
+The module of each noun holds plain SQL and asks the engine to run it. `sqlite` and `server` are the
+two engines. Rows are mapped to entities by `mapper`, from `tables`.
 
-SQLAlchemy and alembic describe and migrate the schema. Nothing else imports them: loading them
-takes longer than everything else that a start does.
+SQLAlchemy and alembic describe and migrate the schema, and connect to servers. Importing them takes
+longer than all else that a start does, so nothing that a start on SQLite needs imports them.
 """

@@ -1,9 +1,9 @@
 """
-What the modules of the nouns ask of a database: to run an operation.
+The contract between the modules of the nouns and a database: an engine runs operations.
 
-An operation is a function of a connection: plain SQL, short, free of side effects beyond the
-database and safe to run twice, because a transaction that failed is run again. It may hand over
-values that its statement does not name, and reads columns by their names.
+An operation is a function of a connection: plain SQL, short, without side effects beyond the
+database, and safe to run twice, because a transaction that failed is run again. It may pass values
+that its statement does not name, and reads columns by name.
 """
 
 from __future__ import annotations
@@ -35,32 +35,36 @@ class Cursor(Protocol):
 
 class Connection(Protocol):
     def execute(self, statement: str, values: Mapping[str, object] = ..., /) -> Cursor:
-        """Values are named `:name` in the statement. Raises `Taken` or `sqlite3.IntegrityError`."""
+        """
+        Values are named `:name` in the statement. Raises `UniqueViolation`, or on SQLite
+        `sqlite3.IntegrityError`.
+        """
 
 
 Operation = Callable[[Connection], T]
 
 
-class Taken(Exception):
-    """A unique value is there already."""
+class UniqueViolation(Exception):
+    """A row with this unique value exists already."""
 
 
 class Engine(Protocol):
     """Belongs to the event loop that opened it. Every operation is a transaction."""
 
     rows_at_once: int | None
-    """How many rows of a result may be in memory at once; None where they come one by one."""
+    """How many rows of a result may be in memory at once; None if rows are fetched one by one."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Returns when what was asked for before is done."""
+        """Returns when all operations that were passed before have ended."""
 
     def read(self, operation: Operation[T]) -> Awaitable[T]:
-        """Run it where it may not write."""
+        """Run an operation that does not write."""
 
     def write(self, operation: Operation[T], *, again: Operation[T] | None = None) -> Awaitable[T]:
         """
-        Durable when the answer is there. After an attempt of which nobody knows whether it was
-        committed `again` is run, which has to find out; without it such a write has failed.
+        Run an operation and commit; durable when the result is returned. If it is not known whether
+        an attempt was committed, `again` runs next and has to find out; without `again` the write
+        fails with `DatabaseUnavailable`.
         """

@@ -1,87 +1,88 @@
-"""
-Which schema a database has, and which one this version wants.
-
-A SQLite database is brought up when it is opened: a new one gets `schema.sql` at once, an older one
-the migrations that it lacks; a test holds the two to the same result. Either way in one
-transaction, for which other processes wait. A database on a server is shared by replicas of maybe
-different versions, so there only `atoll db upgrade` changes it; `revision_of` and `state_of` say
-what to tell.
-"""
+"""The schema of a database, of whichever kind, for the commands that look at it and change it."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from importlib import resources
+import asyncio
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.stores.sql import revisions
+from atoll.stores.sql.dsn import MEMORY, Kind, addresses
+from atoll.stores.sql.sqlite.engine import create_file, translate
+
 if TYPE_CHECKING:
-    import sqlite3
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
 
     from sqlalchemy import Connection
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
-"""All migrations, the oldest first."""
+    from atoll.settings import DatabaseSettings, SqliteSettings
 
-HEAD = REVISIONS[-1]
-"""The newest migration."""
+    T = TypeVar("T")
 
 
-class State(StrEnum):
-    MISSING = "missing"
-    OUTDATED = "outdated"
-    CURRENT = "current"
-    UNKNOWN = "unknown"
-    """Of another version of Atoll, probably a newer one."""
+class Schema:
+    """Connects for each call, and is not for two of them at once."""
 
+    def __init__(
+        self, urls: Sequence[str], *, sqlite: SqliteSettings, database: DatabaseSettings
+    ) -> None:
+        first, *_ = addresses(urls)
+        self.kind = first.kind
+        self.name = first.name
+        """For messages: the file, or host and port."""
+        self._urls = urls
+        self._sqlite = sqlite
+        self._database = database
 
-def state_of(revision: str | None) -> State:
-    if not revision:
-        return State.MISSING
-    if revision == HEAD:
-        return State.CURRENT
-    return State.OUTDATED if revision in REVISIONS else State.UNKNOWN
+    async def revision(self) -> str | None:
+        """The migration that the database is at; none when it has no schema yet."""
+        if self.kind is not Kind.SQLITE:
+            return await self._on_server(revisions.revision_of)
+        if self.name == MEMORY or not await asyncio.to_thread(Path(self.name).exists):
+            return None
+        return await asyncio.to_thread(self._on_file, revisions.current) or None
 
-
-def revision_of(connection: Connection) -> str | None:
-    """The migration that a database is at, none before the first; any database, by `run_sync`."""
-    if not connection.dialect.has_table(connection, "alembic_version"):
-        return None
-    row = connection.exec_driver_sql("SELECT version_num FROM alembic_version").fetchone()
-    return None if row is None else str(row[0])
-
-
-def ensure_schema(connection: sqlite3.Connection) -> None:
-    revision = current(connection)
-    if revision is None:
-        _create(connection)
-    elif revision != HEAD:
-        # Only here: loading alembic takes most of a second.
+    async def upgrade(self, revision: str = "head") -> None:
         from atoll.stores.sql import migrations
 
-        migrations.upgrade(connection)
+        await self._change(partial(migrations.upgrade, revision=revision))
 
+    async def downgrade(self, revision: str) -> None:
+        from atoll.stores.sql import migrations
 
-def current(connection: sqlite3.Connection) -> str | None:
-    """The migration that a SQLite database is at; none when it is new."""
-    if not connection.execute(
-        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alembic_version'"
-    ).fetchone():
-        return None
-    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    return str(row[0]) if row else ""
+        await self._change(partial(migrations.downgrade, revision=revision))
 
+    async def _change(self, change: Callable[[sqlite3.Connection | Connection], None]) -> None:
+        if self.kind is Kind.SQLITE:
+            await asyncio.to_thread(self._on_file, change)
+        else:
+            await self._on_server(change)
 
-def _create(connection: sqlite3.Connection) -> None:
-    script = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        # Another process may have come first while this one waited for the lock.
-        if current(connection) is None:
-            for statement in script.split(";\n"):
-                connection.execute(statement)
-            connection.execute("INSERT INTO alembic_version VALUES (?)", (HEAD,))
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    async def _on_server(self, work: Callable[[Connection], T]) -> T:
+        from atoll.stores.sql.server.connect import make_engine
+
+        engine = make_engine(self._urls, self._database)
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(work)
+        finally:
+            await engine.dispose()
+
+    def _on_file(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            if self.name != MEMORY:
+                create_file(Path(self.name))
+            with closing(
+                sqlite3.connect(
+                    self.name,
+                    timeout=self._sqlite.busy_timeout.total_seconds(),
+                    isolation_level=None,
+                )
+            ) as connection:
+                return work(connection)
+        except (sqlite3.Error, OSError) as error:
+            raise translate(error, self.name) from error

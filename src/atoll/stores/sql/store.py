@@ -15,7 +15,7 @@ from atoll.stores.sql.keyed_requests import SqlKeyedRequests
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.sessions import SqlSessions
-from atoll.stores.sql.sqlite import SqliteEngine
+from atoll.stores.sql.sqlite.engine import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 from atoll.stores.sql.volumes import SqlVolumes
 from atoll.stores.sql.webhooks import SqlWebhooks
@@ -110,6 +110,6 @@ def _engine(
     if found[0].kind is Kind.SQLITE:
         return SqliteEngine(found[0].name, sqlite)
     # Only here: loading SQLAlchemy takes longer than everything else that a start does.
-    from atoll.stores.sql.server import ServerEngine
+    from atoll.stores.sql.server.engine import ServerEngine
 
     return ServerEngine(urls, database)

@@ -11,7 +11,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
-from atoll.stores.sql.engine import Taken
+from atoll.stores.sql.engine import UniqueViolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ _EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQU
 def insert(connection: Connection, statement: str, row: Mapping[str, object], noun: str) -> None:
     try:
         connection.execute(statement, row)
-    except (sqlite3.IntegrityError, Taken) as error:
+    except (sqlite3.IntegrityError, UniqueViolation) as error:
         if isinstance(error, sqlite3.IntegrityError) and error.sqlite_errorcode not in _EXISTS:
             raise
         raise _exists(row, noun) from error

@@ -25,7 +25,7 @@ from sqlalchemy import StaticPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from atoll.errors import DatabaseUnavailable, InvalidRequest, PermanentError, TemporaryError
-from atoll.stores.sql.schema import HEAD, State, revision_of, state_of
+from atoll.stores.sql.revisions import HEAD, SchemaState, revision_of, schema_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def _run(
 ) -> None:
     with _alembic, _exclusive(connection) as held:
         found = revision_of(held)
-        if state_of(found) is State.UNKNOWN:
+        if schema_state(found) is SchemaState.UNKNOWN:
             raise PermanentError(
                 "The database was written by another version of Atoll, probably a newer one: it "
                 f"is at {found} and this version knows none after {HEAD}. Start that version, or "

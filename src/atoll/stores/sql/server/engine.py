@@ -1,12 +1,11 @@
 """
-MariaDB and PostgreSQL: a pool of connections, and patience with a database that goes away.
+MariaDB and PostgreSQL: operations on pooled connections, with retries.
 
-Each attempt at an operation has a connection and a transaction of its own, and an end. Reads are
-tried again after a broken connection or a deadlock, and so are writes that say how (`again`), since
-nobody knows whether what was cut off was committed. Those of several steps are not: who asked for
-them decides anew. While
-the database is known to be down each call makes one attempt, and calls that come meanwhile share
-its fate: a queue of callers that all wait out the pauses would help nobody.
+Each attempt at an operation has its own connection, transaction and time limit. After a broken
+connection or a deadlock, reads are retried, and writes that pass `again`, because it is not known
+whether the interrupted transaction was committed. Other writes fail, and their callers decide what
+to do. While the database is known to be down, one call at a time makes one attempt, and the calls
+that arrive meanwhile fail with it instead of queueing up behind its retries.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import TYPE_CHECKING, Any, cast
 import sqlalchemy as sa
 
 from atoll.errors import Conflict, DatabaseUnavailable, PermanentError
-from atoll.stores.sql.connect import make_engine, sever
 from atoll.stores.sql.dsn import addresses
-from atoll.stores.sql.engine import Taken
-from atoll.stores.sql.faults import (
-    TAKEN,
-    Lost,
-    Refused,
+from atoll.stores.sql.engine import UniqueViolation
+from atoll.stores.sql.revisions import HEAD, SchemaState, revision_of, schema_state
+from atoll.stores.sql.server.connect import abort, make_engine
+from atoll.stores.sql.server.errors import (
+    UNIQUE_VIOLATIONS,
+    ConnectionFailed,
+    OutcomeUnknown,
     RolledBack,
-    Unreached,
-    number,
+    ServerRefused,
+    error_code,
+    is_usable,
     translate,
-    usable,
 )
-from atoll.stores.sql.schema import HEAD, State, revision_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -42,14 +41,14 @@ if TYPE_CHECKING:
     from atoll.settings import DatabaseSettings
     from atoll.stores.sql.engine import Operation, Row, T
 
-# Nobody is gone after a deadlock, so what lost it need not wait for long.
+# Seconds. After a deadlock the server is still there, so the loser retries almost at once.
 DEADLOCK_PAUSE = 0.02
 
 
 class ServerEngine:
-    """Runs operations through a pool. Belongs to the event loop that opened it."""
+    """Runs operations through a pool; used by the event loop that opened it."""
 
-    # Rows come whole and all at once.
+    # The drivers fetch whole results.
     rows_at_once: int | None = 16
 
     def __init__(self, urls: Sequence[str], settings: DatabaseSettings) -> None:
@@ -57,9 +56,9 @@ class ServerEngine:
         self._name = ", ".join(address.name for address in addresses(urls))
         self._settings = settings
         self._engine: AsyncEngine | None = None
-        self._under_way = 0
+        self._active = 0
         self._idle = asyncio.Event()
-        self._down: Unreached | None = None
+        self._down: ConnectionFailed | None = None
         self._probe: asyncio.Event | None = None
 
     async def open(self) -> None:
@@ -68,7 +67,7 @@ class ServerEngine:
             revision = await self.read(
                 lambda connection: revision_of(cast("ServerConnection", connection).plain)
             )
-            _insist_on_schema(self._name, revision)
+            _check_schema(self._name, revision)
         except BaseException:
             await self.close()
             raise
@@ -77,7 +76,7 @@ class ServerEngine:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        while self._under_way:
+        while self._active:
             self._idle.clear()
             await self._idle.wait()
         await engine.dispose()
@@ -92,15 +91,15 @@ class ServerEngine:
         engine = self._engine
         if engine is None:
             raise DatabaseUnavailable(f"The database {self._name} is not open.")
-        self._under_way += 1
+        self._active += 1
         try:
-            return await self._persist(engine, operation, again, commit=commit)
+            return await self._run_with_retries(engine, operation, again, commit=commit)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._active -= 1
+            if not self._active:
                 self._idle.set()
 
-    async def _persist(
+    async def _run_with_retries(
         self,
         engine: AsyncEngine,
         operation: Operation[T],
@@ -108,23 +107,23 @@ class ServerEngine:
         *,
         commit: bool,
     ) -> T:
-        run, retries, settled = operation, 0, False
-        patience = 0 if self._down else self._settings.retries
+        run, retries, looked_again = operation, 0, False
+        max_retries = 0 if self._down else self._settings.retries
         while True:
             try:
                 return await self._attempt(engine, run, commit=commit)
             except Conflict:
-                # A commit that was under way when we lost sight of it may come after the look.
-                if run is operation or settled:
+                # The commit of the lost attempt may have come after `again` looked for it.
+                if run is operation or looked_again:
                     raise
-                settled = True
+                looked_again = True
                 continue
-            except (Unreached, Refused, RolledBack, Lost) as error:
+            except (ConnectionFailed, ServerRefused, RolledBack, OutcomeUnknown) as error:
                 if again is None:
                     raise
-                if isinstance(error, Lost):
+                if isinstance(error, OutcomeUnknown):
                     run = again
-                if retries == patience or self._engine is None:
+                if retries == max_retries or self._engine is None:
                     raise
                 pause = self._settings.retry_backoff.total_seconds()
                 if isinstance(error, RolledBack):
@@ -133,12 +132,12 @@ class ServerEngine:
                 retries += 1
 
     async def _attempt(self, engine: AsyncEngine, operation: Operation[T], *, commit: bool) -> T:
-        async with self._turn():
+        async with self._probing():
             try:
                 value = await self._transaction(engine, operation, commit=commit)
             except Exception as error:
                 translated = translate(error, self._name)
-                if isinstance(translated, Unreached):
+                if isinstance(translated, ConnectionFailed):
                     self._down = translated
                 if translated is error:
                     raise
@@ -147,14 +146,14 @@ class ServerEngine:
             return value
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """While the database is down, one finds out whether it still is and the others wait."""
+    async def _probing(self) -> AsyncIterator[None]:
+        """While the database is down, one call probes it and the others wait for its result."""
         if self._down is None:
             yield
         elif self._probe is not None:
             await self._probe.wait()
             if self._down is not None:
-                raise Unreached(self._down.message)
+                raise ConnectionFailed(self._down.message)
             yield
         else:
             self._probe = asyncio.Event()
@@ -170,7 +169,7 @@ class ServerEngine:
             async with asyncio.timeout(limit.total_seconds()):
                 return await engine.connect()
         except (OSError, EOFError, sa.exc.DBAPIError) as error:
-            raise Unreached(translate(error, self._name).args[0]) from error
+            raise ConnectionFailed(translate(error, self._name).args[0]) from error
 
     async def _transaction(
         self, engine: AsyncEngine, operation: Operation[T], *, commit: bool
@@ -181,13 +180,13 @@ class ServerEngine:
                 try:
                     value = await connection.run_sync(lambda it: operation(ServerConnection(it)))
                 except Exception as error:
-                    if usable(error):
+                    if is_usable(error):
                         await connection.rollback()
                     raise
                 await (connection.commit() if commit else connection.rollback())
             return value
         except BaseException as error:
-            if not usable(error):
+            if not is_usable(error):
                 await _drop(connection)
             raise
         finally:
@@ -195,7 +194,7 @@ class ServerEngine:
 
 
 class ServerConnection:
-    """What an operation sees of a connection."""
+    """The connection that an operation gets."""
 
     def __init__(self, plain: sa.Connection) -> None:
         self.plain = plain
@@ -204,8 +203,8 @@ class ServerConnection:
         try:
             return Rows(self.plain.execute(_text(statement), values))
         except sa.exc.IntegrityError as error:
-            if number(error) in TAKEN:
-                raise Taken from error
+            if error_code(error) in UNIQUE_VIOLATIONS:
+                raise UniqueViolation from error
             raise
 
 
@@ -247,30 +246,30 @@ def _text(statement: str) -> sa.TextClause:
 
 
 async def _drop(connection: AsyncConnection) -> None:
-    """So that nobody gets it from the pool in the middle of something."""
+    """Discard a connection in an unknown state, so that the pool never hands it out."""
     plain = connection.sync_connection
     if plain is not None and not plain.closed and not plain.invalidated:
-        sever(plain.connection.driver_connection)
+        abort(plain.connection.driver_connection)
         await connection.invalidate()
 
 
-def _insist_on_schema(name: str, revision: str | None) -> None:
-    match state_of(revision):
-        case State.MISSING:
+def _check_schema(name: str, revision: str | None) -> None:
+    match schema_state(revision):
+        case SchemaState.MISSING:
             raise PermanentError(
-                f"The database {name} has no tables of Atoll; make them with `atoll db upgrade`.",
+                f"The database {name} has no tables of Atoll. Create them with `atoll db upgrade`.",
                 code="schema_missing",
             )
-        case State.OUTDATED:
+        case SchemaState.OUTDATED:
             raise PermanentError(
                 f"The schema of the database {name} is at {revision} and this version of Atoll "
-                f"needs {HEAD}; bring it up with `atoll db upgrade`.",
+                f"needs {HEAD}. Upgrade it with `atoll db upgrade`.",
                 code="schema_outdated",
             )
-        case State.UNKNOWN:
+        case SchemaState.UNKNOWN:
             raise PermanentError(
                 f"The schema of the database {name} is at {revision}, which this version of Atoll "
-                f"does not know: it was written by another, probably a newer one. Start that "
-                "version; `atoll db upgrade` of this one cannot help.",
+                "does not know. It belongs to another version, probably a newer one. Start that "
+                "version; `atoll db upgrade` of this version would fail.",
                 code="database_unknown_version",
             )

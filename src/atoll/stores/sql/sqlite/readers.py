@@ -1,8 +1,8 @@
 """
-A few threads, each with a connection of its own, that run reads beside the writer.
+Threads with connections of their own, which run reads beside the writer.
 
-A read sees every write that was answered before it was asked for. Two reads may run at the same
-time, so a long one (a page of large outputs) does not hold up all others.
+A read sees every write whose result was returned before the read was requested. Several reads may
+run at the same time, so that a long one (a page of large outputs) does not block the others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Sequence
 
-    from atoll.stores.sql.calls import Answers, Call
+    from atoll.stores.sql.sqlite.calls import Call, ResultQueue
 
 
-class Readers:
+class ReaderThreads:
     def __init__(
         self,
         connections: Sequence[sqlite3.Connection],
-        answers: Answers,
+        results: ResultQueue,
         translate: Callable[[Exception], Exception],
     ) -> None:
-        self._answers = answers
+        self._results = results
         self._translate = translate
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._threads = [
@@ -40,7 +40,7 @@ class Readers:
         self._calls.put(call)
 
     def stop(self) -> None:
-        """End after what was put before; nothing may be put later."""
+        """End after the calls that were put before; none may be put afterwards."""
         for _ in self._threads:
             self._calls.put(None)
 
@@ -53,6 +53,6 @@ class Readers:
             while (call := self._calls.get()) is not None:
                 try:
                     call.value = call.operation(connection)
-                except Exception as error:  # noqa: BLE001 its caller gets it
+                except Exception as error:  # noqa: BLE001 passed to its caller
                     call.error = self._translate(error)
-                self._answers.put((call,))
+                self._results.put((call,))

@@ -1,8 +1,8 @@
 """
-SQLite: where the database is, how a connection is set up, what its errors mean.
+SQLite: threads, the setup of connections, and the translation of errors.
 
-A file is shared with other processes: WAL lets reads go on beside a write, and writes of several
-processes wait for each other up to the busy timeout. `:memory:` lives in one connection, so there
+Several processes may use a file: WAL allows reads during a write, and the writes of several
+processes wait for each other up to the busy timeout. `:memory:` exists in one connection only, so
 the writer's thread does the reads as well.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.errors import DatabaseUnavailable, InvalidRequest, PermanentError
-from atoll.stores.sql.calls import Answers, Call
 from atoll.stores.sql.dsn import MEMORY
-from atoll.stores.sql.reader import Readers
-from atoll.stores.sql.schema import ensure_schema
-from atoll.stores.sql.writer import Writer
+from atoll.stores.sql.revisions import ensure_schema
+from atoll.stores.sql.sqlite.calls import Call, ResultQueue
+from atoll.stores.sql.sqlite.group_commit import WriterThread
+from atoll.stores.sql.sqlite.readers import ReaderThreads
 
 if TYPE_CHECKING:
     from atoll.settings import SqliteSettings
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 READERS = 2
 
 # Pages in the log before a commit moves them to the database file, which costs two fsyncs. Four
-# times SQLite's own number saves a tenth of each write and still keeps the log at 16 MB.
+# times SQLite's default makes writes a tenth faster and keeps the log at 16 MB.
 CHECKPOINT_PAGES = 4000
 
 
 class SqliteEngine:
-    """Runs operations in database threads. Belongs to the event loop that opened it."""
+    """Runs operations in database threads; used by the event loop that opened it."""
 
     rows_at_once: int | None = None
 
@@ -43,17 +43,17 @@ class SqliteEngine:
         """`database` is a file's path or `:memory:`."""
         self._database = database
         self._settings = settings
-        self._writer: Writer | None = None
-        self._readers: Readers | None = None
+        self._writer: WriterThread | None = None
+        self._readers: ReaderThreads | None = None
 
     async def open(self) -> None:
         writer, readers = await asyncio.to_thread(self._connections)
-        answers = Answers(asyncio.get_running_loop())
-        self._writer = Writer(writer, answers, self._translate)
-        self._readers = Readers(readers, answers, self._translate) if readers else None
+        results = ResultQueue(asyncio.get_running_loop())
+        self._writer = WriterThread(writer, results, self._translate)
+        self._readers = ReaderThreads(readers, results, self._translate) if readers else None
 
     async def close(self) -> None:
-        """Returns when what was asked for before is done."""
+        """Returns when all operations that were passed before have ended."""
         threads = [thread for thread in (self._readers, self._writer) if thread is not None]
         self._readers = self._writer = None
         for thread in threads:
@@ -65,16 +65,18 @@ class SqliteEngine:
         self, operation: Operation[T], *, again: Operation[T] | None = None
     ) -> asyncio.Future[T]:
         """
-        Run it in a transaction of its own or with others; durable when the future is done. How a
-        transaction ended is always known, so there is no use for `again`.
+        Run an operation in a transaction, which it may share with others; durable when the future
+        is done. `again` is not needed: the outcome of a transaction is always known.
         """
         return self._put(self._writer, operation)
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]:
-        """Run it where it may not write."""
+        """Run an operation that does not write."""
         return self._put(self._readers or self._writer, operation)
 
-    def _put(self, thread: Writer | Readers | None, operation: Operation[T]) -> asyncio.Future[T]:
+    def _put(
+        self, thread: WriterThread | ReaderThreads | None, operation: Operation[T]
+    ) -> asyncio.Future[T]:
         if thread is None:
             raise DatabaseUnavailable(f"The database {self._database} is not open.")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -82,7 +84,7 @@ class SqliteEngine:
         return future
 
     def _connections(self) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
-        """The writer's, with the schema brought up, and the readers'."""
+        """The writer's connection, after upgrading the schema, and the readers' connections."""
         try:
             with ExitStack() as opened:
                 if self._database != MEMORY:
@@ -100,7 +102,7 @@ class SqliteEngine:
             raise self._translate(error) from error
 
     def _connect(self) -> sqlite3.Connection:
-        # Made in one thread and used in another, never in two at a time.
+        # Opened in one thread and used in another, never in two at once.
         connection = sqlite3.connect(
             self._database,
             timeout=self._settings.busy_timeout.total_seconds(),
@@ -121,7 +123,7 @@ class SqliteEngine:
         return connection
 
     def _set_journal_mode(self, connection: sqlite3.Connection) -> None:
-        """Waits for others that do the same; SQLite's busy timeout leaves this statement out."""
+        """Waits for other processes: SQLite's busy timeout does not apply to this statement."""
         mode = self._settings.journal_mode
         deadline = time.monotonic() + self._settings.busy_timeout.total_seconds()
         while True:
@@ -140,24 +142,24 @@ class SqliteEngine:
 
 
 def create_file(path: Path) -> None:
-    """Make a new database readable by its owner alone; SQLite gives its log the same mode."""
-    # Never open one that exists: closing it again would drop the locks that other connections of
-    # this process hold on it.
+    """Create a file that only its owner can read; SQLite gives its log the same mode."""
+    # Never open an existing one: closing it would drop the locks that other connections of this
+    # process hold on it.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
 def translate(error: Exception, database: str) -> Exception:
-    """The error of our families that says what `error` means; itself where it is a defect."""
+    """The AtollError for an error of SQLite; the error itself if it is a defect of ours."""
     translated: Exception
     match error:
         case sqlite3.OperationalError() | OSError():
             translated = DatabaseUnavailable(_unavailable(error, database))
         case UnicodeEncodeError():
-            translated = InvalidRequest("An id or a name holds half of a surrogate pair.")
+            translated = InvalidRequest("An id or a name contains an unpaired surrogate.")
         case _ if type(error) is sqlite3.DatabaseError:
             translated = PermanentError(
-                f"The database {database} is damaged ({error}); restore it from a backup.",
+                f"The database {database} is damaged ({error}). Restore it from a backup.",
                 code="database_damaged",
             )
         case _:
@@ -168,15 +170,15 @@ def translate(error: Exception, database: str) -> Exception:
 
 def _unavailable(error: sqlite3.OperationalError | OSError, database: str) -> str:
     if isinstance(error, OSError):
-        return f"The database {database} cannot be made: {error.strerror}."
+        return f"The database {database} cannot be created: {error.strerror}."
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:
         case sqlite3.SQLITE_FULL:
-            return f"The disk that holds the database {database} is full; free some space on it."
+            return f"The disk with the database {database} is full. Free some space on it."
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"The database {database} is locked by another process that writes for too long."
+            return f"The database {database} was locked by another process for too long."
         case sqlite3.SQLITE_READONLY:
-            return f"The database {database} may not be written by this process; check its mode."
+            return f"This process may not write to the database {database}. Check its mode."
         case sqlite3.SQLITE_CANTOPEN:
-            return f"The database {database} cannot be opened; check its directory and mode."
+            return f"The database {database} cannot be opened. Check its directory and mode."
         case _:
-            return f"The database {database} does not answer: {error}."
+            return f"The database {database} is not available: {error}."

@@ -1,9 +1,9 @@
 """
-Connections to MariaDB and PostgreSQL.
+The connection pool for MariaDB and PostgreSQL.
 
-A new connection goes to the first address that answers, in the order given: a secondary is used
-while the primary does not answer, and by no connection made after it is back. A connection that was
-idle is tried before it is used; one that fails this takes all older ones with it.
+A new connection goes to the first address that answers, in the given order: a secondary serves
+while the primary does not answer, and not for connections made after it is back. An idle connection
+is checked before it is used; if the check fails, all older connections are discarded as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from atoll.stores.sql.dsn import Address, Kind, addresses
-from atoll.stores.sql.faults import Unreached, said
+from atoll.stores.sql.server.errors import ConnectionFailed, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 
 DIALECTS = {Kind.MARIADB: "mysql+aiomysql://", Kind.POSTGRESQL: "postgresql+asyncpg://"}
 
-Talk = Callable[[Any], Awaitable[object]]
-PING: Mapping[Kind, Talk] = {
+DriverCall = Callable[[Any], Awaitable[object]]
+PING: Mapping[Kind, DriverCall] = {
     Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
     Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
 }
-GOODBYE_TIMEOUT = 1.0
+CLOSE_TIMEOUT = 1.0
 
-# Whatever the server is configured to: text that does not fit is an error, never cut off.
+# However the server is configured: text that does not fit is an error and never truncated.
 SQL_MODE = "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
 
 
 def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
-    """An engine on one database by all its addresses. It connects when it is first used."""
+    """An engine for one database with several addresses. It connects when it is first used."""
     found = addresses(urls)
     kind = found[0].kind
     engine = create_async_engine(
         DIALECTS[kind],
         async_creator=partial(connect_first, found, settings.connect_timeout),
-        # Sets `autocommit` as well, whatever the URL says of it.
+        # Sets `autocommit` as well, overriding the URL.
         isolation_level="READ COMMITTED",
         pool_size=settings.pool_size,
         max_overflow=settings.max_overflow,
         pool_timeout=settings.pool_timeout.total_seconds(),
         pool_recycle=int(settings.pool_recycle.total_seconds()),
-        # What users wrote is not for logs.
+        # Values that users wrote do not belong in logs.
         hide_parameters=True,
-        # Whoever uses a connection ends its transaction; a second ROLLBACK is a round trip.
+        # Transactions are ended by our own code; another ROLLBACK would cost a round trip.
         pool_reset_on_return=None,
     )
     if settings.pre_ping:
-        # Not SQLAlchemy's own, which waits for ever where a host is silent.
-        try_out = partial(_try_out, PING[kind], settings.connect_timeout)
-        sa.event.listen(engine.sync_engine, "checkout", try_out)
-    # Nor does its way to close one have an end.
-    sa.event.listen(engine.sync_engine, "close", partial(_part, GOODBYE[kind]))
+        # SQLAlchemy's own check waits forever if a host is silent.
+        check = partial(_check, PING[kind], settings.connect_timeout)
+        sa.event.listen(engine.sync_engine, "checkout", check)
+    # Nor does SQLAlchemy limit the time that closing takes.
+    sa.event.listen(engine.sync_engine, "close", partial(_close, CLOSE[kind]))
     return engine
 
 
@@ -74,9 +74,9 @@ async def connect_first(found: Sequence[Address], timeout: timedelta) -> Any:
                 return await _CONNECT[address.kind](address)
         except TimeoutError:
             failures.append(f"{address.name}: no answer within {timeout.total_seconds():g} s")
-        except Exception as error:  # noqa: BLE001 drivers raise anything, and the next may answer
-            failures.append(f"{address.name}: {said(error)}")
-    raise Unreached(f"The database cannot be reached ({'; '.join(failures)}).")
+        except Exception as error:  # noqa: BLE001 drivers raise anything, and the next address may answer
+            failures.append(f"{address.name}: {message_of(error)}")
+    raise ConnectionFailed(f"The database cannot be reached ({'; '.join(failures)}).")
 
 
 async def _connect_mariadb(address: Address) -> Any:
@@ -85,26 +85,26 @@ async def _connect_mariadb(address: Address) -> Any:
 
     class Connection(aiomysql.Connection):  # type: ignore[misc]
         async def _request_authentication(self) -> None:
-            # The driver would go on in the clear, and tell the password to whoever asks.
+            # The driver would continue without TLS and send the password to any server.
             if self._ssl_context and not self.server_capabilities & CLIENT.SSL:
                 raise ConnectionError("the server offers no TLS")
             await super()._request_authentication()
 
         def close(self) -> None:
-            # The driver's own, also used when a caller is cancelled, stays open until all that is
-            # buffered has been sent, and with TLS until the server has said goodbye as well.
+            # The driver's own close, also used when a caller is cancelled, waits until the buffer
+            # is sent and, with TLS, until the server has closed as well.
             if self._writer is not None:
                 self._writer.transport.abort()
             super().close()
 
     given = {"charset": "utf8mb4", "sql_mode": SQL_MODE, **address.arguments}
-    # Rows that matched, not those that changed, as on the other databases.
+    # Count the rows that matched, not those that changed, as the other databases do.
     connection = Connection(client_flag=CLIENT.FOUND_ROWS, **given)
     try:
         await connection._connect()
     except BaseException:
-        # All that `aiomysql.connect` lacks: it leaves a connection open that took too long.
-        sever(connection)
+        # `aiomysql.connect` would leave a connection open that took too long.
+        abort(connection)
         raise
     return connection
 
@@ -118,7 +118,7 @@ async def _connect_postgresql(address: Address) -> Any:
 _CONNECT = {Kind.MARIADB: _connect_mariadb, Kind.POSTGRESQL: _connect_postgresql}
 
 
-def _try_out(ping: Talk, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
+def _check(ping: DriverCall, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
     if "used" not in record.info:
         record.info["used"] = True
         return
@@ -128,34 +128,34 @@ def _try_out(ping: Talk, timeout: timedelta, connection: Any, record: Any, _prox
             async with asyncio.timeout(timeout.total_seconds()):
                 await ping(driver)
         except Exception as error:
-            sever(driver)
+            abort(driver)
             raise sa.exc.InvalidatePoolError from error
         except BaseException:
-            sever(driver)
+            abort(driver)
             raise
 
     connection.run_async(answer)
 
 
-GOODBYE: Mapping[Kind, Talk] = {
+CLOSE: Mapping[Kind, DriverCall] = {
     Kind.MARIADB: lambda driver: driver.ensure_closed(),
     Kind.POSTGRESQL: lambda driver: driver.close(),
 }
 
 
-def _part(goodbye: Talk, connection: Any, _record: Any) -> None:
-    async def part(driver: Any) -> None:
+def _close(close: DriverCall, connection: Any, _record: Any) -> None:
+    async def close_or_abort(driver: Any) -> None:
         try:
-            async with asyncio.timeout(GOODBYE_TIMEOUT):
-                await goodbye(driver)
-        except Exception:  # noqa: BLE001 whatever it is, the connection is not needed any more
-            sever(driver)
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await close(driver)
+        except Exception:  # noqa: BLE001 the connection is not needed any more
+            abort(driver)
 
-    connection.run_async(part)
+    connection.run_async(close_or_abort)
 
 
-def sever(driver: Any) -> None:
-    """Cut a driver's connection without a word to the server, which may not be listening."""
+def abort(driver: Any) -> None:
+    """Close a driver's connection without telling the server, which may not respond."""
     if hasattr(driver, "terminate"):
         driver.terminate()
     else:

@@ -1,8 +1,8 @@
 """
-Calls from the event loop to a database thread, and the way of their answers back.
+Calls from the event loop to a database thread, and their results on the way back.
 
-The loop is woken once for all answers that are there when it gets to look, not once for each. An
-answer whose caller was cancelled meanwhile is dropped; its operation has run all the same.
+The loop is woken once for all results that have arrived when it runs, not once for each. The result
+of a caller that was cancelled is dropped; its operation has run nevertheless.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Call:
     error: Exception | None = None
 
 
-class Answers:
+class ResultQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[Call] = deque()
-        self._announced = False
+        self._scheduled = False
 
     def put(self, calls: Iterable[Call]) -> None:
         """Called by the database threads."""
         self._calls.extend(calls)
-        if not self._announced:
-            self._announced = True
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # Before the first look: what a thread puts later must be announced again.
-        self._announced = False
+        # Before the loop: results that a thread puts from here on need another callback.
+        self._scheduled = False
         while self._calls:
             call = self._calls.popleft()
             if call.future.done():

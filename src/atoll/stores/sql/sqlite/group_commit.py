@@ -1,10 +1,10 @@
 """
 Group commit: one thread and one connection for all writes.
 
-Everything that was asked for while a transaction was under way goes into the next one, so that many
-callers share one commit; a lone caller does not wait for company. Callers hear of their operation
-after the commit, or all of them hear why it failed. An operation that raises takes nothing else
-with it: its own changes are undone, those of its neighbours are committed.
+All writes that were requested during one transaction go into the next one, so that many callers
+share a commit; a single caller does not wait for others. A caller gets its result after the commit,
+or the error if the commit failed. An operation that raises affects no other: its own changes are
+undone, those of the rest of the batch are committed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.stores.sql.calls import Answers, Call
+    from atoll.stores.sql.sqlite.calls import Call, ResultQueue
 
 
-class Writer:
+class WriterThread:
     def __init__(
         self,
         connection: sqlite3.Connection,
-        answers: Answers,
+        results: ResultQueue,
         translate: Callable[[Exception], Exception],
     ) -> None:
         self._connection = connection
-        self._answers = answers
+        self._results = results
         self._translate = translate
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="atoll-sql-writer", daemon=True)
@@ -39,7 +39,7 @@ class Writer:
         self._calls.put(call)
 
     def stop(self) -> None:
-        """End after what was put before; nothing may be put later."""
+        """End after the calls that were put before; none may be put afterwards."""
         self._calls.put(None)
 
     def join(self) -> None:
@@ -50,34 +50,34 @@ class Writer:
             stopping = False
             while not stopping:
                 batch = []
-                for call in self._gather():
+                for call in self._take_all():
                     if call is None:
                         stopping = True
                     else:
                         batch.append(call)
                 if batch:
-                    self._settle(batch)
-                    self._answers.put(batch)
+                    self._commit(batch)
+                    self._results.put(batch)
 
-    def _gather(self) -> list[Call | None]:
-        gathered = [self._calls.get()]
+    def _take_all(self) -> list[Call | None]:
+        taken = [self._calls.get()]
         while not self._calls.empty():
-            gathered.append(self._calls.get())
-        return gathered
+            taken.append(self._calls.get())
+        return taken
 
-    def _settle(self, batch: list[Call]) -> None:
+    def _commit(self, batch: list[Call]) -> None:
         try:
             try:
                 self._transaction(self._run, batch)
             except sqlite3.OperationalError:
                 raise
             except Exception:
-                # One of them was refused, which is rare. Savepoints would have told which one, but
-                # cost all the others time; so they come only now.
+                # Rare: one operation was refused. Savepoints show which one, but would slow down
+                # every batch, so they are used only now.
                 if len(batch) == 1:
                     raise
-                self._transaction(self._run_apart, batch)
-        except Exception as error:  # noqa: BLE001 each caller gets it, and the thread must live on
+                self._transaction(self._run_with_savepoints, batch)
+        except Exception as error:  # noqa: BLE001 passed to every caller; the thread must survive
             for call in batch:
                 call.error = self._translate(error)
 
@@ -87,7 +87,7 @@ class Writer:
             run(batch)
             self._connection.execute("COMMIT")
         except BaseException:
-            # SQLite has ended the transaction itself after some errors, such as a full disk.
+            # After some errors, such as a full disk, SQLite has ended the transaction already.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -97,7 +97,7 @@ class Writer:
         for call in batch:
             call.value = call.operation(connection)
 
-    def _run_apart(self, batch: list[Call]) -> None:
+    def _run_with_savepoints(self, batch: list[Call]) -> None:
         connection = self._connection
         for call in batch:
             connection.execute("SAVEPOINT operation")
@@ -105,7 +105,7 @@ class Writer:
                 call.value = call.operation(connection)
             except sqlite3.OperationalError:
                 raise
-            except Exception as error:  # noqa: BLE001 its caller gets it
+            except Exception as error:  # noqa: BLE001 passed to its caller
                 connection.execute("ROLLBACK TO operation")
                 call.error = self._translate(error)
             connection.execute("RELEASE operation")

@@ -1,0 +1,1 @@
+"""The engine for MariaDB and PostgreSQL: connection pool, retries and error translation."""
