@@ -46,8 +46,8 @@ def test_ctrl_c_ends_the_code_and_says_so(bubblewrap: str, tmp_path: Path) -> No
 def test_where_nobody_can_answer_the_code_is_refused(bubblewrap: str, tmp_path: Path) -> None:
     with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, 'atoll: it asks: Go on? {"n": 1}\n')
-    assert out == "Answer(approved=False, answer=None, reason='There is nobody to ask.')\n"
+    assert (process.returncode, err) == (0, 'atoll: approval requested: Go on? {"n": 1}\n')
+    assert out == "Answer(approved=False, answer=None, reason='There is no terminal to ask on.')\n"
 
 
 def test_a_question_is_answered_by_another_command(server: Server) -> None:
@@ -62,7 +62,7 @@ def test_a_question_is_answered_by_another_command(server: Server) -> None:
     session = done("session", "create").strip()
     with start("session", "exec", session, "--code", ASK, **to) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == 'atoll: it asks: Go on? {"n": 1}\n'
+        assert process.stderr.readline() == 'atoll: approval requested: Go on? {"n": 1}\n'
         execution = process.stderr.readline().split("approve ")[1].split(",")[0]
         done("execution", "approve", execution, "--answer", '"yes"')
         out, _ = process.communicate(timeout=60)

@@ -55,7 +55,7 @@ def test_the_schema_goes_up_and_down_and_is_told(env: dict[str, str]) -> None:
     assert atoll("db", "upgrade", "0001", **env).stdout == "base -> 0001\n"
     assert current(**env) == (1, "0001", "outdated")
     assert atoll("db", "upgrade", **env).stdout == f"0001 -> {HEAD}\n"
-    assert atoll("db", "upgrade", **env).stdout == f"at {HEAD} already\n"
+    assert atoll("db", "upgrade", **env).stdout == f"already at {HEAD}\n"
     assert current(**env) == (0, HEAD, "current")
     assert HEAD in atoll("db", "current", **env).stdout
 
@@ -70,7 +70,7 @@ def test_a_downgrade_asks_first(env: dict[str, str]) -> None:
     for answer in ("", "n\n"):
         asked = atoll("db", "downgrade", "base", input=answer, **env)
         assert asked.exit_code == 1
-        assert "losing data?" in asked.stderr
+        assert "lose data?" in asked.stderr
     assert current(**env) == (0, HEAD, "current")
 
     assert atoll("db", "downgrade", "base", input="y\n", **env).stdout == f"{HEAD} -> base\n"

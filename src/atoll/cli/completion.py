@@ -1,74 +1,68 @@
-"""Completion of ids, when a server answers before anybody would notice the wait."""
+"""Shell completion of ids. Completes nothing if the server does not respond quickly."""
 
 import re
+from typing import TYPE_CHECKING
 
 import typer
 
 from atoll.cli.output import one_line
 
-_PATIENCE = 0.5
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from atoll.sdk.sync import Atoll
+
+    Ids = Callable[[Atoll], Iterator[tuple[str, str]]]
+
+_TIMEOUT = 0.5
+_MAX_IDS = 50
 _SAFE = re.compile(r"[A-Za-z0-9._:-]+")
-"""What a shell takes as one plain word: a server must not put a command on somebody's line."""
-
-
-def _completions(found: list[tuple[str, str]], incomplete: str) -> list[tuple[str, str]]:
-    return [
-        (name, one_line(words))
-        for name, words in found
-        if name.startswith(incomplete) and _SAFE.fullmatch(name)
-    ]
+"""Words without special meaning in a shell: a server must not inject commands."""
 
 
 def session_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    return _sessions(ctx, incomplete, "running")
+    return _complete(ctx, incomplete, _sessions("running"))
 
 
-def resting_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Of those that can be started."""
-    return _sessions(ctx, incomplete, "stopped", "archived", "paused")
-
-
-def _sessions(ctx: typer.Context, incomplete: str, *statuses: str) -> list[tuple[str, str]]:
-    from itertools import islice
-
-    from atoll.cli.options import connect
-    from atoll.errors import AtollError
-
-    try:
-        with connect(ctx.params.get("url"), ctx.params.get("api_key"), _PATIENCE) as atoll:
-            sessions = [
-                session.info
-                for status in statuses
-                for session in islice(atoll.sessions.list(status=status), 50)
-            ]
-    except AtollError:
-        return []
-    return _completions([(info.id, info.template_id) for info in sessions], incomplete)
+def startable_session_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of stopped, archived and paused sessions."""
+    found = [_sessions(status) for status in ("stopped", "archived", "paused")]
+    return _complete(ctx, incomplete, *found)
 
 
 def template_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    from itertools import islice
-
-    from atoll.cli.options import connect
-    from atoll.errors import AtollError
-
-    try:
-        with connect(ctx.params.get("url"), ctx.params.get("api_key"), _PATIENCE) as atoll:
-            templates = list(islice(atoll.templates.list(), 50))
-    except AtollError:
-        return []
-    return _completions([(found.id, found.name) for found in templates], incomplete)
+    return _complete(
+        ctx, incomplete, lambda atoll: ((one.id, one.name) for one in atoll.templates.list())
+    )
 
 
 def execution_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return _complete(
+        ctx,
+        incomplete,
+        lambda atoll: ((one.id, one.session_id) for one in atoll.executions.list(status="running")),
+    )
+
+
+def _sessions(status: str) -> "Ids":
+    return lambda atoll: (
+        (one.id, one.info.template_id) for one in atoll.sessions.list(status=status)
+    )
+
+
+def _complete(ctx: typer.Context, incomplete: str, *lists: "Ids") -> list[tuple[str, str]]:
     from itertools import islice
 
     from atoll.cli.options import connect
     from atoll.errors import AtollError
 
     try:
-        with connect(ctx.params.get("url"), ctx.params.get("api_key"), _PATIENCE) as atoll:
-            found = list(islice(atoll.executions.list(status="running"), 50))
+        with connect(ctx.params.get("url"), ctx.params.get("api_key"), _TIMEOUT) as atoll:
+            found = [pair for ids in lists for pair in islice(ids(atoll), _MAX_IDS)]
     except AtollError:
         return []
-    return _completions([(info.id, info.session_id) for info in found], incomplete)
+    return [
+        (name, one_line(text))
+        for name, text in found
+        if name.startswith(incomplete) and _SAFE.fullmatch(name)
+    ]

@@ -7,27 +7,26 @@ from typing import Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import session_ids
-from atoll.cli.options import ApiKey, Env, Json, Url, connect, environment
+from atoll.cli.option_parsing import environment
+from atoll.cli.options import ApiKey, Env, Json, SessionId, Timeout, Url, connect
 
 app = typer.Typer(
-    help="Processes of a session that keep their state between executions.",
+    help="Contexts: interpreters that keep their state between executions.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-SessionId = Annotated[
-    str, typer.Argument(metavar="SESSION", autocompletion=session_ids, help="Its id.")
-]
-ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Its id.")]
-_MOST = 1000
+ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Context id.")]
+_MAX_LISTED = 1000
 
 
 @app.command()
 def create(
     session_id: SessionId,
-    language: Annotated[str, typer.Option("--language", "-l", help="python.")] = "python",
-    cwd: Annotated[str | None, typer.Option(help="Where it begins; /workspace.")] = None,
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="Language; only python.")
+    ] = "python",
+    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
@@ -42,10 +41,10 @@ def create(
 def list_(
     session_id: SessionId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """List a session's contexts."""
+    """List the contexts of a session."""
     with connect(url, api_key) as atoll:
         found = atoll.sessions.get(session_id).contexts()
-        infos = [context.info for context in islice(found, _MOST)]
+        infos = [context.info for context in islice(found, _MAX_LISTED)]
     if json:
         output.as_json(infos)
         return
@@ -70,19 +69,21 @@ def run(
     session_id: SessionId,
     context_id: ContextId,
     code: Annotated[
-        str | None, typer.Option("--code", "-c", help="Run this; else what is on stdin.")
+        str | None, typer.Option("--code", "-c", help="Code to run. Default: stdin.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="Seconds.")] = None,
+    timeout: Timeout = None,
     env: Env = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write what it shows to files there: 1.png, 2.html, …"),
+        typer.Option(
+            metavar="DIR", help="Write displayed results to files there: 1.png, 2.html, …"
+        ),
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Run code in a context and end with its exit code."""
+    """Run code in a context and exit with its exit code."""
     from atoll.cli.execution_output import show as show_live
 
     source = typer.get_text_stream("stdin").read() if code is None else code
@@ -107,7 +108,7 @@ def restart(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Begin anew, without state; what runs is cancelled."""
+    """Restart a context with an empty state. Cancels its running code."""
     with connect(url, api_key) as atoll:
         info = atoll.sessions.get(session_id).get_context(context_id).restart()
     output.as_json(info) if json else output.line(info.id)
@@ -121,7 +122,7 @@ def interrupt(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Interrupt what runs in a context, as Ctrl-C does."""
+    """Interrupt the running code of a context, like Ctrl-C."""
     with connect(url, api_key) as atoll:
         info = atoll.sessions.get(session_id).get_context(context_id).interrupt()
     output.as_json(info) if json else output.line(info.id)
@@ -131,7 +132,7 @@ def interrupt(
 def delete(
     session_id: SessionId, context_id: ContextId, url: Url = None, api_key: ApiKey = None
 ) -> None:
-    """End a context, and what runs in it."""
+    """Delete a context. Cancels its running code."""
     with connect(url, api_key) as atoll:
         atoll.sessions.get(session_id).get_context(context_id).delete()
     output.line(context_id)

@@ -1,4 +1,4 @@
-"""`atoll db …`: the schema of the database that a server's settings name. No server is asked."""
+"""`atoll db …`: the schema of the server's database. Accesses the database, not the server."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         "--database-url",
-        help="The database; else ATOLL_DATABASE_URL or _URLS, else the data directory's own.",
+        help="Database URL. Default: ATOLL_DATABASE_URL(S), then SQLite in the data directory.",
         metavar="URL",
     ),
 ]
@@ -34,16 +34,16 @@ DatabaseUrl = Annotated[
 
 @app.command()
 def upgrade(
-    revision: Annotated[str, typer.Argument(help="Where to stop on the way up.")] = "head",
+    revision: Annotated[str, typer.Argument(help="Revision to upgrade to.")] = "head",
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """
-    Bring the schema up to this version's, or up to a revision.
+    Upgrade the schema to this version's, or to a revision.
 
-    Several may run at once: one does it and the others wait. One that was interrupted is finished
-    by running it again. SQLite needs it never, being brought up by the server's start.
+    Concurrent upgrades are safe: one does the work, the others wait. Run an interrupted upgrade
+    again to finish it. SQLite needs no upgrade command: the server upgrades it when it starts.
     """
 
     async def upgraded(schema: "Schema") -> tuple[str | None, str | None]:
@@ -51,39 +51,39 @@ def upgrade(
         await schema.upgrade(revision)
         return before, await schema.revision()
 
-    _tell(_run(_settings(database_url, data_dir), upgraded), json)
+    _print_change(_run(_settings(database_url, data_dir), upgraded), json)
 
 
 @app.command()
 def downgrade(
-    revision: Annotated[str, typer.Argument(help='Where to go down to; "base" is empty.')],
+    revision: Annotated[str, typer.Argument(help='Revision to downgrade to; "base" is empty.')],
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
     """
-    Take the schema down to an older version's. Stop all servers before, and make a backup.
+    Downgrade the schema to an older revision. Stop all servers and make a backup first.
 
-    What only the newer schema has a place for is lost, with "base" everything.
+    Loses the data that the older schema cannot store; with "base", all data.
     """
 
     async def downgraded(schema: "Schema") -> tuple[str | None, str | None]:
         before = await schema.revision()
         if not yes:
-            _ask(f"Take {schema.name} from {before or 'base'} down to {revision}, losing data?")
+            _ask(f"Downgrade {schema.name} from {before or 'base'} to {revision}, and lose data?")
         await schema.downgrade(revision)
         return before, await schema.revision()
 
-    _tell(_run(_settings(database_url, data_dir), downgraded, alone=True), json)
+    _print_change(_run(_settings(database_url, data_dir), downgraded, alone=True), json)
 
 
 @app.command()
 def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """
-    Say which revision the schema is at and which one this version wants.
+    Show the schema's revision and the one that this version needs.
 
-    Ends with 0 when they are the same and with 1 when not.
+    Exits with 0 if they are equal, else with 1.
     """
     from atoll.stores.sql.revisions import HEAD, SchemaState, schema_state
 
@@ -101,24 +101,24 @@ def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Js
 
 
 def _ask(question: str) -> None:
-    """On stderr alone, which typer's own way of asking does not keep to."""
+    """Confirm on stderr; typer.confirm would write to stdout."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Exit(1)
 
 
-def _tell(change: tuple[str | None, str | None], json: bool) -> None:
+def _print_change(change: tuple[str | None, str | None], json: bool) -> None:
     before, after = change
     if json:
         output.as_json({"before": before, "revision": after})
     elif before == after:
-        output.line(f"at {after or 'base'} already")
+        output.line(f"already at {after or 'base'}")
     else:
         output.line(f"{before or 'base'} -> {after or 'base'}")
 
 
 def _settings(database_url: str | None, data_dir: "Path | None") -> "Settings":
-    # The option stands for both variables, of which only one may be set.
+    # The option overrides both variables; only one of them may be set.
     urls = None if database_url is None else ()
     return settings(database_url=database_url, database_urls=urls, data_dir=data_dir)
 

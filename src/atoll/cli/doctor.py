@@ -7,7 +7,7 @@ from atoll.cli.options import DataDir, Json, settings
 
 
 def doctor(data_dir: DataDir = None, json: Json = False) -> None:
-    """Say what isolation this machine can give, what is missing, and how to get it."""
+    """Check which isolation this machine provides, what is missing, and how to fix it."""
     chosen = settings(data_dir=data_dir)
     from atoll.app import doctor as host
 

@@ -5,38 +5,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.options import ApiKey, Url, connect
+from atoll.cli.options import ApiKey, JsonLines, Url, connect
 
 if TYPE_CHECKING:
     from atoll.sdk.values import FeedEvent
 
 Types = Annotated[
-    str | None, typer.Option("--types", help='Only these, like "session.*,execution.failed".')
+    str | None, typer.Option("--types", help='Only these types, like "session.*,execution.failed".')
 ]
 
 
 def events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="What happens from now on, until interrupted.")
+        bool, typer.Option("--follow", "-f", help="Print events from now on, until interrupted.")
     ] = False,
     types: Types = None,
-    subject: Annotated[str | None, typer.Option(help="Only those of one id.")] = None,
-    after: Annotated[
-        int | None, typer.Option(min=0, help="Only those after the one of this number.")
-    ] = None,
+    subject: Annotated[str | None, typer.Option(help="Only events of this id.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Only events after this number.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print JSON, an event a line.",
-            callback=output.errors_as_json,
-            is_eager=True,
-        ),
-    ] = False,
+    json: JsonLines = False,
 ) -> None:
-    """Print what changed of sessions, executions, nodes and templates, oldest first."""
+    """Print changes of sessions, executions, nodes and templates, oldest first."""
     chosen = split(types)
     with connect(url, api_key) as atoll:
         if follow:
@@ -57,6 +47,6 @@ def _show(event: "FeedEvent", *, json: bool) -> None:
     if json:
         output.as_json(event, indent=None)
         return
-    told = " ".join(f"{name}={value}" for name, value in event.data.items() if value is not None)
+    fields = " ".join(f"{name}={value}" for name, value in event.data.items() if value is not None)
     at = event.at.isoformat(sep=" ", timespec="milliseconds")
-    output.line(f"{event.number}  {at}  {event.type}  {event.subject}  {told}")
+    output.line(f"{event.number}  {at}  {event.type}  {event.subject}  {fields}")

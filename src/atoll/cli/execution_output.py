@@ -1,9 +1,9 @@
 """
-A program's output while it runs, and its end as an exit code.
+Shows the output of an execution while it runs, and turns its result into an exit code.
 
-Bytes are passed on as they are, stdout to stdout and stderr to stderr. What the program asks a
-person is asked on the terminal, where there is one. Whatever ends the watching early, Ctrl-C or a
-reader that left, cancels the execution, unless it was only looked at.
+Output bytes are written unchanged, stdout to stdout and stderr to stderr. Questions of the program
+are asked on the terminal, if there is one. Ctrl-C or a closed pipe cancels the execution, unless
+the command only follows it.
 """
 
 import signal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atoll.sdk.values import Approval, Event, Result
 
 TIMED_OUT = 124
-_NOBODY = "There is nobody to ask."
+_NO_TERMINAL = "There is no terminal to ask on."
 
 
 def show(
@@ -35,9 +35,11 @@ def show(
     function: str | None = None,
 ) -> int:
     """
-    Until it ends; the exit code is for this process. `own` is whether the execution ends with the
-    watching, `others` whether somebody else could answer its questions. What a `function` that was
-    called returns is on stdout, as JSON; of a handler it is only told.
+    Show the execution until it ends, and return the exit code for this process.
+
+    `own`: cancel the execution if this ends early. `others`: other clients can answer its
+    questions. The return value of a `function` is printed on stdout as JSON, that of a handler is
+    a note on stderr.
     """
     sinks = {} if json else {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
     seen = {"stdout": bytearray(), "stderr": bytearray()}
@@ -54,14 +56,14 @@ def show(
                     sink.write(event.data)
                     sink.flush()
                     sizes[event.kind] += len(event.data)
-                    # The end is enough to know whether an error was told already.
+                    # The end suffices to see whether an error was printed already.
                     seen[event.kind] = (seen[event.kind] + event.data)[-65536:]
                 else:
                     _comment(event, json=json)
                 if event.approval is not None and event.approval.asked:
                     _ask(execution, event.approval, others=others)
     except KeyboardInterrupt:
-        output.note(f"{execution.id} " + (_cancelled(execution) if own else "goes on."))
+        output.note(f"{execution.id} " + (_cancelled(execution) if own else "continues."))
         raise
     except BaseException:
         if own:
@@ -73,7 +75,7 @@ def show(
     else:
         for name, full in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
             if sizes[name] < full:
-                output.note(f"{name} was cut: {sizes[name]} of {full} bytes are shown.")
+                output.note(f"{name} is truncated: {sizes[name]} of {full} bytes shown.")
         _explain(result, bytes(seen["stderr"]).decode("utf-8", "replace"))
         if result.ok and result.return_value is not None:
             if function is None:
@@ -85,7 +87,7 @@ def show(
 
 
 def _shown(display: "Display") -> bytes:
-    """As text; what has no such form is named."""
+    """The display as text, or its MIME types."""
     text = display.text
     if text is None:
         text = f"<{', '.join(display.data)}>"
@@ -112,20 +114,20 @@ def _cancelled(execution: "Execution") -> str:
 
 
 def _comment(event: "Event", *, json: bool) -> None:
-    """What a person who waits would like to know."""
+    """Print notes for a waiting user."""
     if json:
         return
     if event.retry is not None:
         cause = event.retry.message or event.retry.cause or "lost"
-        output.note(f"attempt {event.retry.attempt - 1} was lost ({cause}); it is tried again.")
+        output.note(f"attempt {event.retry.attempt - 1} was lost ({cause}); retrying.")
     elif event.ahead and sys.stderr.isatty():
-        output.note(f"waits behind {event.ahead} other(s).")
+        output.note(f"waiting for {event.ahead} earlier execution(s).")
 
 
 def _ask(execution: "Execution", approval: "Approval", *, others: bool) -> None:
     data = "" if approval.data is None else f" {encode(approval.data)}"
-    output.note(f"it asks: {approval.question}{data}")
-    # Answered by somebody else, or too late: the program was told.
+    output.note(f"approval requested: {approval.question}{data}")
+    # Another client has answered, or the question has expired.
     with suppress(Conflict):
         if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
             sys.stderr.write("approve? [y/N] ")
@@ -137,19 +139,19 @@ def _ask(execution: "Execution", approval: "Approval", *, others: bool) -> None:
         elif others:
             output.note(f"answer with: atoll execution approve {execution.id}, or refuse")
         else:
-            execution.refuse(_NOBODY, approval_id=approval.id)
+            execution.refuse(_NO_TERMINAL, approval_id=approval.id)
 
 
-def _explain(result: "Result", told: str) -> None:
-    """What the program did not say itself."""
+def _explain(result: "Result", printed: str) -> None:
+    """Print the error, unless the program has printed it itself."""
     if result.ok or (result.error is not None and result.error.code == "exit"):
-        return  # an exit code speaks for itself
+        return
     if result.error is not None:
-        if result.error.traceback and result.error.message not in told:
+        if result.error.traceback and result.error.message not in printed:
             sys.stderr.write(output.visible(result.error.traceback))
-        elif result.error.message not in told:
+        elif result.error.message not in printed:
             output.error(result.error.message, result.error.code)
     elif result.status == "timeout":
-        output.error(f"It did not end within {result.execution_time:g} s.", "timeout")
+        output.error(f"The program timed out after {result.execution_time:g} s.", "timeout")
     elif result.cause not in (None, "exit"):
-        output.error(f"It was ended: {result.signal or result.cause}.", str(result.cause))
+        output.error(f"The program was killed: {result.signal or result.cause}.", str(result.cause))

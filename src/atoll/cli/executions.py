@@ -7,38 +7,38 @@ import typer
 
 from atoll.cli import output
 from atoll.cli.completion import execution_ids, session_ids
-from atoll.cli.options import ApiKey, Json, Url, connect
+from atoll.cli.options import ApiKey, Json, JsonLines, Limit, Url, connect
+from atoll.cli.options import Status as StatusFilter
 
 if TYPE_CHECKING:
     from atoll.sdk.values import Event, Status
 
 app = typer.Typer(
-    help="What runs, and has run, in sessions.", no_args_is_help=True, rich_markup_mode=None
+    help="Executions in sessions, running and ended.", no_args_is_help=True, rich_markup_mode=None
 )
 
 ExecutionId = Annotated[
-    str, typer.Argument(metavar="EXECUTION", help="Its id.", autocompletion=execution_ids)
+    str, typer.Argument(metavar="EXECUTION", help="Execution id.", autocompletion=execution_ids)
 ]
-ApprovalId = Annotated[
-    str | None, typer.Option("--approval-id", help="Only if this is what it asks.")
-]
+ApprovalId = Annotated[str | None, typer.Option("--approval-id", help="Answer only this question.")]
 
 
 @app.command("list")
 def list_(
     session_id: Annotated[
-        str | None, typer.Option("--session", autocompletion=session_ids, help="Of this session.")
+        str | None,
+        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
     ] = None,
     invocation_id: Annotated[
-        str | None, typer.Option("--invocation", help="Of this invocation.")
+        str | None, typer.Option("--invocation", help="Only those of this invocation.")
     ] = None,
-    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    status: StatusFilter = None,
+    limit: Limit = 100,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """List executions, newest first, ended ones included."""
+    """List executions, including ended ones, newest first."""
     with connect(url, api_key) as atoll:
         found = atoll.executions.list(
             session_id=session_id, invocation_id=invocation_id, status=status
@@ -68,7 +68,7 @@ def list_(
 def show(
     execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one execution, with its output and what it asks."""
+    """Show an execution with its output and pending approval."""
     with connect(url, api_key) as atoll:
         info = atoll.execution(execution_id).info()
     output.as_json(info) if json else output.details(info)
@@ -79,9 +79,9 @@ def follow(
     execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
     """
-    Pass its output on until it ends, and end with its exit code.
+    Show the output of an execution until it ends, and exit with its exit code.
 
-    From the start, whatever was shown before. Ctrl-C leaves it running.
+    Starts with its first output. Ctrl-C leaves the execution running.
     """
     from atoll.cli.execution_output import show as show_live
 
@@ -93,17 +93,12 @@ def follow(
 @app.command()
 def events(
     execution_id: ExecutionId,
-    after: Annotated[int, typer.Option(min=0, help="Those behind the one of this number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
     url: Url = None,
     api_key: ApiKey = None,
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print JSON, a line each.", callback=output.errors_as_json, is_eager=True
-        ),
-    ] = False,
+    json: JsonLines = False,
 ) -> None:
-    """Show what happens to it, event by event, until it ends. Ctrl-C leaves it running."""
+    """Print the events of an execution until it ends. Ctrl-C leaves the execution running."""
     from json import dumps
 
     with connect(url, api_key) as atoll:
@@ -120,31 +115,31 @@ def events(
 @app.command()
 def cancel(
     execution_id: ExecutionId,
-    reason: Annotated[str | None, typer.Option(help="Kept with it.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Stored with the execution.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """End it, and print how it ended."""
+    """Cancel an execution and print its status."""
     with connect(url, api_key) as atoll:
-        _told(atoll.execution(execution_id).cancel(reason), json=json)
+        _print_status(atoll.execution(execution_id).cancel(reason), json=json)
 
 
 @app.command()
 def inject(
     execution_id: ExecutionId,
     message: Annotated[
-        str | None, typer.Argument(help="What the code reads with messages().")
+        str | None, typer.Argument(help="Message that the code reads with messages().")
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="Instead: pass stdin on to its stdin, as it comes.")
+        bool, typer.Option("--stdin", help="Instead, pipe stdin to the program's stdin.")
     ] = False,
-    eof: Annotated[bool, typer.Option("--eof", help="Close its stdin after that.")] = False,
+    eof: Annotated[bool, typer.Option("--eof", help="Then close the program's stdin.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Give running code a message, or more for its stdin."""
+    """Send running code a message, or input on stdin."""
     import os
     import sys
 
@@ -155,52 +150,53 @@ def inject(
         if message is not None:
             status = execution.send(message)
         else:
-            # As it comes, however little.
             while stdin and (piece := os.read(sys.stdin.fileno(), 65536)):
                 execution.write(piece)
             status = execution.write(b"", eof=eof)
-    _told(status, json=json)
+    _print_status(status, json=json)
 
 
 @app.command()
 def approve(
     execution_id: ExecutionId,
-    answer: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Said beyond yes, for the code.")
-    ] = None,
+    answer: Annotated[str | None, typer.Option(metavar="JSON", help="Answer for the code.")] = None,
     approval_id: ApprovalId = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Say yes to what it asks."""
+    """Approve the question of an execution."""
     from atoll.cli.program_input import read_json
 
     given = read_json(answer, "--answer")
     with connect(url, api_key) as atoll:
-        _told(atoll.execution(execution_id).approve(given, approval_id=approval_id), json=json)
+        _print_status(
+            atoll.execution(execution_id).approve(given, approval_id=approval_id), json=json
+        )
 
 
 @app.command()
 def refuse(
     execution_id: ExecutionId,
-    reason: Annotated[str | None, typer.Option(help="Told to the code.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason for the code.")] = None,
     approval_id: ApprovalId = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Say no to what it asks."""
+    """Refuse the question of an execution."""
     with connect(url, api_key) as atoll:
-        _told(atoll.execution(execution_id).refuse(reason, approval_id=approval_id), json=json)
+        _print_status(
+            atoll.execution(execution_id).refuse(reason, approval_id=approval_id), json=json
+        )
 
 
-def _told(status: "Status", *, json: bool) -> None:
+def _print_status(status: "Status", *, json: bool) -> None:
     output.as_json(status) if json else output.line(status.status)
 
 
 def _content(event: "Event") -> dict[str, object]:
-    """What is in it, as the wire has it."""
+    """The content of an event as in the API."""
     if event.kind in ("stdout", "stderr"):
         return {"text": event.text}
     value = event.result or event.approval or event.retry or event.display

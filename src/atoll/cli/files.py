@@ -1,8 +1,7 @@
 """
-`atoll session …`: the commands for a session's files, which are named SESSION:PATH.
+`atoll session …`: commands for the files of a session, written SESSION:PATH.
 
-Lists are told as they come, one line each, so that their length costs no memory; with `--json` each
-line is a JSON object.
+Lists are printed as they arrive, in constant memory; with `--json` each line is a JSON object.
 """
 
 import sys
@@ -14,35 +13,44 @@ from atoll.cli import output
 from atoll.cli.completion import session_ids
 from atoll.cli.options import ApiKey, Json, Url, connect
 
-Place = Annotated[
-    str, typer.Argument(metavar="SESSION[:PATH]", autocompletion=session_ids, show_default=False)
+SessionPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="SESSION[:PATH]",
+        help="Session id, and a path in its workspace.",
+        autocompletion=session_ids,
+        show_default=False,
+    ),
 ]
 Glob = Annotated[
-    str | None, typer.Option("--glob", "-g", help='What matches, like "**/*.py".', metavar="GLOB")
+    str | None,
+    typer.Option("--glob", "-g", help='Only paths that match, like "**/*.py".', metavar="GLOB"),
 ]
 
 
-def place(text: str) -> tuple[str, str]:
-    """The session and the path in it."""
+def split_path(text: str) -> tuple[str, str]:
+    """Session id and path."""
     session_id, _, path = text.partition(":")
     return session_id, path
 
 
 def cp(
-    source: Annotated[str, typer.Argument(help="A local path, or SESSION:PATH; - is stdin.")],
-    target: Annotated[str, typer.Argument(help="The other of the two; - is stdout.")],
+    source: Annotated[str, typer.Argument(help="Local path or SESSION:PATH; - is stdin.")],
+    target: Annotated[str, typer.Argument(help="Local path or SESSION:PATH; - is stdout.")],
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="For those used to it: it always is.")
+        bool,
+        typer.Option(
+            "--recursive", "-r", help="Accepted for familiarity; copies are always recursive."
+        ),
     ] = False,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """
-    Copy a file or directory into a session or out of one.
+    Copy a file or directory into a session or out of it.
 
-    A directory is copied with all in it. A target that is a directory, or ends with /, takes the
-    source under its own name.
+    If the target is a directory or ends with /, the source keeps its name in it.
     """
     from atoll.cli.copy import copy
 
@@ -58,9 +66,9 @@ def cp(
 
 
 def ls(
-    where: Place,
+    where: SessionPath,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-R", help="All that is beneath it.")
+        bool, typer.Option("--recursive", "-R", help="Include subdirectories.")
     ] = False,
     glob: Glob = None,
     url: Url = None,
@@ -68,7 +76,7 @@ def ls(
     json: Json = False,
 ) -> None:
     """List a directory of a session: mode, size, time and path."""
-    session_id, path = place(where)
+    session_id, path = split_path(where)
     with connect(url, api_key) as atoll:
         for entry in atoll.sessions.get(session_id).files.list(
             path, recursive=recursive, glob=glob
@@ -77,7 +85,7 @@ def ls(
                 output.as_json(entry, indent=None)
                 continue
             mark = {"directory": "/", "symlink": "@"}.get(entry.type, "")
-            moment = entry.modified_at.isoformat(sep=" ", timespec="seconds")
+            moment = output.moment(entry.modified_at)
             output.line(f"{entry.mode} {entry.size:>12} {moment} {entry.path}{mark}")
 
 
@@ -86,25 +94,29 @@ def cat(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Write files of a session to stdout, as they are."""
+    """Write files of a session to stdout."""
     with connect(url, api_key) as atoll:
         for one in where:
-            session_id, path = place(one)
+            session_id, path = split_path(one)
             atoll.sessions.get(session_id).files.download(path, sys.stdout.buffer)
 
 
 def search(
-    where: Place,
-    query: Annotated[str, typer.Argument(help="A text.")],
-    regex: Annotated[bool, typer.Option("--regex", "-E", help="A regular expression.")] = False,
-    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i")] = False,
+    where: SessionPath,
+    query: Annotated[str, typer.Argument(help="Text to search for.")],
+    regex: Annotated[
+        bool, typer.Option("--regex", "-E", help="The text is a regular expression.")
+    ] = False,
+    ignore_case: Annotated[
+        bool, typer.Option("--ignore-case", "-i", help="Ignore upper and lower case.")
+    ] = False,
     glob: Glob = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Show lines of a session's files that hold a text. Ends with 1 if there are none."""
-    session_id, path = place(where)
+    """Search the files of a session for a text. Exits with 1 if nothing matches."""
+    session_id, path = split_path(where)
     found = False
     with connect(url, api_key) as atoll:
         for match in atoll.sessions.get(session_id).files.search(
@@ -119,16 +131,16 @@ def search(
 
 
 def watch(
-    where: Place,
+    where: SessionPath,
     recursive: Annotated[
-        bool, typer.Option("--recursive/--flat", help="With all beneath it, or only in it.")
+        bool, typer.Option("--recursive/--flat", help="Include subdirectories, or not.")
     ] = True,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Tell what happens to a session's files, until the directory is gone or Ctrl-C."""
-    session_id, path = place(where)
+    """Print changes of a session's files until the directory is removed or Ctrl-C is pressed."""
+    session_id, path = split_path(where)
     with connect(url, api_key) as atoll:
         for event in atoll.sessions.get(session_id).files.watch(path, recursive=recursive):
             if json:
@@ -141,19 +153,24 @@ def watch(
 
 
 def checkpoint(
-    session_id: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=session_ids)],
+    session_id: Annotated[
+        str, typer.Argument(metavar="SESSION", help="Session id.", autocompletion=session_ids)
+    ],
     last: Annotated[
-        bool, typer.Option("--last", help="Only show when it was done last; 1 if never.")
+        bool,
+        typer.Option(
+            "--last", help="Only show the latest checkpoint; exit with 1 if there is none."
+        ),
     ] = False,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Save a session's files to the blob store."""
+    """Save the files of a session to the blob store."""
     with connect(url, api_key) as atoll:
         session = atoll.sessions.get(session_id)
         saved = session.last_checkpoint() if last else session.checkpoint()
     if saved is None:
-        output.note(f"No files of session {session_id} are in the blob store.")
+        output.note(f"Session {session_id} has no checkpoint.")
         raise typer.Exit(1)
     output.as_json(saved) if json else output.details(saved)

@@ -23,11 +23,11 @@ def gc(
     json: Json = False,
 ) -> None:
     """
-    Remove what servers left on this machine whose data directory was removed.
+    Remove leftovers of servers whose data directory no longer exists.
 
-    That is instances, with their mounts, loop devices and control groups, and containers. Every
-    `atoll serve` does the same when it starts. A server that lives is never disturbed, and files
-    are never removed.
+    These are instances with their mounts, loop devices and control groups, and containers. Every
+    `atoll serve` does the same when it starts. Running servers are not affected, and files are
+    never removed.
     """
     chosen = settings(data_dir=data_dir)
     import asyncio
@@ -39,11 +39,11 @@ def gc(
     ended = asyncio.run(server.stop_sessions(chosen)) if stop_sessions and not dry_run else 0
     found = asyncio.run(leftovers.collect(chosen, dry_run=dry_run))
     if ended and not json:
-        output.line(f"Running sessions that were ended: {ended}.")
+        output.line(f"Ended {ended} running session(s).")
     if json:
         output.as_json(found)
     elif not found:
-        output.line("Nothing is left over.")
+        output.line("Nothing to remove.")
     else:
         rows = [
             (str(one.data_dir), one.instances, one.containers, one.error or "") for one in found

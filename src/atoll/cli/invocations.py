@@ -7,72 +7,90 @@ import typer
 
 from atoll.cli import output
 from atoll.cli.completion import session_ids
-from atoll.cli.options import ApiKey, Env, Json, Url, connect, environment
+from atoll.cli.option_parsing import environment, pairs
+from atoll.cli.options import (
+    ApiKey,
+    Env,
+    Json,
+    Limit,
+    SessionId,
+    Status,
+    Timeout,
+    Url,
+    connect,
+)
 
 app = typer.Typer(
-    help="Requests to run something; their ids stay however often they are tried.",
+    help="Function calls. Their ids stay the same when they are retried.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-InvocationId = Annotated[str, typer.Argument(metavar="INVOCATION", help="Its id.")]
+InvocationId = Annotated[str, typer.Argument(metavar="INVOCATION", help="Invocation id.")]
 
 
 @app.command()
 def invoke(
-    session_id: Annotated[
-        str, typer.Argument(metavar="SESSION", help="Its id.", autocompletion=session_ids)
-    ],
+    session_id: SessionId,
     function: Annotated[
         str | None,
-        typer.Argument(metavar="[FUNCTION]", help="module:name in the workspace, or in --code."),
+        typer.Argument(
+            metavar="[FUNCTION]", help="module:name in the workspace, or a function in --code."
+        ),
     ] = None,
-    code: Annotated[str | None, typer.Option("--code", "-c", help="What defines it.")] = None,
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", help="Code that defines the function.")
+    ] = None,
     input: Annotated[
-        str | None, typer.Option("--input", "-i", metavar="JSON", help="Given to the function.")
+        str | None, typer.Option("--input", "-i", metavar="JSON", help="Argument of the function.")
     ] = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", "-t", help="Seconds that it may run.")
-    ] = None,
+    timeout: Timeout = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", "-m", metavar="NAME=VALUE", help="Kept; may be repeated."),
+        typer.Option(
+            "--metadata", "-m", metavar="NAME=VALUE", help="Stored with the invocation. Repeatable."
+        ),
     ] = None,
     env: Env = None,
     invocation_id: Annotated[
         str | None,
-        typer.Option("--invocation-id", help="An id of your own: given again, it is the same."),
+        typer.Option(
+            "--invocation-id", help="Id of your choice. Repeating it does not run anything twice."
+        ),
     ] = None,
     execution_id: Annotated[
         str | None,
-        typer.Option("--execution-id", help="The same; a new one tries again what has failed."),
+        typer.Option(
+            "--execution-id", help="Id of the execution. A new one retries a failed invocation."
+        ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Or only print the invocation's id.")
+        bool,
+        typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
     ] = True,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """
-    Call a function and end with its exit code.
+    Call a function in a session and exit with its exit code.
 
-    Its output is passed on as it comes, and what it returns follows on stdout, as JSON. Ctrl-C
-    cancels it.
+    Output is shown as it arrives, and the return value follows on stdout as JSON. Ctrl-C cancels
+    the call.
     """
     from atoll.cli.execution_output import show as show_live
     from atoll.cli.program_input import read_json
 
     if function is None and code is None:
-        raise typer.BadParameter("name a function, or give --code.", param_hint="FUNCTION")
-    given, variables = read_json(input, "--input"), environment(env)
+        raise typer.BadParameter("give a function, or --code.", param_hint="FUNCTION")
+    argument, variables = read_json(input, "--input"), environment(env)
     with connect(url, api_key) as atoll:
         invocation = atoll.sessions.get(session_id).invoke(
             function,
             code=code,
-            input=given,
+            input=argument,
             timeout=timeout,
-            metadata=_pairs(metadata),
+            metadata=pairs(metadata, "--metadata"),
             env=variables,
             invocation_id=invocation_id,
             execution_id=execution_id,
@@ -81,23 +99,24 @@ def invoke(
         if not follow:
             output.as_json(invocation.info) if json else output.line(invocation.id)
             return
-        invoke_callback = function or "handler"
-        status = show_live(invocation.execution, json=json, function=invoke_callback)
+        name = function or "handler"
+        status = show_live(invocation.execution, json=json, function=name)
     raise typer.Exit(status)
 
 
 @app.command("list")
 def list_(
     session_id: Annotated[
-        str | None, typer.Option("--session", autocompletion=session_ids, help="Of this session.")
+        str | None,
+        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
     ] = None,
-    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    status: Status = None,
+    limit: Limit = 100,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """List invocations, newest first, ended ones included."""
+    """List invocations, including ended ones, newest first."""
     with connect(url, api_key) as atoll:
         found = atoll.invocations.list(session_id=session_id, status=status)
         infos = [invocation.info for invocation in islice(found, limit)]
@@ -124,7 +143,7 @@ def list_(
 def show(
     invocation_id: InvocationId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one invocation, with its result when it has ended."""
+    """Show an invocation, with its result if it has ended."""
     with connect(url, api_key) as atoll:
         info = atoll.invocations.get(invocation_id).info
     output.as_json(info) if json else output.details(info)
@@ -133,22 +152,12 @@ def show(
 @app.command()
 def cancel(
     invocation_id: InvocationId,
-    reason: Annotated[str | None, typer.Option(help="Kept with it.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Stored with the invocation.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """End it, and print how it ended."""
+    """Cancel an invocation and print its status."""
     with connect(url, api_key) as atoll:
         info = atoll.invocations.get(invocation_id).cancel(reason)
     output.as_json(info) if json else output.line(info.status)
-
-
-def _pairs(words: list[str] | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{word!r} is not NAME=VALUE.", param_hint="--metadata")
-        found[name] = value
-    return found

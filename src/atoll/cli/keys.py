@@ -1,4 +1,4 @@
-"""`atoll key …`: the keys of the server whose data is on this machine. No server is asked."""
+"""`atoll key …`: API keys of the server on this machine. Accesses its database, not the server."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 app = typer.Typer(
-    help="Keys of the server on this machine.", no_args_is_help=True, rich_markup_mode=None
+    help="API keys of the server on this machine.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
-    scope: Annotated[Scope, typer.Option(help="What it allows.")] = Scope.FULL,
+    name: Annotated[str, typer.Argument(help="Owner or purpose of the key.")],
+    scope: Annotated[Scope, typer.Option(help="What the key allows.")] = Scope.FULL,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a key and print it; it cannot be shown again."""
+    """Create a key and print it. It cannot be shown again."""
     chosen = settings(data_dir=data_dir)
 
     async def made() -> tuple[Key, str]:
@@ -61,11 +61,11 @@ def list_(data_dir: DataDir = None, json: Json = False) -> None:
 
 @app.command()
 def rm(
-    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Its id, not the key itself.")],
+    key_id: Annotated[str, typer.Argument(metavar="KEY", help="Key id, not the key itself.")],
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Remove a key: it opens nothing any more."""
+    """Revoke a key."""
     chosen = settings(data_dir=data_dir)
 
     async def removed() -> bool:
@@ -75,12 +75,12 @@ def rm(
             return await keys.remove(key_id)
 
     if not _run(removed()):
-        raise NotFound(f"There is no key {key_id}.", code="key_not_found")
+        raise NotFound(f"Key {key_id} does not exist.", code="key_not_found")
     output.removed([key_id], json=json)
 
 
 def _shown(key: Key) -> dict[str, object]:
-    """All of it but the digest."""
+    """The key's fields without the digest."""
     return {"id": key.id, "name": key.name, "scope": key.scope, "created_at": key.created_at}
 
 

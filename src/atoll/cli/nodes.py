@@ -10,10 +10,14 @@ from atoll.cli.options import ApiKey, Json, Url, connect
 if TYPE_CHECKING:
     from atoll.sdk.values import NodeInfo
 
-app = typer.Typer(help="Places that host instances.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Nodes: machines, Docker engines and clusters that host instances.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
-NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Its id.")]
+NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]
 
 
 @app.command("list")
@@ -63,7 +67,7 @@ def _progress(node: "NodeInfo") -> str:
 
 @app.command()
 def show(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
-    """Show what a node can give, and how busy it is."""
+    """Show a node: its load, its isolation and what it lacks."""
     with connect(url, api_key) as atoll:
         node = atoll.nodes.get(node_id)
     output.as_json(node) if json else output.details(node)
@@ -71,7 +75,7 @@ def show(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = 
 
 @app.command()
 def cordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
-    """Give a node no new sessions; those that it has stay."""
+    """Place no new sessions on a node. Existing sessions stay."""
     with connect(url, api_key) as atoll:
         node = atoll.nodes.cordon(node_id)
     output.as_json(node) if json else output.line(_state(node))
@@ -79,7 +83,7 @@ def cordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json 
 
 @app.command()
 def uncordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
-    """Give a node sessions again; this ends a drain."""
+    """Allow new sessions on a node again. Also ends a drain."""
     with connect(url, api_key) as atoll:
         node = atoll.nodes.uncordon(node_id)
     output.as_json(node) if json else output.line(_state(node))
@@ -88,15 +92,17 @@ def uncordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Jso
 @app.command()
 def drain(
     node_id: NodeId,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all sessions have left.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until all sessions have left.")
+    ] = False,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait at most; the drain goes on after.")
+        float | None, typer.Option(help="Maximum seconds to wait. The drain continues after it.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Have the sessions of a node go on elsewhere, with their files."""
+    """Move the sessions of a node, with their files, to other nodes."""
     with connect(url, api_key) as atoll:
         node = atoll.nodes.drain(node_id)
         if wait:
@@ -108,17 +114,17 @@ def drain(
                 raise typer.Exit(1) from None
     output.as_json(node) if json else output.line(_progress(node))
     if wait and node.drain is None:
-        raise typer.Exit(1)  # Somebody uncordoned it.
+        raise typer.Exit(1)  # The node was uncordoned meanwhile.
 
 
 @app.command("rm")
 def rm(
-    node_id: Annotated[list[str], typer.Argument(metavar="NODE...")],
+    node_id: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids.")],
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Forget nodes that are lost or drained and have no sessions."""
+    """Remove the records of lost or drained nodes without sessions."""
     with connect(url, api_key) as atoll:
         for one in node_id:
             atoll.nodes.delete(one)

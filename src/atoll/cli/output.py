@@ -104,12 +104,16 @@ def details(value: Any) -> None:
     table(("", ""), [(name, _short(item)) for name, item in fields.items()])
 
 
-def age(moment: datetime) -> str:
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+def age(at: datetime) -> str:
+    seconds = max(0, int((datetime.now(UTC) - at).total_seconds()))
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def moment(at: datetime) -> str:
+    return at.isoformat(sep=" ", timespec="seconds")
 
 
 def size(number: float) -> str:
@@ -132,7 +136,7 @@ def _short(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_short(item) for item in value)
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
+        return moment(value)
     return "" if value is None else str(value)
 
 

@@ -5,7 +5,7 @@ from atoll.cli.options import ApiKey, Json, Url, connect
 
 
 def pools(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
-    """List the warm pools of the server that answers."""
+    """List the warm pools of the server."""
     with connect(url, api_key) as atoll:
         found = list(atoll.pools.list())
     if json:

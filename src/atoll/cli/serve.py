@@ -9,29 +9,36 @@ from atoll.cli.options import DataDir, settings
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; ATOLL_HOST.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one; ATOLL_PORT.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: ATOLL_HOST.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; 0 chooses a free one. Default: ATOLL_PORT.")
+    ] = None,
     data_dir: DataDir = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that serve, with Redis; ATOLL_WORKERS.")
+        int | None,
+        typer.Option(help="Server processes; more than one needs Redis. Default: ATOLL_WORKERS."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="TLS certificate chain (PEM).")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of the certificate (PEM).")
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS.")
+        bool, typer.Option("--insecure", help="Allow other addresses than loopback without TLS.")
     ] = False,
     stop_sessions: Annotated[
-        bool, typer.Option("--stop-sessions", help="End all sessions when the server ends.")
+        bool, typer.Option("--stop-sessions", help="End all sessions when the server stops.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Log JSON lines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Log in JSON.")] = False,
 ) -> None:
     """
     Run the server.
 
-    Sessions outlive it: the next one that is started with the same data takes them over. Every
-    other setting is an environment variable; see the reference.
+    Sessions survive it: the next server with the same data takes them over. All other settings are
+    environment variables; see the settings reference.
     """
-    # Before the application is loaded, which takes longer than finding a misspelt setting.
+    # Before the application loads, so that a misspelt setting fails at once.
     chosen = settings(
         host=host,
         port=port,

@@ -3,22 +3,22 @@
 import os
 import signal
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import session_ids, template_ids
+from atoll.cli.completion import session_ids
+from atoll.cli.option_parsing import environment
 from atoll.cli.options import (
     DEFAULT_URL,
     ApiKey,
-    Cpu,
-    Disk,
     Env,
-    MaxProcesses,
-    Memory,
+    LimitOptions,
+    Template,
+    Timeout,
     Url,
-    environment,
+    expand_options,
 )
 
 if TYPE_CHECKING:
@@ -27,106 +27,122 @@ if TYPE_CHECKING:
     from atoll.sdk.values import ConsoleExit
 
 TIMED_OUT = 124
-_LIFE = 1800 + 60
-"""Seconds of life of a session for one shell: as long as an execution may take, and its start."""
+_LIFETIME = 1800 + 60
+"""Seconds that a session for one shell exists: the longest execution, and its start."""
 
 
+class ShellOptions(LimitOptions):
+    template: Template
+    timeout: Timeout
+    env: Env
+    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")]
+
+
+@expand_options
 def shell(
     session_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SESSION]", help="Its id; else a new one.", autocompletion=session_ids
+            metavar="[SESSION]",
+            help="Session id. Default: a new session.",
+            autocompletion=session_ids,
         ),
     ] = None,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND [ARGS]...]", help="Instead of a shell."),
+        typer.Argument(metavar="[-- COMMAND [ARGS]...]", help="Command instead of a shell."),
     ] = None,
     command: Annotated[
-        str | None, typer.Option("--command", "-c", help="Instead of a shell: a line for one.")
+        str | None, typer.Option("--command", "-c", help="Shell command line to run.")
     ] = None,
     attach: Annotated[
         str | None,
-        typer.Option("--attach", metavar="EXECUTION", help="Go on with one that was left."),
+        typer.Option("--attach", metavar="EXECUTION", help="Attach to a detached execution."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="With --attach: never type.")] = False,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", "-t", help="Seconds; else as long as allowed.")
-    ] = None,
-    env: Env = None,
-    cwd: Annotated[str | None, typer.Option(help="Where to begin; /workspace.")] = None,
-    template: Annotated[
-        str | None,
-        typer.Option("--template", autocompletion=template_ids, help="Of a new session."),
-    ] = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    disk: Disk = None,
-    max_processes: MaxProcesses = None,
+    watch: Annotated[bool, typer.Option("--watch", help="With --attach: do not type.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
+    **options: Unpack[ShellOptions],
 ) -> None:
     """
-    Open a shell in a session and end with its exit code.
+    Open a shell in a session and exit with its exit code.
 
-    On a terminal everything goes through, Ctrl-C too; Ctrl-P Ctrl-Q leaves it running. Otherwise
-    stdin is piped in to its end. A session made for it ends with it.
+    On a terminal all keys go to the shell, including Ctrl-C. Ctrl-P Ctrl-Q detaches and leaves it
+    running. Without a terminal, stdin is piped to the shell. A session that was created for the
+    shell ends with it.
     """
     from atoll.cli import terminal
     from atoll.sdk.client import AsyncAtoll
 
-    options = (template, cpu, memory, disk, max_processes)
-    if attach is not None and (session_id or command or any(options)):
-        raise typer.BadParameter("--attach names all there is to name.", param_hint="--attach")
-    if session_id is not None and any(option is not None for option in options):
-        raise typer.BadParameter("these options are for a new session.", param_hint="SESSION")
+    new_session = {
+        name: options[name] for name in ("template", "cpu", "memory", "disk", "max_processes")
+    }
+    if attach is not None and (session_id or command or any(new_session.values())):
+        raise typer.BadParameter(
+            "cannot be combined with a session, a command or limits.", param_hint="--attach"
+        )
+    if session_id is not None and any(value is not None for value in new_session.values()):
+        raise typer.BadParameter(
+            "--template and limits are for a new session.", param_hint="SESSION"
+        )
     if command is not None and words:
-        raise typer.BadParameter("give --command or words after --, one of the two.")
+        raise typer.BadParameter("give either --command or a command after --, not both.")
     if watch and attach is None:
-        raise typer.BadParameter("there is nothing to watch without --attach.")
+        raise typer.BadParameter("--watch needs --attach.")
     line = ["sh", "-c", command] if command is not None else words or None
-    variables = environment(env)
-    here = terminal.on_terminal()
-    if here:
+    variables = environment(options["env"])
+    on_terminal = terminal.on_terminal()
+    if on_terminal:
         variables.setdefault("TERM", os.environ.get("TERM") or "xterm")
 
     async def main() -> int:
         target = url or os.environ.get("ATOLL_URL") or DEFAULT_URL
         async with AsyncExitStack() as stack:
             atoll = await stack.enter_async_context(AsyncAtoll(target, api_key=api_key))
-            own: AsyncSession | None = None
+            created: AsyncSession | None = None
             if attach is not None:
                 execution = atoll.execution(attach)
             else:
                 if session_id is None:
-                    own = session = await atoll.sessions.create(
-                        template,
-                        timeout=_LIFE,
-                        cpu=cpu,
-                        memory=memory,
-                        disk=disk,
-                        max_processes=max_processes,
+                    created = session = await atoll.sessions.create(
+                        options["template"],
+                        timeout=_LIFETIME,
+                        cpu=options["cpu"],
+                        memory=options["memory"],
+                        disk=options["disk"],
+                        max_processes=options["max_processes"],
                     )
                 else:
                     session = await atoll.sessions.get(session_id)
-                rows, cols = terminal.size() if here else (None, None)
+                rows, cols = terminal.size() if on_terminal else (None, None)
                 try:
                     execution = await session.interactive(
-                        line, rows=rows, cols=cols, timeout=timeout, env=variables, cwd=cwd
+                        line,
+                        rows=rows,
+                        cols=cols,
+                        timeout=options["timeout"],
+                        env=variables,
+                        cwd=options["cwd"],
                     )
                 except BaseException:
-                    await _delete(own)
+                    await _delete(created)
                     raise
-            return await _talk(execution, own, here=here, watch=watch, attached=attach is not None)
+            return await _talk(
+                execution,
+                created,
+                on_terminal=on_terminal,
+                watch=watch,
+                attached=attach is not None,
+            )
 
     raise typer.Exit(terminal.run(main))
 
 
 async def _talk(
     execution: "AsyncExecution",
-    own: "AsyncSession | None",
+    created: "AsyncSession | None",
     *,
-    here: bool,
+    on_terminal: bool,
     watch: bool,
     attached: bool,
 ) -> int:
@@ -135,25 +151,27 @@ async def _talk(
 
     try:
         async with execution.console(watch=watch) as console:
-            ended = await terminal.talk(console, terminal=here, watch=watch, attached=attached)
+            ended = await terminal.talk(
+                console, terminal=on_terminal, watch=watch, attached=attached
+            )
     except terminal.Detached:
-        output.note(f"left running; go on with: atoll session shell --attach {execution.id}")
+        output.note(f"detached; to attach again: atoll session shell --attach {execution.id}")
         return 0
     except BaseException:
-        # Nobody will come back for what was only made for this.
-        if not attached and own is None:
+        # Nothing else uses an execution that was started for this shell.
+        if not attached and created is None:
             await best_effort(execution.cancel())
-        await _delete(own)
+        await _delete(created)
         raise
-    await _delete(own)
+    await _delete(created)
     return _exit_code(ended)
 
 
-async def _delete(own: "AsyncSession | None") -> None:
+async def _delete(created: "AsyncSession | None") -> None:
     from atoll.sdk.retry import best_effort
 
-    if own is not None:
-        await best_effort(own.delete())
+    if created is not None:
+        await best_effort(created.delete())
 
 
 def _exit_code(ended: "ConsoleExit") -> int:

@@ -3,33 +3,25 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import typer
 
 from atoll.cli import output
 from atoll.cli.build_progress import follow
 from atoll.cli.completion import template_ids
-from atoll.cli.options import (
-    ApiKey,
-    Cpu,
-    Disk,
-    Env,
-    Json,
-    MaxProcesses,
-    Memory,
-    Url,
-    connect,
-    environment,
-)
+from atoll.cli.option_parsing import environment
+from atoll.cli.options import ApiKey, Env, Json, LimitOptions, Url, connect, expand_options
 from atoll.errors import InvalidRequest, NotFound
 
-app = typer.Typer(help="What sessions start from.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Templates that sessions start from.", no_args_is_help=True, rich_markup_mode=None
+)
 
 PASSWORD = "ATOLL_REGISTRY_PASSWORD"  # noqa: S105 - the name of a variable
 
 TemplateId = Annotated[
-    str, typer.Argument(metavar="TEMPLATE", help="Its id.", autocompletion=template_ids)
+    str, typer.Argument(metavar="TEMPLATE", help="Template id.", autocompletion=template_ids)
 ]
 
 
@@ -62,111 +54,100 @@ def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
 def show(
     template_id: TemplateId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one template."""
+    """Show a template."""
     with connect(url, api_key) as atoll:
         template = atoll.templates.get(template_id)
     output.as_json(template) if json else output.details(template)
 
 
-@app.command()
-def create(
-    name: Annotated[str, typer.Argument(help="For people.")],
-    template_id: Annotated[
-        str | None, typer.Option("--id", help="By which sessions ask for it.")
-    ] = None,
+class BuildOptions(TypedDict):
+    """What a template adds to its base image."""
+
+    debian_package: Annotated[
+        list[str] | None, typer.Option(help="Debian package to install. Repeatable.")
+    ]
+    python_package: Annotated[
+        list[str] | None, typer.Option(help="Python package to install (PEP 508). Repeatable.")
+    ]
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(help="Module that the interpreter imports beforehand. Repeatable."),
+    ]
+    pool_size: Annotated[int | None, typer.Option(min=0, help="Minimum of ready instances.")]
+    pool_max: Annotated[int | None, typer.Option(min=0, help="Maximum of ready instances.")]
+
+
+class TemplateOptions(BuildOptions, LimitOptions):
+    base_image: Annotated[
+        str | None,
+        typer.Option(help="Base for packages: a root file system directory, or template:ID."),
+    ]
     image: Annotated[
         str | None,
         typer.Option(help="Root file system directory on the node, or the name of an image."),
-    ] = None,
+    ]
     dockerfile: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Dockerfile to build the image from."),
-    ] = None,
+    ]
     context: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Directory that the Dockerfile copies."),
-    ] = None,
-    runtime: Annotated[str | None, typer.Option(help="OCI runtime, such as runsc.")] = None,
+        typer.Option(exists=True, file_okay=False, help="Directory with the files that it copies."),
+    ]
+    runtime: Annotated[str | None, typer.Option(help="OCI runtime, such as runsc.")]
     registry_server: Annotated[
-        str | None, typer.Option(help="Registry of the credentials; the image's by default.")
-    ] = None,
+        str | None, typer.Option(help="Registry of the credentials. Default: the image's.")
+    ]
     registry_user: Annotated[
         str | None,
         typer.Option(
-            help="Name at the registry; the password is ATOLL_REGISTRY_PASSWORD, or read from "
+            help="User name at the registry. The password comes from ATOLL_REGISTRY_PASSWORD or "
             "stdin."
         ),
-    ] = None,
-    base_image: Annotated[
-        str | None,
-        typer.Option(
-            help="What packages are installed on: a root file system directory, or template:ID."
-        ),
-    ] = None,
-    python_package: Annotated[
-        list[str] | None,
-        typer.Option(help="A Python package to install (PEP 508); may be repeated."),
-    ] = None,
-    debian_package: Annotated[
-        list[str] | None, typer.Option(help="A Debian package to install; may be repeated.")
-    ] = None,
-    python: Annotated[str | None, typer.Option(help="Path of the interpreter.")] = None,
-    preload: Annotated[
-        list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
-    ] = None,
-    pool_size: Annotated[
-        int | None, typer.Option(min=0, help="Instances to keep ready at least.")
-    ] = None,
-    pool_max: Annotated[
-        int | None, typer.Option(min=0, help="Instances to keep ready at most.")
-    ] = None,
+    ]
+    python: Annotated[str | None, typer.Option(help="Path of the interpreter.")]
     require: Annotated[
-        list[str] | None, typer.Option(help="What a node must be able to give; may be repeated.")
+        list[str] | None, typer.Option(help="Isolation that a node must provide. Repeatable.")
+    ]
+    env: Env
+
+
+@app.command()
+@expand_options
+def create(
+    name: Annotated[str, typer.Argument(help="Name for people.")],
+    template_id: Annotated[
+        str | None, typer.Option("--id", help="Template id. Default: chosen by the server.")
     ] = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    disk: Disk = None,
-    max_processes: MaxProcesses = None,
-    env: Env = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
+    **options: Unpack[TemplateOptions],
 ) -> None:
-    """Make a template and print its id."""
-    variables = environment(env)
-    registry = _credentials(registry_server, registry_user)
-    text = None if dockerfile is None else dockerfile.read_text(encoding="utf-8")
+    """Create a template and print its id."""
+    given = _build_options(options)
+    given["registry"] = _credentials(given.pop("registry_server"), given.pop("registry_user"))
+    given["env"] = environment(given["env"]) or None
+    if (dockerfile := options["dockerfile"]) is not None:
+        given["dockerfile"] = dockerfile.read_text(encoding="utf-8")
     with connect(url, api_key) as atoll:
-        template = atoll.templates.create(
-            name,
-            template_id=template_id,
-            image=image,
-            base_image=base_image,
-            python_packages=python_package,
-            debian_packages=debian_package,
-            python=python,
-            preload=preload,
-            env=variables or None,
-            pool_size=pool_size,
-            pool_max=pool_max,
-            cpu=cpu,
-            memory=memory,
-            disk=disk,
-            max_processes=max_processes,
-            require=require,
-            runtime=runtime,
-            dockerfile=text,
-            context=context,
-            registry=registry,
-        )
+        template = atoll.templates.create(name, template_id=template_id, **given)
     output.as_json(template) if json else output.line(template.id)
 
 
+def _build_options(options: BuildOptions) -> dict[str, Any]:
+    """The options with their names in the SDK."""
+    given: dict[str, Any] = {**options}
+    for kind in ("debian_package", "python_package"):
+        given[f"{kind}s"] = given.pop(kind)
+    return given
+
+
 def _credentials(server: str | None, user: str | None) -> dict[str, str] | None:
-    """Never from the command line, which other users of this machine can see."""
+    """Registry credentials. Other users can read command lines, so the password is no option."""
     if user is None:
         if server is not None:
-            raise InvalidRequest("--registry-server: give --registry-user too.")
+            raise InvalidRequest("--registry-server needs --registry-user.")
         return None
     password = os.environ.get(PASSWORD)
     if password is None and sys.stdin.isatty():
@@ -180,51 +161,31 @@ def _credentials(server: str | None, user: str | None) -> dict[str, str] | None:
 
 
 @app.command()
+@expand_options
 def build(
-    name: Annotated[str, typer.Argument(help="Its id; made if it is not there yet.")],
+    name: Annotated[str, typer.Argument(help="Template id. Created if it does not exist.")],
     base: Annotated[
         str | None,
         typer.Option(help="Root file system directory on the node, or template:ID."),
     ] = None,
-    debian_package: Annotated[
-        list[str] | None, typer.Option(help="A Debian package; may be repeated.")
-    ] = None,
-    python_package: Annotated[
-        list[str] | None, typer.Option(help="A Python package (PEP 508); may be repeated.")
-    ] = None,
-    preload: Annotated[
-        list[str] | None, typer.Option(help="A module to import beforehand; may be repeated.")
-    ] = None,
-    pool_size: Annotated[
-        int | None, typer.Option(min=0, help="Instances to keep ready at least.")
-    ] = None,
-    pool_max: Annotated[
-        int | None, typer.Option(min=0, help="Instances to keep ready at most.")
-    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
+    **options: Unpack[BuildOptions],
 ) -> None:
     """
-    Make a template with packages, a new version of one that is there, and follow its build.
+    Create a template with packages, or a new version of an existing one, and follow its build.
 
-    Without any option, what is there is built again with the packages that there are now.
+    Without options, rebuild the existing template with the current versions of its packages.
     """
-    options = {
-        "base_image": base,
-        "debian_packages": debian_package,
-        "python_packages": python_package,
-        "preload": preload,
-        "pool_size": pool_size,
-        "pool_max": pool_max,
-    }
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    given = {"base_image": base, **_build_options(options)}
+    given = {name: value for name, value in given.items() if value is not None}
     with connect(url, api_key) as atoll:
         try:
             template = atoll.templates.get(name)
         except NotFound:
             if not given:
-                raise  # Nothing to build: more likely a slip than a template without packages.
+                raise  # Without options a misspelt id is more likely than an empty template.
             template = atoll.templates.create(name, template_id=name, **given)
         else:
             if given:
@@ -272,11 +233,13 @@ def versions(
 @app.command()
 def log(
     template_id: TemplateId,
-    version: Annotated[int | None, typer.Option(min=1, help="Another than the newest.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Version. Default: the newest.")
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Print what a template's build has printed."""
+    """Print the output of a template's build."""
     with connect(url, api_key) as atoll:
         text = atoll.templates.log(template_id, version)
     typer.echo(output.visible(text), nl=False)
@@ -285,13 +248,14 @@ def log(
 @app.command()
 def rm(
     template_id: Annotated[
-        list[str], typer.Argument(metavar="TEMPLATE...", autocompletion=template_ids)
+        list[str],
+        typer.Argument(metavar="TEMPLATE...", help="Template ids.", autocompletion=template_ids),
     ],
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Remove templates; sessions that came from them live on."""
+    """Remove templates. Their sessions keep running."""
     with connect(url, api_key) as atoll:
         for one in template_id:
             atoll.templates.delete(one)

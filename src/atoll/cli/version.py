@@ -8,7 +8,7 @@ from atoll.version import __version__
 
 
 def version(json: Json = False) -> None:
-    """Say which version this is."""
+    """Print the version."""
     if json:
         output.as_json({"atoll": __version__, "python": platform.python_version()})
     else:

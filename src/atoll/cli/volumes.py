@@ -8,22 +8,22 @@ from atoll.cli import output
 from atoll.cli.options import ApiKey, Json, Url, connect
 
 app = typer.Typer(
-    help="Files that several sessions share.", no_args_is_help=True, rich_markup_mode=None
+    help="Volumes: files that several sessions share.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @app.command()
 def create(
-    volume_id: Annotated[str, typer.Argument(metavar="VOLUME", help="Its name.")],
-    size: Annotated[str | None, typer.Option(help='Of a local one, like "1Gi".')] = None,
+    volume_id: Annotated[str, typer.Argument(metavar="VOLUME", help="Volume name.")],
+    size: Annotated[str | None, typer.Option(help='Size of a local volume, like "1Gi".')] = None,
     kind: Annotated[
-        str | None, typer.Option(help="local or s3; else s3 where the server's blobs are.")
+        str | None, typer.Option(help="local or s3. Default: s3 if the server stores blobs there.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Make an empty volume and print its name."""
+    """Create an empty volume and print its name."""
     with connect(url, api_key) as atoll:
         volume = atoll.volumes.create(volume_id, size=size, kind=kind)
     output.as_json(volume) if json else output.line(volume.id)
@@ -48,12 +48,12 @@ def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
 
 @app.command()
 def delete(
-    volume_id: Annotated[list[str], typer.Argument(metavar="VOLUME...")],
+    volume_id: Annotated[list[str], typer.Argument(metavar="VOLUME...", help="Volume names.")],
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Remove volumes that no session has, with all that is in them."""
+    """Remove volumes that no session uses, with their contents."""
     with connect(url, api_key) as atoll:
         for one in volume_id:
             atoll.volumes.delete(one)

@@ -9,20 +9,20 @@ from atoll.cli.events import Types, split
 from atoll.cli.options import ApiKey, Json, Url, connect
 
 app = typer.Typer(
-    help="Addresses that are told of events.", no_args_is_help=True, rich_markup_mode=None
+    help="Webhooks: URLs that receive events.", no_args_is_help=True, rich_markup_mode=None
 )
 
-WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK")]
+WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Webhook id.")]
 
 
 @app.command()
 def create(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Where events are sent.")],
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="URL that receives events.")],
     types: Types = None,
     secret: Annotated[
         str | None,
         typer.Option(
-            help="whsec_ and 24 to 64 bytes as base64; else one is made.",
+            help="whsec_ and 24 to 64 bytes as base64. Default: generated.",
             envvar="ATOLL_WEBHOOK_SECRET",
         ),
     ] = None,
@@ -30,7 +30,7 @@ def create(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Have an address told of events; print its id, and the secret if it was made."""
+    """Create a webhook and print its id, and its secret if it was generated."""
     with connect(url, api_key) as atoll:
         made = atoll.webhooks.create(address, types=split(types), secret=secret)
     if json:
@@ -71,7 +71,7 @@ def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
 def show(
     webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one, and how its deliveries go."""
+    """Show a webhook and the state of its deliveries."""
     with connect(url, api_key) as atoll:
         found = atoll.webhooks.get(webhook_id)
     output.as_json(found) if json else output.details(found)
@@ -80,16 +80,16 @@ def show(
 @app.command()
 def change(
     webhook_id: WebhookId,
-    address: Annotated[str | None, typer.Option("--address", help="Another address.")] = None,
+    address: Annotated[str | None, typer.Option("--address", help="New URL.")] = None,
     types: Types = None,
     enabled: Annotated[
-        bool | None, typer.Option("--enable/--disable", help="Whether it is told of events.")
+        bool | None, typer.Option("--enable/--disable", help="Send events, or not.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Change one; what waits to be tried again is tried at once."""
+    """Change a webhook. Pending retries are sent at once."""
     with connect(url, api_key) as atoll:
         found = atoll.webhooks.change(
             webhook_id, url=address, types=None if types is None else split(types), enabled=enabled
@@ -99,7 +99,7 @@ def change(
 
 @app.command()
 def rm(
-    webhook_id: Annotated[list[str], typer.Argument(metavar="WEBHOOK...")],
+    webhook_id: Annotated[list[str], typer.Argument(metavar="WEBHOOK...", help="Webhook ids.")],
     url: Url = None,
     api_key: ApiKey = None,
     json: Json = False,
@@ -115,7 +115,7 @@ def rm(
 def try_(
     webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Have an event `webhook.test` sent to one now; exit 1 if it was not taken."""
+    """Send a `webhook.test` event now. Exits with 1 if the receiver did not accept it."""
     with connect(url, api_key) as atoll:
         tried = atoll.webhooks.test(webhook_id)
     if json:

@@ -174,7 +174,7 @@ def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected
     outside.templates["sci$(reboot)"] = outside.templates["science"] | {"id": "sci$(reboot)"}
     shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
     shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
-    patient = "from atoll.cli import completion, main; completion._PATIENCE = 60; main()"
+    patient = "from atoll.cli import completion, main; completion._TIMEOUT = 60; main()"
     done = subprocess.run(
         [sys.executable, "-c", patient],
         env={**os.environ, **shell}, capture_output=True, text=True,

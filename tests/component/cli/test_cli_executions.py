@@ -73,7 +73,7 @@ def test_an_execution_that_is_only_followed_goes_on(
     assert process.stdout.read(2) == b"hi"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
-    assert (process.returncode, err) == (130, f"atoll: {held} goes on.\n".encode())
+    assert (process.returncode, err) == (130, f"atoll: {held} continues.\n".encode())
     assert not outside.executions[held].cancelled
     failed = begin(atoll, session, result={"status": "failed", "exit_code": 7})
     assert atoll("execution", "follow", failed).exit_code == 7
@@ -137,7 +137,7 @@ def test_a_question_is_asked_on_the_terminal(
             seen = b""
             while b"[y/N] " not in seen:
                 seen += os.read(ours, 1000)
-            assert b"it asks: Delete \\x1b[2J? [1]" in seen
+            assert b"approval requested: Delete \\x1b[2J? [1]" in seen
             os.write(ours, typed.encode())
             assert process.wait(60) == 0
         finally:
@@ -152,7 +152,7 @@ def test_without_a_terminal_it_says_how_to_answer(
 ) -> None:
     process = start("session", "exec", session, "--code", json.dumps({"ask": ["Go on?"]}))
     assert process.stderr is not None
-    assert process.stderr.readline() == b"atoll: it asks: Go on? [1]\n"
+    assert process.stderr.readline() == b"atoll: approval requested: Go on? [1]\n"
     hint = process.stderr.readline().decode()
     (execution_id,) = outside.executions
     assert f"atoll execution approve {execution_id}" in hint

@@ -70,7 +70,7 @@ def test_a_session_is_changed_extended_and_copied(atoll: Command, outside: Outsi
     assert copy in outside.sessions
     assert copy != session
     atoll("session", "stop", session)
-    assert atoll("session", "extend", session, "60").stdout == "60 seconds from its next start on\n"
+    assert atoll("session", "extend", session, "60").stdout == "60 seconds after its next start\n"
 
     body = {
         "memory": "1Gi",
@@ -123,7 +123,7 @@ def test_show_begins_with_how_it_is(atoll: Command, outside: Outside) -> None:
 
     assert [line.split(None, 1)[1].strip() for line in lines[:7]] == [
         session, "error", "archived", "error", "driver", "The bucket is gone.",
-        "tried again at 2024-05-01 12:01:00+00:00",
+        "retries at 2024-05-01 12:01:00+00:00",
     ]  # fmt: skip
 
 
