@@ -15,7 +15,7 @@ from atoll.app.executions import execution_group
 from atoll.app.nodes import node_group
 from atoll.app.sessions import connection_group, session_group
 from atoll.blobs.base import Blobs
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.base import Driver
@@ -174,7 +174,7 @@ def put_together(
         settings,
         replica,
         driver or LocalDriver(place, settings.local, settings.link),
-        LocalObjects(place / "blobs"),
+        LocalBlobs(place / "blobs"),
         Encryption(),
         cluster="cluster",
         secret="secret",

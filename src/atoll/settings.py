@@ -524,7 +524,7 @@ class BlobSettings(Group):
     """How long one waits there until it is dropped, in seconds."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def bucket_and_prefix(self) -> tuple[str, str]:
         """Bucket and prefix of `url`."""
         assert self.url is not None
         bucket, _, prefix = self.url.removeprefix("s3://").strip("/").partition("/")

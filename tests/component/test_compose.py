@@ -249,7 +249,7 @@ def test_the_bucket_is_made_where_atoll_looks(stack: Stack, settings: Settings) 
     blob = settings.blob
     assert blob.access_key_id is not None
     assert blob.secret_access_key is not None
-    name, _ = blob.place
+    name, _ = blob.bucket_and_prefix
     maker = urlsplit(bucket["environment"]["MC_HOST_store"])
 
     assert blob.endpoint == "http://minio:9000"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from atoll.blobs.objects import LocalObjects
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.s3 import S3Blobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.orphaned_blobs import OrphanSweep
@@ -118,7 +118,7 @@ async def test_what_was_saved_last_survives_a_kill_at_any_point_of_the_next_save
                 last = saved(api, session)["number"]
                 assert api.run(session, READ)["stdout"] == f"{[generations[last]]}\n"
         server.stop(signal.SIGKILL)
-        await collect(place, session, None if s3 is None else S3Objects(s3.settings("atoll")))
+        await collect(place, session, None if s3 is None else S3Blobs(s3.settings("atoll")))
         server.start()
         with server.client() as http:
             api = Api(http)
@@ -130,7 +130,7 @@ async def test_what_was_saved_last_survives_a_kill_at_any_point_of_the_next_save
 
 async def collect(place: Path, session_id: str, remote: Blobs | None) -> None:
     """Sweep two days later: nothing but what the record needs is left then."""
-    blobs = remote or LocalObjects(place / "blobs")
+    blobs = remote or LocalBlobs(place / "blobs")
     given, clock = Settings(data_dir=place), MovedClock()
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from atoll.app.embedded import embedded
-from atoll.blobs.base import MAX_GET, PART
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.base import MAX_GET, PART_SIZE
+from atoll.blobs.s3 import S3Blobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.errors import TemporaryError
@@ -86,7 +86,7 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
 ) -> None:
     settings = server_of_s3.settings("x", retry_after="0.2")
     blobs = Spool(
-        S3Objects(settings), tmp_path / "spool", settings, SystemClock(), prefixes=("workspaces/",)
+        S3Blobs(settings), tmp_path / "spool", settings, SystemClock(), prefixes=("workspaces/",)
     )
     stopped = asyncio.Event()
     put: dict[str, bytes] = {}
@@ -103,8 +103,8 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
             key = f"workspaces/s/data/{worker}-{number:05}"
             data = key.encode() * 1000
             if number % 10 == 0:
-                assert await blobs.write(key, large(data)) == PART + len(data)
-                data = b"1" * PART + data
+                assert await blobs.write(key, large(data)) == PART_SIZE + len(data)
+                data = b"1" * PART_SIZE + data
             else:
                 await blobs.put(key, data)
             put[key] = data
@@ -117,7 +117,7 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
             await asyncio.sleep(0.01)
 
     async def large(data: bytes) -> AsyncIterator[bytes]:
-        yield b"1" * PART
+        yield b"1" * PART_SIZE
         yield data
 
     loop = asyncio.create_task(blobs.run())
@@ -133,20 +133,20 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
                 most = len(put) + 60
                 while len(put) < most - 30 or blobs.away is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                assert blobs.waiting.objects > 0
+                assert blobs.usage.objects > 0
                 await asyncio.to_thread(server_of_s3.start)
                 while blobs.away is not None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             stopped.set()
 
         async with asyncio.timeout(120):
-            while blobs.waiting.objects:  # noqa: ASYNC110
+            while blobs.usage.objects:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     finally:
         loop.cancel()
         with suppress(asyncio.CancelledError):
             await loop
-    there = S3Objects(settings)
+    there = S3Blobs(settings)
     for key, data in put.items():
         assert await there.get(key) == data, key
     assert spooled(tmp_path) == []
@@ -331,7 +331,7 @@ def test_credentials_do_not_reach_code_nor_answers(
         assert SECRET_KEY not in status.stdout + status.stderr
 
 
-class Asked(S3Objects):
+class Asked(S3Blobs):
     """Counts how often it is asked for an object."""
 
     count = 0
@@ -354,6 +354,6 @@ async def test_who_may_not_wait_is_told_at_once(server_of_s3: S3Server, tmp_path
         await blobs.get("workspaces/1")
 
     for _ in range(100):
-        with pytest.raises(TemporaryError, match="away"):
+        with pytest.raises(TemporaryError, match="unavailable"):
             await blobs.get("workspaces/1")
     assert remote.count == 1

@@ -127,7 +127,7 @@ def test_settings_of_s3_that_do_not_fit_are_an_error(given: dict[str, str]) -> N
     ],
 )
 def test_a_bucket_and_a_prefix_in_it(url: str, place: tuple[str, str]) -> None:
-    assert Settings.read(blob={"url": url}).blob.place == place
+    assert Settings.read(blob={"url": url}).blob.bucket_and_prefix == place
 
 
 def test_an_argument_goes_over_the_environment_and_none_is_no_argument(

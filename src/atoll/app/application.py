@@ -240,7 +240,7 @@ async def _upload_spool(spool: Spool, limit: timedelta) -> None:
         async with asyncio.timeout(limit.total_seconds()):
             if await spool.catch_up():
                 return
-    log.error("spool.lost", objects=spool.waiting.objects, size=spool.waiting.size)
+    log.error("spool.lost", objects=spool.usage.objects, size=spool.usage.size)
 
 
 async def _stop(loops: list[asyncio.Task[None]], *ends: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,7 @@ from atoll import ids
 from atoll.app import data_directory
 from atoll.app.drivers import open_driver
 from atoll.app.stores import names_database, open_store
-from atoll.blobs.choice import choose
+from atoll.blobs.select import select_blobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.leases import Leases
@@ -85,7 +85,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
         settings,
         Replica(node_id, store, coordination, leases, BackgroundTasks(), clock),
         driver,
-        choose(settings, clock),
+        select_blobs(settings, clock),
         _encryption(settings, own=own),
         cluster,
         await store.secret(),

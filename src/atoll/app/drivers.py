@@ -22,7 +22,7 @@ def _bucket(settings: BlobSettings) -> Bucket | None:
     """The bucket as the node mounts it; none when blobs are on its disk."""
     if settings.url is None:
         return None
-    name, prefix = settings.place
+    name, prefix = settings.bucket_and_prefix
     region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
     path_style = settings.path_style
     given = {

@@ -1,1 +1,1 @@
-"""Objects on local disk and S3 behind one interface; `base` is the contract."""
+"""Blobs (bytes by key) on local disk and S3 behind one interface; `base` is the contract."""

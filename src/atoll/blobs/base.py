@@ -1,26 +1,26 @@
 """
-The contract for large data that is not looked into: bytes by key.
+The contract for blobs: large opaque data, by key.
 
-An object is there whole or not at all. `put` and `write` replace what had the key; a reader
-meanwhile gets all of the old or all of the new, and so does everybody after the process was killed
-in the middle. What such a kill leaves behind is never read and never in the way of a later call; on
-disk it goes with `remove_all`, on S3 with the bucket's rule for unfinished uploads. When a call
-returns, the object outlives this process; a power cut may take the last ones where the back-end
-does not wait for the disk, so a reader who must know checks what it reads. A cancelled call may
-have been done or not, but a `write` that was cancelled before its last chunk was not.
+Writes are atomic. `put` and `write` replace the object of that key; a concurrent reader gets the
+complete old or the complete new object, and so does every reader after a kill in the middle. What
+such a kill leaves behind is never read and never blocks a later call; on disk `remove_all` removes
+it, on S3 the bucket's lifecycle rule for unfinished uploads. When a call returns, the object
+survives this process; where the back-end does not sync to disk, a power cut may lose the last ones,
+so a reader that must be sure verifies what it reads. A cancelled call may have been executed or
+not, but a `write` that was cancelled before its last chunk was not.
 
-`put`, `create` and `get` give and take objects whole: megabytes, not gigabytes. `write` and `open`
-move objects of up to `LARGEST` bytes in pieces, and hold a few pieces of `PIECE` bytes at a time.
+`put`, `create` and `get` hold objects in memory: megabytes, not gigabytes. `write` and `open`
+stream objects of up to `MAX_OBJECT_SIZE` bytes and hold a few chunks of `CHUNK_SIZE` at a time.
 
-Keys are ours, never a user's: one or more names of `A-Z a-z 0-9 . _ -`, joined by `/`, none of them
-`.` or `..`, at most 512 characters. Any other key is a mistake in the program, a `ValueError`. No
-key may be the directory of another. An object that somebody else gave another name is no blob: no
-list has it, and only `remove_all` removes it.
+Keys come from Atoll, never from users: one or more names of `A-Z a-z 0-9 . _ -`, joined by `/`,
+none of them `.` or `..`, at most 512 characters. Any other key is a bug and raises `ValueError`. No
+key may be the directory of another. An object with any other name was not written by Atoll: it is
+not listed, and only `remove_all` removes it.
 
-A back-end that cannot be reached, is full or refuses raises `TemporaryError` with code
-`blobs_unavailable`; the object is then as it was or as it was to be, and the call may be repeated.
-No message has credentials or signatures in it. Every method may be called from many tasks at once,
-with the same key too, and does its blocking work beside the event loop.
+A back-end that cannot be reached, is full or refuses raises `BlobsUnavailable`; the object is then
+unchanged or written, and the call may be repeated. No message contains credentials or signatures.
+Every method may be called from many tasks at once, with the same key too, and never blocks the
+event loop.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime, timedelta
 
-PIECE = 4 * 1024 * 1024
-"""Most bytes that `open` gives at a time."""
-PART = 8 * 1024 * 1024
-"""Bytes that `write` sends at a time; an object that is not larger is sent as a whole."""
-LARGEST = 10_000 * PART
-"""S3 takes so many parts. A larger object is refused with `TooLarge`, `blob_too_large`."""
+CHUNK_SIZE = 4 * 1024 * 1024
+"""Largest chunk in bytes that `open` yields."""
+PART_SIZE = 8 * 1024 * 1024
+"""Bytes that `write` sends at a time; an object that is not larger is sent in one request."""
+MAX_OBJECT_SIZE = 10_000 * PART_SIZE
+"""S3 accepts 10 000 parts. A larger object is refused with `TooLarge`, code `blob_too_large`."""
 MAX_GET = 256 * 1024 * 1024
-"""Most bytes of an object that `get` takes into memory, unless its caller allows fewer."""
-PAGE = 1000
-"""Most objects in one page of a list."""
-LONGEST_LINK = 7 * 24 * 3600
-"""Seconds; S3 takes no signature that is to last longer."""
+"""Bytes of the largest object that `get` reads, unless its caller allows fewer."""
+PAGE_SIZE = 1000
+"""Objects in one page of a list at most."""
+MAX_LINK_SECONDS = 7 * 24 * 3600
+"""Longest validity in seconds of a signed URL on S3."""
 
 _KEY = re.compile(r"(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _LONGEST = 512
@@ -54,21 +54,21 @@ _LONGEST = 512
 Method = Literal["GET", "PUT"]
 
 
-class Refused(BlobsUnavailable):
-    """`blobs_unavailable` of a back-end that is there and said no: no right, no room, no bucket."""
+class RefusedByStore(BlobsUnavailable):
+    """The back-end answered and refused: no permission, no space, no bucket."""
 
 
 class UnlistableNames(TemporaryError):
     """
-    Objects have names that cannot be read from a list, such as those with control characters. Atoll
-    gives no such names, but code in a mounted workspace or volume can.
+    Objects have names that cannot be listed, such as those with control characters. Atoll uses no
+    such names, but code in a mounted workspace or volume can.
     """
 
     code = "blobs_unlistable"
 
 
-class Oversized(PermanentError):
-    """An object is larger than what was written there can be."""
+class OversizedBlob(PermanentError):
+    """An object is larger than what Atoll can have written."""
 
     code = "blob_damaged"
 
@@ -80,18 +80,18 @@ class BlobInfo:
     """Bytes."""
     etag: str
     """
-    Another one when the content was replaced; to be compared and nothing else. It may change
-    without the content too, as when an object goes from one back-end to another.
+    Changes when the object is replaced; opaque. It may also change with the same content, such as
+    when an object moves from the spool to the store.
     """
     modified_at: datetime
-    """When it was written, by the back-end's clock, to the second at least."""
+    """When it was written, by the back-end's clock, precise to a second or better."""
 
 
-class Opened(NamedTuple):
+class OpenBlob(NamedTuple):
     info: BlobInfo
-    pieces: AsyncIterator[bytes]
+    chunks: AsyncIterator[bytes]
     """
-    The bytes that were asked for, none of the pieces empty. It may be left at any piece.
+    The requested bytes; no chunk is empty. Iteration may stop at any chunk.
     """
 
 
@@ -100,72 +100,73 @@ class Blobs(Protocol):
 
     async def create(self, key: str, data: bytes) -> bool:
         """
-        Put it if no object has the key. False when one has, and nothing was written. Of several at
-        once one is True. After a call that failed, False may mean that call's own object.
+        Put it unless the key exists; false if it does, and nothing is written. Of several
+        concurrent calls one returns true. After a failed call, false may mean the object of that
+        call.
         """
 
     async def write(self, key: str, chunks: AsyncIterator[bytes]) -> int:
         """
-        Put what the chunks are together, of any size each, and tell how many bytes these were.
-        What the iterator raises is raised from here, and then nothing was written. How many there
-        are at once is for the callers to bound: one that waits for its chunks holds nobody up.
+        Put the concatenated chunks, of any size each, and return their total size. If the iterator
+        raises, so does this, and nothing is written. Callers bound how many run at once: a call
+        that waits for its chunks delays no other.
         """
 
     async def get(
         self, key: str, *, start: int = 0, end: int | None = None, limit: int = MAX_GET
     ) -> bytes | None:
         """
-        The object, or its bytes from `start` up to but not including `end` as far as there are any;
-        None when no object has the key. If these are more than `limit` bytes, none of them is read
-        and `Oversized` is raised: whoever can write to the back-end decides how large an object is.
+        The object, or its bytes from `start` up to but not including `end`, as far as it has any;
+        None if the key does not exist. If that is more than `limit` bytes, nothing is read and
+        `OversizedBlob` is raised: other programs may have written to the back-end.
         """
 
     async def head(self, key: str) -> BlobInfo | None:
-        """What is known of the object; None when no object has the key."""
+        """The object's metadata; None if the key does not exist."""
 
-    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> Opened | None:
+    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> OpenBlob | None:
         """
-        The object's bytes in pieces, with the same range as `get`; None when no object has the key.
-        All are of the one object that `info` tells of. When it is replaced or removed before the
-        last piece was read, the rest comes nevertheless or is a `TemporaryError`, `blob_changed`.
+        Stream the object, with the same range as `get`; None if the key does not exist. All chunks
+        are of the object that `info` describes. If it is replaced or removed before the last chunk
+        was read, the rest still arrives, or `TemporaryError` with code `blob_changed` is raised.
         """
 
     async def list(
-        self, prefix: str, *, after: str | None = None, limit: int = PAGE
+        self, prefix: str, *, after: str | None = None, limit: int = PAGE_SIZE
     ) -> list[BlobInfo]:
         """
-        The first `limit` objects, 1 to `PAGE`, whose key begins with `prefix` (a key followed by
-        `/`) and comes after the key `after`, in the order of their keys' bytes. Fewer than `limit`
-        means that there are no more. What is written or removed meanwhile may be in it or not; all
-        else is there once. Back-ends disagree over "a/…" and "a-b/…": beneath a prefix that is to
-        be listed no name may begin with another name there.
+        The first `limit` objects (1 to `PAGE_SIZE`) whose key begins with `prefix` (a key followed
+        by `/`) and comes after the key `after`, in the order of their keys' bytes. Fewer than
+        `limit` means that there are no more. An object written or removed meanwhile may be listed
+        or not; every other object is listed once. Back-ends sort "a/…" and "a-b/…" differently, so
+        beneath a prefix that is listed no name may begin with another name there.
         """
 
-    async def remove(self, key: str, *, later: bool = True) -> None:
+    async def remove(self, key: str, *, deferrable: bool = True) -> None:
         """
-        Nothing happens when it is not there. Unless it may be done `later`, a back-end that is away
-        is unavailable, and the object is then not removed behind the caller's back.
-        """
-
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
-        """
-        Remove all whose key begins with `prefix`, which is a key followed by `/`, and on disk what
-        killed puts left there. A failure may leave some; calling it again goes on. A put beneath
-        the prefix at the same time may be unavailable. `later` is that of `remove`.
+        Does nothing if the key does not exist. If it is not `deferrable` and the back-end cannot be
+        reached, it raises and the object is not removed later.
         """
 
-    async def is_home(self, prefix: str) -> bool:
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         """
-        Whether all that was put or removed beneath `prefix` from this node is so in the back-end:
-        nothing of it waits here for one that is, or was, away.
+        Remove all objects whose key begins with `prefix`, which is a key followed by `/`, and on
+        disk what killed puts left there. After a failure some may remain; call it again. A
+        concurrent put beneath the prefix may fail. `deferrable` is that of `remove`.
+        """
+
+    async def is_synced(self, prefix: str) -> bool:
+        """
+        Whether the back-end has every put and removal beneath `prefix` from this node, so that none
+        of them waits in the spool.
         """
 
     async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:
         """
-        An address of the back-end's own by which whoever has it can get, or put, this one object
-        until it expires (in 1 second to 7 days, else `ValueError`), without any other right. None
-        when there is none: then it has to go through us. The address is a secret: it is not logged.
-        What is put by it may be of any size, and is encrypted as the bucket itself says.
+        A URL of the back-end that allows any client to get, or put, this one object until it
+        expires (after 1 second to 7 days, otherwise `ValueError`). None if the back-end has no
+        such URLs: then the data must go through Atoll. The URL is a secret and must not be logged.
+        An object put through it may have any size, and is encrypted as the bucket prescribes.
         """
 
 
@@ -181,29 +182,29 @@ def check_key(key: str) -> str:
 
 def check_size(key: str, size: int, limit: int) -> None:
     if size > limit:
-        raise Oversized(
-            f"The blob {key} has {size} bytes, and {limit} at most were written. It was changed in "
-            "the blob store."
+        raise OversizedBlob(
+            f"The blob {key} has {size} bytes, but Atoll writes at most {limit}. Another program "
+            "changed it in the blob store."
         )
 
 
 def check_prefix(prefix: str) -> str:
-    """The directory that a prefix names, without the slash."""
+    """The directory that a prefix names, without the trailing slash."""
     if not prefix.endswith("/"):
         raise ValueError(f"not a prefix of keys of blobs: {prefix!r}")
     return check_key(prefix[:-1])
 
 
 def check_page(prefix: str, after: str | None, limit: int) -> str:
-    """The directory that is to be listed."""
+    """The directory to list."""
     if after is not None:
         check_key(after)
-    if not 1 <= limit <= PAGE:
+    if not 1 <= limit <= PAGE_SIZE:
         raise ValueError(f"not a page of a list of blobs: {limit}")
     return check_prefix(prefix)
 
 
 def check_expiry(expires: timedelta) -> timedelta:
-    if not 1 <= expires.total_seconds() <= LONGEST_LINK:
+    if not 1 <= expires.total_seconds() <= MAX_LINK_SECONDS:
         raise ValueError(f"a link to a blob cannot last for {expires}")
     return expires

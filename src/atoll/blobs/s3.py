@@ -1,9 +1,9 @@
 """
-Blobs in a bucket of S3, or of anything that speaks its protocol.
+Blobs in a bucket of S3 or of a compatible server.
 
-Credentials are handed to obstore when it asks for them, and are in nothing that can be shown. Of a
-failure we tell what kind it is and what the server calls it: neither what else it wrote, nor any
-address, since both can hold what is not for a log.
+obstore gets the credentials through a callback, so that no object that may be printed contains
+them. An error names its kind and the server's error code only: the rest of the answer, and
+addresses, may contain secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from atoll.blobs.base import check_expiry, check_key
-from atoll.blobs.objects import Objects
+from atoll.blobs.obstore_blobs import ObstoreBlobs
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, S3Store
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Method
     from atoll.settings import BlobSettings
 
-AT_ONCE = 32
-"""Calls that are under way at the same time; each is a connection."""
+CONCURRENCY = 32
+"""Calls in progress at the same time; each has a connection."""
 _RETRIES = 2
 _BACKOFF = timedelta(seconds=0.1)
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z-]*)*)")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _NOT_DELETED = re.compile(r"DeleteObjects request failed for .*\(code: ([A-Za-z]{1,64})\)$", re.M)
-"""Of one object of many, by a server that answers."""
-_PASSING = frozenset(
+"""The server failed to delete one object of a batch."""
+_TEMPORARY = frozenset(
     {"InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable", "SlowDown"}
 )
-"""Codes of such answers that say: later."""
+"""Codes of such answers that mean: retry later."""
 
 
-class S3Objects(Objects):
+class S3Blobs(ObstoreBlobs):
     """
-    Bounded in time: a server that refuses connections is told of at once, one that does not take
-    them after `connect_timeout`, one that does not answer after `timeout`, with two more tries at
-    most.
+    Bounded in time: a call fails at once if the server refuses connections, after
+    `connect_timeout` if it does not accept them, and after `timeout` if it does not answer; with at
+    most two retries.
     """
 
     def __init__(self, settings: BlobSettings) -> None:
-        super().__init__(self._s3_store, at_once=AT_ONCE)
+        super().__init__(self._s3_store, concurrency=CONCURRENCY)
         self._settings = settings
 
     async def presign(self, method: Method, key: str, expires: timedelta) -> str | None:
@@ -65,7 +65,7 @@ class S3Objects(Objects):
         text = str(error)
         if "169.254.16" in text or "169.254.17" in text or "sts." in text:
             return (
-                "no credentials were found; set blob.access_key_id and blob.secret_access_key, "
+                "no credentials were found. Set blob.access_key_id and blob.secret_access_key, "
                 "or give this machine a role"
             )
         if refused := _NOT_DELETED.search(text):
@@ -84,10 +84,10 @@ class S3Objects(Objects):
         return type(error).__name__
 
     def _is_refusal(self, error: Exception) -> bool:
-        # 408 and 429 are those of a server that has too much to do.
+        # 408 and 429 come from an overloaded server.
         text = str(error)
         if refused := _NOT_DELETED.search(text):
-            return refused[1] not in _PASSING
+            return refused[1] not in _TEMPORARY
         status = _STATUS.search(text)
         return status is not None and status[1][0] == "4" and status[1][:3] not in ("408", "429")
 
@@ -100,10 +100,10 @@ class S3Objects(Objects):
 
 
 def connect(settings: BlobSettings) -> S3Store:
-    """The bucket, and in it the prefix, that `url` names; nothing is sent yet."""
+    """The bucket and prefix that `url` names; nothing is sent yet."""
     from obstore.store import S3Store
 
-    bucket, prefix = settings.place
+    bucket, prefix = settings.bucket_and_prefix
     options: dict[str, Any] = {}
     if settings.region is not None:
         options["region"] = settings.region
@@ -113,9 +113,9 @@ def connect(settings: BlobSettings) -> S3Store:
     options["virtual_hosted_style_request"] = not path_style
     if settings.endpoint is not None:
         scheme, host = settings.endpoint.rstrip("/").split("://")
-        # obstore wants the host that it is to ask, which has the bucket's name in it already.
+        # obstore expects the host with the bucket's name already in it.
         address = f"{scheme}://{host if path_style else f'{bucket}.{host}'}"
-        # Of both, lest one that the environment names goes over ours.
+        # Both options, lest an environment variable overrides ours.
         options |= {"endpoint": address, "aws_endpoint_url_s3": address}
     if settings.encryption is not None:
         options["server_side_encryption"] = settings.encryption
@@ -128,7 +128,7 @@ def connect(settings: BlobSettings) -> S3Store:
             "token": None,
             "expires_at": None,
         }
-        # Given as options, half of those of the environment could be mixed with them.
+        # As options they could be mixed with credentials of the environment.
         options["credential_provider"] = lambda: credential
     client: dict[str, Any] = {
         "allow_http": settings.endpoint is not None and settings.endpoint.startswith("http://"),

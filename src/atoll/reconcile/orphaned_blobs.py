@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import PAGE, Oversized, UnlistableNames
+from atoll.blobs.base import PAGE_SIZE, OversizedBlob, UnlistableNames
 from atoll.errors import BlobsUnavailable, PermanentError
 from atoll.reconcile.sweep import alone, sweep
 from atoll.service.checkpoints.chunks import data_of
@@ -114,7 +114,7 @@ class OrphanSweep:
                 except BlobsUnavailable as error:
                     # What one owner has and the store does not give away keeps no others.
                     log.info("orphan_sweep.left", owner=owner, error=error.message)
-            if len(page) == PAGE:
+            if len(page) == PAGE_SIZE:
                 self._after = page[-1].key
                 continue
             self._after, self._kind = None, (self._kind + 1) % len(KINDS)
@@ -138,7 +138,7 @@ class OrphanSweep:
     async def _named_owner(self) -> bytes | None:
         try:
             return await self._blobs.get(OWNER, limit=MAX_OWNER)
-        except Oversized:
+        except OversizedBlob:
             return b"?"  # No id of a database.
 
     def _is_old(self, info: BlobInfo, beyond: timedelta = timedelta(0)) -> bool:
@@ -193,7 +193,7 @@ class OrphanSweep:
         if lease is None:
             return  # One of its backups is being taken.
         async with lease:
-            if await self._blobs.is_home(f"{kind}{session_id}/"):
+            if await self._blobs.is_synced(f"{kind}{session_id}/"):
                 unneeded = await self._unneeded(kind, session_id, old)
                 lease.check()
                 await self._remove(unneeded)
@@ -221,7 +221,7 @@ class OrphanSweep:
     async def _remove(self, orphans: list[BlobInfo]) -> None:
         for info in orphans:
             # Now or not at all: later it may be needed again.
-            await self._blobs.remove(info.key, later=False)
+            await self._blobs.remove(info.key, deferrable=False)
         if orphans:
             size = sum(info.size for info in orphans)
             log.info("orphan.blobs", first=orphans[0].key, objects=len(orphans), size=size)

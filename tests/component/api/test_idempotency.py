@@ -23,7 +23,7 @@ from atoll.api.rest.middleware.bodies import BodyLimit
 from atoll.api.rest.middleware.buffering import MAX_BUFFERED, SMALL
 from atoll.api.rest.middleware.idempotency import INLINE, RECORD_TIMEOUT, Idempotency
 from atoll.api.rest.problems import problem
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.model.keyed import KeyedRequest
@@ -144,7 +144,7 @@ class World:
             sqlite=SqliteSettings(),
             database=DatabaseSettings(),
         )
-        self.blobs = LocalObjects(place / "blobs")
+        self.blobs = LocalBlobs(place / "blobs")
         self.work = Work(self.store)
         self.common = MemoryCoordination("repl_0", CoordinationSettings(), DAY, self.clock)
         self.clients: list[Client] = []

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.blobs.base import MAX_GET, PART, PIECE, Refused
-from atoll.blobs.draft import BLOCK
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.base import CHUNK_SIZE, MAX_GET, PART_SIZE, RefusedByStore
+from atoll.blobs.local import LocalBlobs
 from atoll.blobs.spool import Spool
-from atoll.blobs.waiting import Held, Waiting
+from atoll.blobs.spool_queue import SpoolQueue, SpoolState
+from atoll.blobs.spool_writer import BLOCK
 from atoll.errors import BlobsUnavailable, TemporaryError
 from atoll.settings import BlobSettings
 from tests.clock import MovedClock
@@ -36,12 +36,12 @@ MINUTE = timedelta(minutes=1)
 # Puts in the spool at `argv[2]` for a store at `argv[1]`, and dies when half of it was uploaded.
 DIES = """
 import asyncio, os, pathlib, sys
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.settings import BlobSettings
 
-class Remote(LocalObjects):
+class Remote(LocalBlobs):
     puts = 0
 
     async def put(self, key, data):
@@ -62,7 +62,7 @@ asyncio.run(main())
 """
 
 
-class Remote(LocalObjects):
+class Remote(LocalBlobs):
     """A store that can be away, and notes what it was asked for."""
 
     def __init__(self, directory: Path) -> None:
@@ -77,7 +77,7 @@ class Remote(LocalObjects):
     def _check(self, what: str, key: str) -> None:
         self.asked.append(f"{what} {key}")
         if key in self.refused:
-            raise Refused("The test says no.")
+            raise RefusedByStore("The test says no.")
         if self.away:
             raise BlobsUnavailable("The test says no.")
 
@@ -121,11 +121,11 @@ class Remote(LocalObjects):
         self._check("list", prefix)
         return await super().list(prefix, after=after, limit=limit)
 
-    async def remove(self, key: str, *, later: bool = True) -> None:
+    async def remove(self, key: str, *, deferrable: bool = True) -> None:
         self._check("remove", key)
         await super().remove(key)
 
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         self._check("remove_all", prefix)
         await super().remove_all(prefix)
 
@@ -166,7 +166,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 async def read(spool: Spool, key: str) -> bytes | None:
     opened = await spool.open(key)
-    return None if opened is None else b"".join([piece async for piece in opened.pieces])
+    return None if opened is None else b"".join([piece async for piece in opened.chunks])
 
 
 def back(remote: Remote, clock: MovedClock) -> None:
@@ -185,7 +185,7 @@ async def test_what_cannot_be_put_waits_is_read_and_is_moved(
     values = [b"create", b"put", b"write"]
 
     assert spool.away == "The test says no."
-    assert spool.waiting == (3, 3 * BLOCK)
+    assert spool.usage == (3, 3 * BLOCK)
     assert [await spool.get(key) for key in keys] == values
     assert [await read(spool, key) for key in keys] == values
     assert await spool.get("workspaces/write", start=1, end=3) == b"ri"
@@ -197,7 +197,7 @@ async def test_what_cannot_be_put_waits_is_read_and_is_moved(
     assert await spool.catch_up()
 
     assert spool.away is None
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
     assert [await away.get(key) for key in keys] == values
     assert [await spool.get(key) for key in keys] == values
     assert [info.key for info in await spool.list("workspaces/")] == keys
@@ -208,7 +208,7 @@ async def test_a_store_that_is_away_is_not_asked_again_at_once(
 ) -> None:
     for number in range(10):
         await spool.put(f"workspaces/{number}", b"1")
-        with pytest.raises(TemporaryError, match="away"):
+        with pytest.raises(TemporaryError, match="unavailable"):
             await spool.get("volumes/1")
     assert len(away.asked) == 1
 
@@ -231,7 +231,7 @@ async def test_only_what_has_to_be_safe_waits(spool: Spool, away: Remote) -> Non
         with pytest.raises(TemporaryError) as caught:
             await call
         assert caught.value.code == "blobs_unavailable"
-    assert spool.waiting.objects == 0
+    assert spool.usage.objects == 0
 
 
 async def test_manifests_come_after_all_that_was_put_before_them(
@@ -283,7 +283,7 @@ async def test_a_store_that_refuses_one_object_is_not_away(spool: Spool, remote:
     remote.refused = {"workspaces/1", "volumes/2"}
 
     await spool.put("workspaces/1", b"waits")
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedByStore):
         await spool.put("volumes/2", b"1")
 
     assert spool.away is None
@@ -306,7 +306,7 @@ async def test_refusals_without_end_end_a_pass_and_are_one_line(
 
     assert [line["event"] for line in logs] == ["blobs.back", "spool.refused"]
     assert 200 <= len(away.asked) < 220
-    assert spool.waiting.objects == 120
+    assert spool.usage.objects == 120
 
 
 async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
@@ -348,7 +348,7 @@ async def test_removals_wait_too_and_go_first(
     assert [info.key for info in await spool.list("workspaces/")] == ["workspaces/s/2"]
     assert await spool.catch_up()
     assert [await remote.get(key) for key in old] == [None, b"new", None, None, b"old"]
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
@@ -357,10 +357,10 @@ async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
     await spool.put("volumes/v/1", b"kept")
     remote.away = True
     with pytest.raises(TemporaryError):
-        await spool.remove("volumes/v/1", later=False)
+        await spool.remove("volumes/v/1", deferrable=False)
     with pytest.raises(TemporaryError):
-        await spool.remove_all("volumes/v/", later=False)
-    assert spool.waiting == (0, 0)
+        await spool.remove_all("volumes/v/", deferrable=False)
+    assert spool.usage == (0, 0)
     back(remote, clock)
     assert await spool.catch_up()
     assert await remote.get("volumes/v/1") == b"kept"
@@ -391,7 +391,7 @@ async def test_what_may_not_wait_does_not_overtake_a_removal(
     await spool.put("volumes/v/1", b"old")
     remote.away = True
     await spool.remove_all("volumes/v/")
-    with pytest.raises(TemporaryError, match="away"):
+    with pytest.raises(TemporaryError, match="unavailable"):
         await spool.put("volumes/v/2", b"new")
     back(remote, clock)
 
@@ -410,7 +410,7 @@ async def test_a_newer_object_replaces_one_that_waits(
 
     await spool.put("workspaces/1", b"new")
 
-    assert spool.waiting == (1, BLOCK)
+    assert spool.usage == (1, BLOCK)
     assert await spool.get("workspaces/1") == b"new"
     assert await away.get("workspaces/1") is None
     assert await spool.catch_up()
@@ -430,38 +430,41 @@ async def test_one_who_was_there_first_stays(spool: Spool, away: Remote, clock: 
 async def test_a_line_that_breaks_in_the_middle_of_a_write_loses_nothing(
     spool: Spool, remote: Remote, clock: MovedClock
 ) -> None:
-    remote.breaks_after = 2 * PIECE
-    parts = [bytes([number]) * PIECE for number in range(5)]
+    remote.breaks_after = 2 * CHUNK_SIZE
+    parts = [bytes([number]) * CHUNK_SIZE for number in range(5)]
 
-    assert await spool.write("workspaces/1", chunks(*parts)) == 5 * PIECE
+    assert await spool.write("workspaces/1", chunks(*parts)) == 5 * CHUNK_SIZE
 
     assert await read(spool, "workspaces/1") == b"".join(parts)
     remote.breaks_after = None
     back(remote, clock)
     assert await spool.catch_up()
     assert await remote.get("workspaces/1") == b"".join(parts)
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_a_write_that_went_through_leaves_nothing_to_wait(
     spool: Spool, remote: Remote, tmp_path: Path
 ) -> None:
-    assert await spool.write("workspaces/1", chunks(b"1" * PART, b"2" * PART)) == 2 * PART
+    assert (
+        await spool.write("workspaces/1", chunks(b"1" * PART_SIZE, b"2" * PART_SIZE))
+        == 2 * PART_SIZE
+    )
 
-    assert await remote.get("workspaces/1") == b"1" * PART + b"2" * PART
-    assert spool.waiting == (0, 0)
+    assert await remote.get("workspaces/1") == b"1" * PART_SIZE + b"2" * PART_SIZE
+    assert spool.usage == (0, 0)
     assert os.listdir(tmp_path / "spool" / "drafts") == []
 
 
 async def test_a_source_that_fails_leaves_nothing(spool: Spool, away: Remote) -> None:
     async def broken() -> AsyncIterator[bytes]:
-        yield b"1" * PART
+        yield b"1" * PART_SIZE
         raise ConnectionResetError("the client went away")
 
     with pytest.raises(ConnectionResetError):
         await spool.write("workspaces/1", broken())
 
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_a_full_spool_takes_no_more_until_there_is_room(
@@ -482,7 +485,7 @@ async def test_a_full_spool_takes_no_more_until_there_is_room(
         with pytest.raises(TemporaryError) as caught:
             await call
         assert caught.value.code == "spool_full"
-    assert [info.key for info in Waiting(tmp_path / "spool", 0).objects("", None, 9)] == [
+    assert [info.key for info in SpoolQueue(tmp_path / "spool", 0).objects("", None, 9)] == [
         "workspaces/1"
     ]
 
@@ -490,7 +493,7 @@ async def test_a_full_spool_takes_no_more_until_there_is_room(
     await spool.put("workspaces/2", b"1" * 100_000)
     back(remote, clock)
     assert await spool.catch_up()
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_what_waited_too_long_is_dropped_with_a_word(
@@ -501,19 +504,19 @@ async def test_what_waited_too_long_is_dropped_with_a_word(
     found = await spool.head("workspaces/old")
     assert found is not None
     clock.time = found.modified_at.timestamp() + 24 * 3600 - 5
-    await spool.drop_old()
-    assert spool.waiting.objects == 2
+    await spool.drop_expired()
+    assert spool.usage.objects == 2
 
     clock.time += 3600
     with capture_logs() as logs:
-        await spool.drop_old()
+        await spool.drop_expired()
 
     dropped = [line for line in logs if line["event"] == "spool.dropped"]
     assert [line.get("key", line.get("removal")) for line in dropped] == [
         "workspaces/old",
         "requests/1",
     ]
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_a_kill_while_it_catches_up_loses_nothing(
@@ -532,15 +535,15 @@ async def test_a_kill_while_it_catches_up_loses_nothing(
     back(away, clock)
     assert await spool.catch_up()
     assert [await away.get(key) for key in keys] == [key.encode() for key in keys]
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
     remote: Remote, tmp_path: Path, clock: MovedClock
 ) -> None:
-    waiting = Waiting(tmp_path / "spool", 2**30)
+    waiting = SpoolQueue(tmp_path / "spool", 2**30)
     waiting.put("workspaces/1", b"1")
-    living = waiting.draft()
+    living = waiting.writer()
     living.write(b"1")
     (tmp_path / "spool" / "drafts" / "dead").write_bytes(b"half")
     (tmp_path / "spool" / "used").write_text("77 777777777")
@@ -550,7 +553,7 @@ async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
     assert waiting.used() == (1, 2 * BLOCK)
     assert living.commit("workspaces/2")
     living.drop()
-    assert waiting.look("workspaces/2") is Held.OBJECT
+    assert waiting.state_of("workspaces/2") is SpoolState.OBJECT
 
 
 async def test_several_who_share_the_directory_agree(
@@ -560,7 +563,7 @@ async def test_several_who_share_the_directory_agree(
     spools = [spool_of(remote, tmp_path, clock) for _ in range(3)]
     keys = [f"workspaces/{number}" for number in range(60)]
     await asyncio.gather(*(spools[n % 3].put(key, key.encode()) for n, key in enumerate(keys)))
-    assert {spool.waiting for spool in spools} == {(60, 60 * BLOCK)}
+    assert {spool.usage for spool in spools} == {(60, 60 * BLOCK)}
     created = await asyncio.gather(*(s.create("workspaces/x", b"1") for s in spools))
     assert sorted(created) == [False, False, True]
     back(remote, clock)
@@ -591,7 +594,7 @@ async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_bac
     assert await moving
     assert await away.get("workspaces/1") == b"new"
     assert await away.get("workspaces/2") is None
-    assert spool.waiting == (0, 0)
+    assert spool.usage == (0, 0)
 
 
 async def test_no_link_to_what_the_store_does_not_have(
@@ -622,7 +625,7 @@ async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is
             while spool.away is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             remote.away = False
-            while spool.waiting.objects:  # noqa: ASYNC110
+            while spool.usage.objects:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         loop.cancel()
         with suppress(asyncio.CancelledError):
@@ -639,17 +642,17 @@ async def test_what_waits_is_not_home_until_it_was_moved(
     await spool.remove("workspaces/s2/data/a")
     await spool.remove_all("exports/s3/")
 
-    assert not await spool.is_home("workspaces/s1/")
-    assert not await spool.is_home("workspaces/s2/")
-    assert not await spool.is_home("exports/s3/")
-    assert not await spool.is_home("workspaces/")
-    assert await spool.is_home("workspaces/s3/")
-    assert await spool.is_home("workspaces/s/")
+    assert not await spool.is_synced("workspaces/s1/")
+    assert not await spool.is_synced("workspaces/s2/")
+    assert not await spool.is_synced("exports/s3/")
+    assert not await spool.is_synced("workspaces/")
+    assert await spool.is_synced("workspaces/s3/")
+    assert await spool.is_synced("workspaces/s/")
 
     back(away, clock)
     assert await spool.catch_up()
     for prefix in ("workspaces/s1/", "workspaces/s2/", "exports/s3/", "workspaces/"):
-        assert await spool.is_home(prefix)
+        assert await spool.is_synced(prefix)
 
 
 async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
@@ -658,15 +661,15 @@ async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
     await spool.put("workspaces/a", b"1")
     remote.away = True
     with pytest.raises(TemporaryError) as caught:
-        await spool.remove("workspaces/a", later=False)
+        await spool.remove("workspaces/a", deferrable=False)
     assert caught.value.code == "blobs_unavailable"
     await spool.put("workspaces/b", b"2")
     with pytest.raises(TemporaryError):
-        await spool.remove("workspaces/b", later=False)
+        await spool.remove("workspaces/b", deferrable=False)
 
     back(remote, clock)
     assert await spool.catch_up()
     assert await spool.get("workspaces/a") == b"1"
     assert await spool.get("workspaces/b") == b"2"
-    await spool.remove("workspaces/a", later=False)
+    await spool.remove("workspaces/a", deferrable=False)
     assert await spool.get("workspaces/a") is None

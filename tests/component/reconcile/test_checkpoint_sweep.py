@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.blobs.base import UnlistableNames
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.checkpoints import CheckpointSweep
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class Refusing(LocalObjects):
+class Refusing(LocalBlobs):
     """Does not remove what is beneath one name."""
 
     def __init__(self, directory: Path, name: str) -> None:
         super().__init__(directory)
         self._name = name
 
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         if self._name in prefix:
             raise UnlistableNames("The test says no.")
         await super().remove_all(prefix)

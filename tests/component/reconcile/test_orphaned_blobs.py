@@ -13,10 +13,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll import ids
-from atoll.blobs.base import PAGE
-from atoll.blobs.objects import LocalObjects
-from atoll.blobs.reach import Reach
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.availability import Availability
+from atoll.blobs.base import PAGE_SIZE
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.s3 import S3Blobs
 from atoll.blobs.spool import Spool
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
@@ -150,13 +150,13 @@ async def made(place: Path, blobs: Blobs) -> AsyncIterator[Ground]:
 
 @pytest.fixture(params=["local", "s3"])
 async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
-    blobs: Blobs = LocalObjects(tmp_path / "blobs")
+    blobs: Blobs = LocalBlobs(tmp_path / "blobs")
     if request.param == "s3":
         server = request.getfixturevalue("s3")
         settings = server.settings(secrets.token_hex(4))
         clock = MovedClock()
         blobs = Spool(
-            S3Objects(settings), tmp_path / "spool", settings, clock, prefixes=("workspaces/",)
+            S3Blobs(settings), tmp_path / "spool", settings, clock, prefixes=("workspaces/",)
         )
     async with made(tmp_path, blobs) as ground:
         yield ground
@@ -187,7 +187,7 @@ async def test_objects_of_somebody_else_keep_no_orphan_and_not_the_store_away(
 ) -> None:
     prefix = secrets.token_hex(4)
     settings, clock = s3.settings(prefix), MovedClock()
-    remote = S3Objects(settings)
+    remote = S3Blobs(settings)
     blobs = Spool(remote, tmp_path / "spool", settings, clock, prefixes=("workspaces/",))
     for key in ("workspaces/line\nbreak/x", "exports/with space/x", "exports/zz#", "requests/ü/x",
                 f"requests/{'n' * 250}/{'n' * 250}/{'n' * 250}"):  # fmt: skip
@@ -208,7 +208,7 @@ async def test_objects_of_somebody_else_keep_no_orphan_and_not_the_store_away(
         await ground.put(keys[0])
         await ground.later(3 * DAY)
         assert await blobs.head(keys[0]) is not None
-    assert await Reach(remote, "workspaces/", settings, clock).probe()
+    assert await Availability(remote, "workspaces/", settings, clock).probe()
 
 
 async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) -> None:
@@ -298,9 +298,9 @@ async def test_the_blobs_of_another_database_are_left_alone(ground: Ground) -> N
 
 
 async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> None:
-    blobs = LocalObjects(tmp_path / "blobs")
+    blobs = LocalBlobs(tmp_path / "blobs")
     async with made(tmp_path, blobs) as ground:
-        count = orphans.PAGES * PAGE + 10
+        count = orphans.PAGES * PAGE_SIZE + 10
         place = tmp_path / "blobs" / "workspaces"
         for _ in range(count // 10):
             directory = place / ids.session_id() / "data"
@@ -311,7 +311,7 @@ async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> N
         await ground.leases.heartbeat()
 
         await ground.sweep.turn()
-        assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE
+        assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
         await ground.sweep.turn()
         assert await ground.keys() == set()
         # All was looked at: now there is a pause.
@@ -325,7 +325,7 @@ async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> N
         assert await ground.keys() == set()
 
 
-class Away(LocalObjects):
+class Away(LocalBlobs):
     away = False
 
     async def put(self, key: str, data: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.service.templates.build_logs import MAX_READ, BuildLogs
 from tests.contract.stores.store_entities import make_template
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 async def test_what_is_no_log_is_an_empty_one(
     tmp_path: Path, stored: bytes, begin: int, data: bytes
 ) -> None:
-    blobs, template = LocalObjects(tmp_path), make_template()
+    blobs, template = LocalBlobs(tmp_path), make_template()
     await blobs.put(f"templates/{template.id}/{template.number}.log", stored)
     found = await BuildLogs(blobs, 1024).read(template)
     assert (found.begin, bytes(found.data)) == (begin, data)

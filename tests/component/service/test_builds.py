@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
@@ -90,7 +90,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     await coordination.open()
     await leases.start()
     await driver.open()
-    blobs = LocalObjects(place / "blobs")
+    blobs = LocalBlobs(place / "blobs")
     replica = Replica(
         "local", CachingStore(store, clock, settings.recall), coordination, leases, tasks, clock
     )

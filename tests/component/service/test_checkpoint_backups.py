@@ -44,7 +44,7 @@ async def test_what_is_whole_is_verified(ground: Ground) -> None:
     verified = await ground.checkpoints.verify(SESSION)
 
     assert verified == await ground.checkpoints.get(SESSION)
-    assert await ground.checkpoints.is_home(SESSION)
+    assert await ground.checkpoints.is_synced(SESSION)
 
 
 async def test_what_was_never_saved_cannot_be_verified(ground: Ground) -> None:

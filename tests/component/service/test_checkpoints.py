@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import NotFound, PermanentError, TemporaryError
@@ -51,7 +51,7 @@ ME, SESSION = "replica", "sess_1"
 MEGABYTE = 1 << 20
 
 
-class Breaking(LocalObjects):
+class Breaking(LocalBlobs):
     """A blob store that can go away after so many puts."""
 
     left: int | None = None

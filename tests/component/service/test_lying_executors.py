@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 from atoll.errors import AtollError
 from atoll.link.client import Link
 from atoll.link.errors import LinkLost
@@ -118,7 +118,7 @@ COLLECTS: dict[str, list[Said]] = {
 
 async def captured(place: Path, scan: list[Said], collect: list[Said]) -> CheckpointWriter:
     async with liar(place, scan, collect) as link:
-        capture = CheckpointWriter(link, ChunkStore(LocalObjects(place / "blobs"), "sess_1"), None)
+        capture = CheckpointWriter(link, ChunkStore(LocalBlobs(place / "blobs"), "sess_1"), None)
         async with asyncio.timeout(30):
             await capture.run()
         return capture

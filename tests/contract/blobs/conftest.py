@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from obstore.store import MemoryStore
 
-from atoll.blobs.objects import LocalObjects, Objects
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.obstore_blobs import ObstoreBlobs
+from atoll.blobs.s3 import S3Blobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from tests.servers.s3 import DOMAIN, S3Server
@@ -27,17 +28,17 @@ S3_KINDS = ("s3", "s3-encrypted", "s3-virtual-host")
 @pytest.fixture(params=[pytest.param("local", marks=pytest.mark.quick), "memory", "s3", "spool"])
 def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
     if request.param == "local":
-        return LocalObjects(directory)
+        return LocalBlobs(directory)
     if request.param in S3_KINDS:
         return on_s3(request.getfixturevalue("s3"), request.param)
     if request.param == "spool":
         server = request.getfixturevalue("s3")
         settings = server.settings(secrets.token_hex(4))
         place, clock = directory / "spool", SystemClock()
-        return Spool(S3Objects(settings), place, settings, clock, prefixes=("a/", "x/"))
+        return Spool(S3Blobs(settings), place, settings, clock, prefixes=("a/", "x/"))
     # What is common to all stores, without the care that local files take.
     store = MemoryStore()
-    return Objects(lambda: store, at_once=8)
+    return ObstoreBlobs(lambda: store, concurrency=8)
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "data" / "blobs"
 
 
-def on_s3(server: S3Server, kind: str) -> S3Objects:
+def on_s3(server: S3Server, kind: str) -> S3Blobs:
     prefix = secrets.token_hex(4)
     if kind == "s3-encrypted":
-        return S3Objects(server.settings(prefix, encryption="AES256"))
+        return S3Blobs(server.settings(prefix, encryption="AES256"))
     if kind == "s3-virtual-host":
         # The server is the proxy as well, so that nobody has to know the host.
-        return S3Objects(
+        return S3Blobs(
             server.settings(
                 prefix,
                 endpoint=f"http://{DOMAIN}",
@@ -60,7 +61,7 @@ def on_s3(server: S3Server, kind: str) -> S3Objects:
                 proxy_url=server.endpoint,
             )
         )
-    return S3Objects(server.settings(prefix))
+    return S3Blobs(server.settings(prefix))
 
 
 async def chunked(*chunks: bytes) -> AsyncIterator[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.base import Oversized
+from atoll.blobs.base import OversizedBlob
 from tests.contract.blobs.conftest import chunked
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def test_an_object_that_is_larger_than_allowed_is_not_read(blobs: Blobs) -
     assert await blobs.get("a", limit=10) == b"0123456789"
     assert await blobs.get("a", start=2, end=5, limit=3) == b"234"
     for start, end in ((0, None), (0, 100), (3, None)):
-        with pytest.raises(Oversized) as refused:
+        with pytest.raises(OversizedBlob) as refused:
             await blobs.get("a", start=start, end=end, limit=5)
         assert refused.value.code == "blob_damaged"
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.choice import choose
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.select import select_blobs
 from atoll.clock import SystemClock
 from atoll.errors import TemporaryError
 from atoll.settings import Settings
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 SIZE = 64 * 2**20
 WRITER = """
 import asyncio, pathlib, sys
-from atoll.blobs.objects import LocalObjects
+from atoll.blobs.local import LocalBlobs
 
 async def write():
-    blobs = LocalObjects(pathlib.Path(sys.argv[1]))
+    blobs = LocalBlobs(pathlib.Path(sys.argv[1]))
     while True:
         await blobs.put("big/object", b"n" * int(sys.argv[2]))
 
@@ -71,7 +71,7 @@ def unfinished(directory: Path) -> set[str]:
 
 
 async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory: Path) -> None:
-    blobs = LocalObjects(directory)
+    blobs = LocalBlobs(directory)
     old, new = b"old", b"n" * SIZE
     await blobs.put("big/object", old)
 
@@ -83,7 +83,7 @@ async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory
 async def test_what_a_kill_left_is_in_nobodys_way_and_goes_with_its_directory(
     directory: Path,
 ) -> None:
-    blobs = LocalObjects(directory)
+    blobs = LocalBlobs(directory)
     await blobs.put("big/object", b"old")
     await asyncio.to_thread(kill_in_the_middle, directory, set())
     left = directory / "big" / "object#1"
@@ -100,7 +100,7 @@ async def test_what_a_kill_left_is_in_nobodys_way_and_goes_with_its_directory(
 
 
 async def test_a_full_disk_is_temporary_and_leaves_what_was_there(tiny: Path) -> None:
-    blobs = LocalObjects(tiny / "blobs")
+    blobs = LocalBlobs(tiny / "blobs")
     await blobs.put("a/old", b"old")
 
     for key in ("a/old", "a/new"):
@@ -118,7 +118,7 @@ async def test_a_full_disk_is_temporary_and_leaves_what_was_there(tiny: Path) ->
 
 async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_text("in the way")
-    blobs = LocalObjects(tmp_path / "blobs")
+    blobs = LocalBlobs(tmp_path / "blobs")
 
     for call in (blobs.put("a", b""), blobs.get("a"), blobs.remove("a"), blobs.remove_all("a/")):
         with pytest.raises(TemporaryError) as caught:
@@ -132,14 +132,14 @@ async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> N
 
 async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    await choose(settings, SystemClock()).put("a/b", b"1")
+    await select_blobs(settings, SystemClock()).put("a/b", b"1")
 
-    assert await choose(settings, SystemClock()).get("a/b") == b"1"
+    assert await select_blobs(settings, SystemClock()).get("a/b") == b"1"
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
 async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
-    await choose(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
+    await select_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []
 
@@ -147,11 +147,11 @@ async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
 def test_obstore_is_imported_by_the_first_use_only() -> None:
     program = (
         "import sys, atoll, atoll.app.application, atoll.service.executions.offload\n"
-        "from atoll.blobs.choice import choose\n"
+        "from atoll.blobs.select import select_blobs\n"
         "from atoll.clock import SystemClock\n"
         "from atoll.settings import BlobSettings, Settings\n"
-        "choose(Settings(), SystemClock())\n"
-        "choose(Settings(blob=BlobSettings(url='s3://bucket')), SystemClock())\n"
+        "select_blobs(Settings(), SystemClock())\n"
+        "select_blobs(Settings(blob=BlobSettings(url='s3://bucket')), SystemClock())\n"
         "sys.exit('obstore' in sys.modules)"
     )
 

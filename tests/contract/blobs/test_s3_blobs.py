@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from atoll.blobs.s3 import S3Objects, connect
+from atoll.blobs.s3 import S3Blobs, connect
 from atoll.errors import TemporaryError
 from tests.servers import free_port
 from tests.servers.s3 import ACCESS_KEY, BUCKET, DOMAIN, SECRET_KEY, S3Server
@@ -34,8 +34,8 @@ STREAMER = """
 import asyncio, os, resource, sys
 from datetime import timedelta
 from pathlib import Path
-from atoll.blobs.objects import LocalObjects
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.s3 import S3Blobs
 from atoll.settings import BlobSettings
 
 MiB = 2**20
@@ -46,13 +46,13 @@ async def chunks(count):
 
 async def main():
     settings = BlobSettings.model_validate_json(sys.stdin.read())
-    blobs = S3Objects(settings) if settings.url else LocalObjects(Path(sys.argv[1]))
+    blobs = S3Blobs(settings) if settings.url else LocalBlobs(Path(sys.argv[1]))
     await blobs.put("warm/up", b"1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert await blobs.write("large/object", chunks(320)) == 320 * MiB
     size = 0
     opened = await blobs.open("large/object")
-    async for piece in opened.pieces:
+    async for piece in opened.chunks:
         size += len(piece)
     assert size == 320 * MiB
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -61,7 +61,7 @@ asyncio.run(main())
 """
 WRITER = """
 import asyncio, sys
-from atoll.blobs.s3 import S3Objects
+from atoll.blobs.s3 import S3Blobs
 from atoll.settings import BlobSettings
 
 async def chunks():
@@ -71,7 +71,7 @@ async def chunks():
     await asyncio.Event().wait()
 
 settings = BlobSettings.model_validate_json(sys.stdin.readline())
-asyncio.run(S3Objects(settings).write("big/object", chunks()))
+asyncio.run(S3Blobs(settings).write("big/object", chunks()))
 """
 
 
@@ -151,7 +151,7 @@ async def test_every_operation_works_encrypted_and_with_a_host_for_each_bucket(
     assert info.size == 20 * 2**20
     opened = await blobs.open("a/large", start=2**20)
     assert opened is not None
-    assert sum([len(piece) async for piece in opened.pieces]) == 19 * 2**20
+    assert sum([len(piece) async for piece in opened.chunks]) == 19 * 2**20
     assert [info.key for info in await blobs.list("a/", limit=10)] == ["a/b", "a/c", "a/large"]
     await blobs.remove("a/b")
     assert await blobs.get("a/b") is None
@@ -160,7 +160,7 @@ async def test_every_operation_works_encrypted_and_with_a_host_for_each_bucket(
 
 
 async def test_a_link_reads_one_object_and_another_writes_one(s3: S3Server) -> None:
-    blobs = S3Objects(s3.settings(secrets.token_hex(4)))
+    blobs = S3Blobs(s3.settings(secrets.token_hex(4)))
     await blobs.put("a/b", b"0123456789")
     await blobs.put("a/c", b"another")
 
@@ -185,7 +185,7 @@ async def test_a_link_reads_one_object_and_another_writes_one(s3: S3Server) -> N
 
 
 async def test_a_link_expires(s3: S3Server) -> None:
-    blobs = S3Objects(s3.settings(secrets.token_hex(4)))
+    blobs = S3Blobs(s3.settings(secrets.token_hex(4)))
     await blobs.put("a/b", b"1")
     link = await blobs.presign("GET", "a/b", timedelta(seconds=1))
     assert link is not None
@@ -200,8 +200,8 @@ async def test_a_link_expires(s3: S3Server) -> None:
 
 async def test_objects_are_encrypted_when_that_is_asked_for(s3: S3Server) -> None:
     prefix = secrets.token_hex(4)
-    blobs = S3Objects(s3.settings(prefix, encryption="AES256"))
-    plain = S3Objects(s3.settings(prefix))
+    blobs = S3Blobs(s3.settings(prefix, encryption="AES256"))
+    plain = S3Blobs(s3.settings(prefix))
 
     await blobs.put("a/put", b"1")
     await blobs.create("a/create", b"1")
@@ -220,8 +220,8 @@ async def test_objects_are_encrypted_when_that_is_asked_for(s3: S3Server) -> Non
 
 
 async def test_wrong_credentials_are_told_without_them(s3: S3Server) -> None:
-    wrong = S3Objects(s3.settings("x", secret_access_key=f"{SECRET_KEY}-not"))
-    unknown = S3Objects(s3.settings("x", access_key_id=f"{ACCESS_KEY}NOT"))
+    wrong = S3Blobs(s3.settings("x", secret_access_key=f"{SECRET_KEY}-not"))
+    unknown = S3Blobs(s3.settings("x", access_key_id=f"{ACCESS_KEY}NOT"))
 
     for blobs in (wrong, unknown):
         for call in calls_of(blobs):
@@ -232,7 +232,7 @@ async def test_wrong_credentials_are_told_without_them(s3: S3Server) -> None:
 
 
 async def test_a_bucket_that_is_not_there_is_no_missing_object(s3: S3Server) -> None:
-    blobs = S3Objects(s3.settings(url="s3://not-there"))
+    blobs = S3Blobs(s3.settings(url="s3://not-there"))
 
     for call in (blobs.get("a/b"), blobs.list("a/"), blobs.remove_all("a/")):
         assert "NoSuchBucket" in (await failure(call)).message
@@ -253,11 +253,11 @@ async def test_credentials_come_from_the_environment_when_settings_have_none(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     prefix = secrets.token_hex(4)
-    blobs = S3Objects(s3.settings(prefix, access_key_id=None, secret_access_key=None))
+    blobs = S3Blobs(s3.settings(prefix, access_key_id=None, secret_access_key=None))
 
     await blobs.put("a/b", b"1")
 
-    assert await S3Objects(s3.settings(prefix)).get("a/b") == b"1"
+    assert await S3Blobs(s3.settings(prefix)).get("a/b") == b"1"
 
 
 async def test_settings_go_over_all_of_the_environment(
@@ -269,7 +269,7 @@ async def test_settings_go_over_all_of_the_environment(
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
     monkeypatch.setenv("AWS_ENDPOINT_URL", dead)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", dead)
-    blobs = S3Objects(s3.settings(secrets.token_hex(4)))
+    blobs = S3Blobs(s3.settings(secrets.token_hex(4)))
 
     await blobs.put("a/b", b"1")
 
@@ -288,11 +288,11 @@ async def test_the_proxy_of_the_environment_is_used(
     monkeypatch.delenv("no_proxy", raising=False)
     settings = s3.settings(secrets.token_hex(4), endpoint=f"http://{DOMAIN}", path_style=False)
 
-    await S3Objects(settings).put("a/b", b"1")
+    await S3Blobs(settings).put("a/b", b"1")
 
 
 async def test_a_dead_server_is_told_of_within_seconds(s3: S3Server) -> None:
-    blobs = S3Objects(s3.settings("x", endpoint=f"http://127.0.0.1:{free_port()}"))
+    blobs = S3Blobs(s3.settings("x", endpoint=f"http://127.0.0.1:{free_port()}"))
 
     for call in calls_of(blobs):
         begun = time.monotonic()
@@ -302,8 +302,8 @@ async def test_a_dead_server_is_told_of_within_seconds(s3: S3Server) -> None:
 
 async def test_a_silent_server_is_told_of_in_time(tmp_path: Path) -> None:
     with S3Server(tmp_path) as server:
-        blobs = S3Objects(server.settings("x", timeout=timedelta(seconds=1)))
-        patient = S3Objects(server.settings("x"))
+        blobs = S3Blobs(server.settings("x", timeout=timedelta(seconds=1)))
+        patient = S3Blobs(server.settings("x"))
         await patient.put("kept/c", b"1")
         server.pause()
 
@@ -319,7 +319,7 @@ async def test_a_silent_server_is_told_of_in_time(tmp_path: Path) -> None:
 
 async def test_objects_survive_a_kill_of_the_server(tmp_path: Path) -> None:
     with S3Server(tmp_path) as server:
-        blobs = S3Objects(server.settings("x"))
+        blobs = S3Blobs(server.settings("x"))
         await blobs.put("a/b", b"1" * 5_000_000)
 
         server.kill()
@@ -342,7 +342,7 @@ async def test_memory_does_not_grow_with_an_object(
 
 async def test_a_kill_in_the_middle_of_a_write_leaves_the_old(s3: S3Server) -> None:
     prefix = secrets.token_hex(4)
-    blobs = S3Objects(s3.settings(prefix))
+    blobs = S3Blobs(s3.settings(prefix))
     await blobs.put("big/object", b"old")
 
     await asyncio.to_thread(kill_in_the_middle, as_json(s3, prefix))

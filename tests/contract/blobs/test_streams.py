@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.blobs.base import PART, PIECE
+from atoll.blobs.base import CHUNK_SIZE, PART_SIZE
 from atoll.errors import TemporaryError
 from tests.contract.blobs.conftest import chunked
 from tests.contract.blobs.test_blobs import RANGES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 MiB = 2**20
-LARGE = 3 * PART + 12_345
+LARGE = 3 * PART_SIZE + 12_345
 
 
 async def pieces_of(size: int, each: int = 700_001) -> AsyncIterator[bytes]:
@@ -33,7 +33,7 @@ async def pieces_of(size: int, each: int = 700_001) -> AsyncIterator[bytes]:
 async def digest_of(pieces: AsyncIterator[bytes]) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
     async for piece in pieces:
-        assert 0 < len(piece) <= PIECE
+        assert 0 < len(piece) <= CHUNK_SIZE
         size += len(piece)
         digest.update(piece)
     return size, digest.hexdigest()
@@ -48,14 +48,14 @@ async def keys_of(blobs: Blobs, prefix: str, limit: int) -> list[str]:
             return keys
 
 
-@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, LARGE])
+@pytest.mark.parametrize("size", [0, 1, PART_SIZE - 1, PART_SIZE, PART_SIZE + 1, LARGE])
 async def test_what_is_written_in_chunks_comes_back_in_pieces(blobs: Blobs, size: int) -> None:
     written = await blobs.write("a/large", pieces_of(size))
     opened = await blobs.open("a/large")
 
     assert opened is not None
     assert written == opened.info.size == size
-    assert await digest_of(opened.pieces) == await digest_of(pieces_of(size))
+    assert await digest_of(opened.chunks) == await digest_of(pieces_of(size))
 
 
 async def test_a_write_replaces_what_was_there(blobs: Blobs) -> None:
@@ -66,7 +66,7 @@ async def test_a_write_replaces_what_was_there(blobs: Blobs) -> None:
     assert await blobs.get("a/b") == b"after"
 
 
-@pytest.mark.parametrize("size", [3, 2 * PART])
+@pytest.mark.parametrize("size", [3, 2 * PART_SIZE])
 async def test_a_write_whose_source_fails_leaves_what_was_there(blobs: Blobs, size: int) -> None:
     async def broken() -> AsyncIterator[bytes]:
         async for piece in pieces_of(size):
@@ -88,7 +88,7 @@ async def test_a_write_that_is_cancelled_leaves_what_was_there(blobs: Blobs) -> 
     waits = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
-        async for piece in pieces_of(2 * PART):
+        async for piece in pieces_of(2 * PART_SIZE):
             yield piece
         waits.set()
         await asyncio.Event().wait()
@@ -134,44 +134,44 @@ async def test_a_range_is_opened(blobs: Blobs, start: int, end: int | None, part
     opened = await blobs.open("a/b", start=start, end=end)
 
     assert opened is not None
-    assert b"".join([piece async for piece in opened.pieces]) == part
+    assert b"".join([piece async for piece in opened.chunks]) == part
     assert opened.info.size == 10
 
 
 async def test_a_range_over_several_pieces(blobs: Blobs) -> None:
-    data = bytes(range(256)) * (2 * PIECE // 256 + 7)
+    data = bytes(range(256)) * (2 * CHUNK_SIZE // 256 + 7)
     await blobs.put("a/b", data)
 
-    opened = await blobs.open("a/b", start=5, end=2 * PIECE + 6)
+    opened = await blobs.open("a/b", start=5, end=2 * CHUNK_SIZE + 6)
 
     assert opened is not None
-    assert b"".join([piece async for piece in opened.pieces]) == data[5 : 2 * PIECE + 6]
+    assert b"".join([piece async for piece in opened.chunks]) == data[5 : 2 * CHUNK_SIZE + 6]
 
 
 async def test_what_is_opened_may_be_left(blobs: Blobs) -> None:
-    await blobs.put("a/b", b"1" * (PIECE + 1))
+    await blobs.put("a/b", b"1" * (CHUNK_SIZE + 1))
 
     never = await blobs.open("a/b")
     left = await blobs.open("a/b")
 
     assert never is not None
     assert left is not None
-    async for piece in left.pieces:
-        assert len(piece) == PIECE
+    async for piece in left.chunks:
+        assert len(piece) == CHUNK_SIZE
         break
 
 
 @pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "removed"])
 async def test_a_reader_never_gets_pieces_of_two_objects(blobs: Blobs, replaced: bool) -> None:
-    await blobs.put("a/b", b"o" * (3 * PIECE))
+    await blobs.put("a/b", b"o" * (3 * CHUNK_SIZE))
     opened = await blobs.open("a/b")
     assert opened is not None
 
     got, changed = b"", []
     try:
-        async for piece in opened.pieces:
+        async for piece in opened.chunks:
             if not got and replaced:
-                await blobs.put("a/b", b"n" * (3 * PIECE + 1))
+                await blobs.put("a/b", b"n" * (3 * CHUNK_SIZE + 1))
             elif not got:
                 await blobs.remove("a/b")
             got += piece
@@ -179,7 +179,7 @@ async def test_a_reader_never_gets_pieces_of_two_objects(blobs: Blobs, replaced:
         changed.append(error.code)
 
     assert set(got) == set(b"o")
-    assert changed == ["blob_changed"] or len(got) == 3 * PIECE
+    assert changed == ["blob_changed"] or len(got) == 3 * CHUNK_SIZE
 
 
 async def test_what_is_known_of_an_object(blobs: Blobs) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from atoll.blobs.base import MAX_GET
-from atoll.blobs.objects import Objects
+from atoll.blobs.obstore_blobs import ObstoreBlobs
 from atoll.errors import BlobsUnavailable, PermanentError, TemporaryError
 from atoll.model.execution import Execution, Request
 from atoll.service.executions.offload import Offload, shortened
@@ -45,11 +45,11 @@ ODD = make.completed(
 )
 
 
-class Shelf(Objects):
+class Shelf(ObstoreBlobs):
     """A blob store in a dictionary, which can be away."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryStore, at_once=1)
+        super().__init__(MemoryStore, concurrency=1)
         self.objects: dict[str, bytes] = {}
         self.puts = 0
         self.away = False
@@ -67,10 +67,10 @@ class Shelf(Objects):
             raise BlobsUnavailable("away")
         return self.objects[key][start:end] if key in self.objects else None
 
-    async def remove(self, key: str, *, later: bool = True) -> None:
+    async def remove(self, key: str, *, deferrable: bool = True) -> None:
         self.objects.pop(key, None)
 
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         for key in [key for key in self.objects if key.startswith(prefix)]:
             del self.objects[key]
 

@@ -75,7 +75,7 @@ class _Collector:
         yield from self._of_nodes()
         yield from self._pools()
         if self._spool is not None:
-            away, waiting = self._spool.away, self._spool.waiting
+            away, waiting = self._spool.away, self._spool.usage
             yield GaugeMetricFamily(
                 "atoll_blobs_away", "1 while the blob store does not answer.", away is not None
             )

@@ -13,7 +13,7 @@ import hashlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from atoll.blobs.base import Oversized
+from atoll.blobs.base import OversizedBlob
 from atoll.errors import CheckpointDamaged
 from atoll.model.manifest import MAX_MANIFEST, MAX_OBJECT
 from atoll.model.manifest_reading import read_manifest, read_page
@@ -53,7 +53,7 @@ async def stored(blobs: Blobs, key: str, expected: str | None, limit: int) -> by
     """
     try:
         data = await blobs.get(key, limit=limit)
-    except Oversized as error:
+    except OversizedBlob as error:
         raise CheckpointDamaged(error.message) from None
     if data is None:
         raise CheckpointDamaged(f"Object {key} of a checkpoint is gone from the blob store.")
@@ -128,6 +128,6 @@ class ChunkStore:
         async def one(name: str) -> None:
             async with self._slots:
                 # Done later it could take away what was put again meanwhile, by another node.
-                await self._blobs.remove(self._data + name, later=False)
+                await self._blobs.remove(self._data + name, deferrable=False)
 
         await asyncio.gather(*(one(name) for name in names))

@@ -256,15 +256,15 @@ class Checkpoints:
             lease.check()
             await ChunkStore(self._blobs, last.id).remove(unused - used)
             for one in dropped:
-                await self._blobs.remove(one.manifest, later=False)
+                await self._blobs.remove(one.manifest, deferrable=False)
         except (TemporaryError, PermanentError) as error:
             log.info("checkpoint.not_cleaned", session_id=last.id, error=error.message)
 
     # Certainty
 
-    async def is_home(self, session_id: str) -> bool:
+    async def is_synced(self, session_id: str) -> bool:
         """Whether nothing of a session's checkpoints waits on this node for the blob store."""
-        return await self._blobs.is_home(prefix_of(session_id))
+        return await self._blobs.is_synced(prefix_of(session_id))
 
     async def verify(self, session_id: str) -> Checkpoint:
         """
@@ -275,7 +275,7 @@ class Checkpoints:
         # So that no other one is taken meanwhile, which would remove objects of this one.
         async with self._alone(session_id), self._restoring:
             checkpoint = await self._last(session_id)
-            if not await self.is_home(session_id):
+            if not await self.is_synced(session_id):
                 raise BlobsUnavailable(
                     f"Files of session {session_id} wait on this node for the blob store.",
                 )

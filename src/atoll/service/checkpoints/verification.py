@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.blobs.base import PAGE
+from atoll.blobs.base import PAGE_SIZE
 from atoll.errors import CheckpointDamaged, PermanentError
 from atoll.model.manifest import MAX_OBJECT
 from atoll.model.manifest_reading import read_page
@@ -61,7 +61,7 @@ class Verification:
                 size = objects[name][1] if name in objects else info.size
                 if info.size == size and size <= MAX_OBJECT:
                     wanted.discard(name)
-            if len(listed) < PAGE:
+            if len(listed) < PAGE_SIZE:
                 break
             after = listed[-1].key
         return sorted(wanted)

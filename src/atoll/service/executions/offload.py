@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.blobs.base import Oversized
+from atoll.blobs.base import OversizedBlob
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Offload:
     async def _part(self, key: str) -> bytes | None:
         try:
             return await self._blobs.get(key)
-        except Oversized:
+        except OversizedBlob:
             return None  # Whatever is there, it is not the part.
 
     async def request_of(self, execution: Execution) -> Request:

@@ -148,7 +148,7 @@ class SignedUrls:
                 "There is no upload to complete: nothing was uploaded, or it was completed before.",
                 code="upload_not_found",
             )
-        entry = await self._files.write(grant.session_id, grant.path, opened.pieces)
+        entry = await self._files.write(grant.session_id, grant.path, opened.chunks)
         await self._blobs.remove(grant.upload)
         return entry
 

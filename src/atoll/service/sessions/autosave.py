@@ -215,7 +215,7 @@ class Autosave(SessionObserver):
     async def _is_saved(self, session_id: str) -> bool:
         """Whether the last save has all changes, and is in the blob store."""
         unsaved = session_id in self._changes or session_id in self._saving
-        return not unsaved and await self._checkpoints.is_home(session_id)
+        return not unsaved and await self._checkpoints.is_synced(session_id)
 
     # On request
 
@@ -266,7 +266,7 @@ class Autosave(SessionObserver):
                 if any(warning.code == NOT_SAVED for warning in connection.session.warnings):
                     self._warned.add(session_id)
             # On the node's disk it is safe from a crash, and moves on from there when possible.
-            home = await self._checkpoints.is_home(session_id)
+            home = await self._checkpoints.is_synced(session_id)
             await self._warn(session_id, None if home else BLOBS_UNAVAILABLE)
         return taken
 

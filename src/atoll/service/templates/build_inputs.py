@@ -139,7 +139,7 @@ class BuildInputs:
             if found is None:
                 error = _no_context(digest)
                 raise PermanentError(error.message, code=error.code)
-            return found.pieces
+            return found.chunks
 
         return opened
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import Oversized
+from atoll.blobs.base import OversizedBlob
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class BuildLogs:
         """How much is no longer there, and the rest. What is no log of ours is as good as none."""
         try:
             stored = await self._blobs.get(key, limit=max(self._most, MAX_READ))
-        except Oversized as error:
+        except OversizedBlob as error:
             log.warning("build.log_damaged", error=error.message)
             return 0, b""
         found = _STORED.fullmatch(stored or b"0\n")

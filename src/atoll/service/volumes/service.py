@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.blobs.base import Refused, UnlistableNames
+from atoll.blobs.base import RefusedByStore, UnlistableNames
 from atoll.drivers.base import NotEmptied
 from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
@@ -110,7 +110,7 @@ class Volumes:
                 await volumes.check_unused(volume)
             if volume.kind == S3:
                 # Not later: if the removal fails, the volume stays and keeps its files.
-                await self._empty(f"volumes/{volume_id}", later=False)
+                await self._empty(f"volumes/{volume_id}", deferrable=False)
             if volumes is not None:
                 await volumes.remove(volume)
         except AtollError:
@@ -175,7 +175,7 @@ class Volumes:
         """Remove the mounted workspace of an ended session."""
         prefix = session.mount_prefix
         if prefix is not None and session.status.ended:
-            await self._empty(prefix, later=True)
+            await self._empty(prefix, deferrable=True)
             if self._driver.volumes is None:
                 return
             try:
@@ -184,14 +184,14 @@ class Volumes:
                 # Code of the session chose these file names, so this must not block the sweep.
                 log.error("workspace.not_emptied", session_id=session.id, error=error.message)
 
-    async def _empty(self, prefix: str, *, later: bool) -> None:
+    async def _empty(self, prefix: str, *, deferrable: bool) -> None:
         """
         Remove blobs with ordinary keys in bulk, because removing them one by one takes long. The
         driver, which knows how a file system is stored in a bucket, removes the rest.
         """
         try:
-            await self._blobs.remove_all(f"{prefix}/", later=later)
-        except (UnlistableNames, Refused) as error:
+            await self._blobs.remove_all(f"{prefix}/", deferrable=deferrable)
+        except (UnlistableNames, RefusedByStore) as error:
             log.info("prefix.not_listed", prefix=prefix, error=error.message)
 
 

@@ -33,7 +33,7 @@ from starlette.responses import Response
 
 from atoll.api.rest.middleware.buffering import MAX_BUFFERED, BufferedResponse, HashedRequestBody
 from atoll.api.rest.problems import RETRYABLE, SIGNED, problem
-from atoll.blobs.base import Oversized
+from atoll.blobs.base import OversizedBlob
 from atoll.errors import (
     AtollError,
     BlobsUnavailable,
@@ -189,7 +189,7 @@ class Idempotency:
         """A response in the blob store; None if it is missing or damaged."""
         try:
             content = await self._blobs.get(key, limit=MAX_BUFFERED)
-        except Oversized:
+        except OversizedBlob:
             return None
         # Keys that an earlier version of Atoll wrote contain no digest.
         named = _DIGEST_IN_KEY.search(key)

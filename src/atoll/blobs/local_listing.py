@@ -1,8 +1,8 @@
 """
-Keys that are files beneath a directory, in the order of their bytes.
+Lists the files beneath a directory as keys, in the order of their bytes.
 
-A directory's names are held in memory at a time, never those of a whole tree. A name with a `#` is
-no key: it belongs to something unfinished. What comes or goes meanwhile is told or not.
+Memory holds the names of one directory at a time, never those of a tree. A name with a `#` is not a
+key: it belongs to an unfinished write. Files that appear or vanish meanwhile may be listed or not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def walk(root: Path, directory: str, after: str | None = None) -> Iterator[BlobInfo]:
-    """Those beneath `directory` (relative, "" for all) whose key comes after `after`."""
+    """The blobs beneath `directory` (relative, "" for all) whose key comes after `after`."""
     try:
         with os.scandir(root / directory) as entries:
-            # A directory's keys go on with a slash, which not every other character is behind.
+            # Keys in a directory continue with a slash, and some characters sort before a slash.
             names = sorted(
                 entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
                 for entry in entries
@@ -35,7 +35,7 @@ def walk(root: Path, directory: str, after: str | None = None) -> Iterator[BlobI
     for name in names:
         key = base + name
         if name.endswith("/"):
-            # All keys in it are before `after`, or all are behind it, or it is on `after`'s way.
+            # Its keys are all before `after`, or all after it, or it contains `after`.
             if after is None or key > after or after.startswith(key):
                 yield from walk(root, key[:-1], after)
         elif after is None or key > after:
@@ -49,11 +49,11 @@ def info_of(root: Path, key: str) -> BlobInfo | None:
         found = os.lstat(root / key)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return described(key, found) if stat.S_ISREG(found.st_mode) else None
+    return describe(key, found) if stat.S_ISREG(found.st_mode) else None
 
 
-def described(key: str, found: os.stat_result) -> BlobInfo:
-    # As obstore makes it for local files: microseconds, cut and not rounded.
+def describe(key: str, found: os.stat_result) -> BlobInfo:
+    # Like obstore for local files: microseconds, truncated.
     seconds, micros = divmod(found.st_mtime_ns // 1000, 1_000_000)
     etag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
     modified = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)

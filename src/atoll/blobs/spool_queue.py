@@ -1,13 +1,13 @@
 """
-What waits on this node's disk for a store that is away: objects to be put, and removals.
+The objects and removals that wait on this node's disk for an unavailable store.
 
 Several processes share the directory. `objects/` has a file per key, `removed/` one per removal,
-`drafts/` what is being written, `used` what all of that takes. A change is made under `lock`, for
-as long as a few system calls take; whoever moves things to the store has `turn` meanwhile, alone.
-Both are locks of open files, so they end with their process. An object is forced to the disk before
-it counts. A kill between a change and its note in `used` leaves that wrong until `recount`.
+`drafts/` the files being written, and `used` the space that all of them take. A change holds `lock`
+for a few system calls; the one process that uploads holds `turn`. Both are file locks, so they end
+with their process. An object is synced to disk before it counts. A kill between a change and the
+update of `used` leaves `used` wrong until `recount`.
 
-Everything here blocks.
+Every method blocks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import shutil
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.blobs import tree
-from atoll.blobs.draft import BLOCK, Draft, blocks
+from atoll.blobs import local_listing
+from atoll.blobs.spool_writer import BLOCK, SpoolWriter, blocks
 from atoll.errors import BlobsUnavailable, SpoolFull
 
 if TYPE_CHECKING:
@@ -36,33 +36,33 @@ if TYPE_CHECKING:
     from atoll.blobs.base import BlobInfo
 
 _PUT, _CREATE = 0o600, 0o400
-"""The mode of an object's file says whether it may replace one that the store has by then."""
+"""File modes: whether an object may replace one that the store has by the time of the upload."""
 
 
-class Held(Enum):
-    """What is known here of a key."""
+class SpoolState(Enum):
+    """What the spool holds for a key."""
 
     NOTHING = "nothing"
     OBJECT = "object"
     REMOVED = "removed"
 
 
-class Used(NamedTuple):
+class SpoolUsage(NamedTuple):
     objects: int
-    """Removals too."""
+    """Includes removals."""
     size: int
-    """Bytes, in whole blocks; drafts too."""
+    """Bytes in full blocks, including unfinished writes."""
 
 
-class Removal(NamedTuple):
+class PendingRemoval(NamedTuple):
     what: str
     """A key, or a prefix, which ends with `/`."""
     name: str
     version: tuple[int, int]
-    age_from: float
+    requested_at: float
 
 
-class Waiting:
+class SpoolQueue:
     def __init__(self, directory: Path, limit: int) -> None:
         self._directory = directory
         self._limit = limit
@@ -70,12 +70,12 @@ class Waiting:
         self._removed = directory / "removed"
         self._drafts = directory / "drafts"
 
-    # Looking
+    # Reading
 
-    def look(self, key: str) -> Held:
-        if tree.info_of(self._objects, key) is not None:
-            return Held.OBJECT
-        return Held.REMOVED if self.covering(key) else Held.NOTHING
+    def state_of(self, key: str) -> SpoolState:
+        if local_listing.info_of(self._objects, key) is not None:
+            return SpoolState.OBJECT
+        return SpoolState.REMOVED if self.removals_of(key) else SpoolState.NOTHING
 
     def open(self, key: str) -> BinaryIO | None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -84,15 +84,15 @@ class Waiting:
 
     def objects(self, directory: str, after: str | None, limit: int) -> list[BlobInfo]:
         """The next objects beneath a directory, "" for all."""
-        return list(itertools.islice(tree.walk(self._objects, directory, after), limit))
+        return list(itertools.islice(local_listing.walk(self._objects, directory, after), limit))
 
-    def covering(self, key: str) -> list[Removal]:
-        """Removals that are about this key."""
+    def removals_of(self, key: str) -> list[PendingRemoval]:
+        """Pending removals that include this key."""
         names = key.split("/")
         prefixes = ["/".join(names[:count]) + "/" for count in range(1, len(names))]
         return [found for what in (key, *prefixes) if (found := self._removal(_name(what)))]
 
-    def removals(self, after: str, limit: int) -> list[Removal]:
+    def removals(self, after: str, limit: int) -> list[PendingRemoval]:
         """The next ones in the order of their names."""
         try:
             names = sorted(name for name in os.listdir(self._removed) if name > after)
@@ -108,48 +108,48 @@ class Waiting:
             return False
 
     def any_objects(self) -> bool:
-        return next(tree.walk(self._objects, ""), None) is not None
+        return next(local_listing.walk(self._objects, ""), None) is not None
 
-    def used(self) -> Used:
+    def used(self) -> SpoolUsage:
         try:
             objects, size = (self._directory / "used").read_text().split()
         except (FileNotFoundError, ValueError):
-            return Used(0, 0)
-        return Used(int(objects), int(size))
+            return SpoolUsage(0, 0)
+        return SpoolUsage(int(objects), int(size))
 
-    def tick(self) -> datetime:
-        """Now, by the clock that dates files."""
+    def file_time(self) -> datetime:
+        """The current time by the clock of file timestamps."""
         with open(self._directory / "tick", "wb", opener=_private) as file:
             file.write(b"now")
             file.flush()
-            return tree.described("tick", os.fstat(file.fileno())).modified_at
+            return local_listing.describe("tick", os.fstat(file.fileno())).modified_at
 
-    # Changing
+    # Writing
 
-    def draft(self) -> Draft:
+    def writer(self) -> SpoolWriter:
         with self._changing():
             path = self._drafts / secrets.token_hex(8)
             file = open(path, "xb", opener=_private)  # noqa: SIM115
-            # Held as long as it is written, so that nobody takes it for a dead process's.
+            # Locked while it is written, so that no process considers it abandoned.
             fcntl.flock(file, fcntl.LOCK_EX)
-        return Draft(self, path, file)
+        return SpoolWriter(self, path, file)
 
-    def put(self, key: str, data: bytes, *, only_new: bool = False) -> bool:
-        draft = self.draft()
+    def put(self, key: str, data: bytes, *, create: bool = False) -> bool:
+        writer = self.writer()
         try:
-            draft.reserve(len(data))
-            draft.write(data)
-            return draft.commit(key, only_new=only_new)
+            writer.reserve(len(data))
+            writer.write(data)
+            return writer.commit(key, create=create)
         finally:
-            draft.drop()
+            writer.drop()
 
     def remove(self, what: str) -> None:
-        """Forget the object, or all beneath a prefix, and remember that the store is to do so."""
+        """Remove the object, or all beneath a prefix, and record that the store must do so too."""
         name = _name(what)
         new, gone = self._drafts / f"{name}.new", self._drafts / f"{secrets.token_hex(8)}.gone"
         with self._changing() as used:
             there = self._objects / what.rstrip("/")
-            objects, size = _weight(there)
+            objects, size = _usage_of(there)
             if (self._removed / name).exists():
                 used.add(-objects, -size)
             else:
@@ -158,7 +158,7 @@ class Waiting:
                 file.write(what)
                 file.flush()
                 os.fsync(file.fileno())
-            # First: a kill behind it leaves the object, as if the call had not been made.
+            # First: a kill after this line leaves the object, as if the call had not been made.
             os.rename(new, self._removed / name)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.rename(there, gone)
@@ -169,43 +169,43 @@ class Waiting:
         else:
             gone.unlink(missing_ok=True)
 
-    def done(self, removal: Removal) -> None:
-        """Forget a removal, unless it was asked for again meanwhile."""
+    def forget_removal(self, removal: PendingRemoval) -> None:
+        """Drop a removal that was applied, unless it was requested again meanwhile."""
         with self._changing() as used:
             found = self._removal(removal.name)
             if found is not None and found.version == removal.version:
                 (self._removed / removal.name).unlink()
                 used.add(-1, -BLOCK)
 
-    def uploaded(self, key: str, file: BinaryIO) -> None:
-        """Forget an object, which is open, unless it was replaced or removed meanwhile."""
+    def forget_object(self, key: str, file: BinaryIO) -> None:
+        """Drop an uploaded object, open as `file`, unless it was replaced or removed meanwhile."""
         path = self._objects / key
         with self._changing() as used:
             try:
                 found = os.lstat(path)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            # While it is open its number cannot be another's.
+            # Its inode number cannot be reused while it is open.
             if os.path.samestat(found, os.fstat(file.fileno())):
                 path.unlink()
                 self._prune(path.parent)
                 used.add(-1, -blocks(found.st_size))
 
     def recount(self) -> None:
-        """Put `used` right, and remove what killed processes left half done."""
+        """Correct `used`, and remove the unfinished writes of killed processes."""
         with self._changing() as used:
             with os.scandir(self._drafts) as entries:
                 for entry in entries:
                     _remove_dead(entry)
-            objects, size = _weight(self._objects)
+            objects, size = _usage_of(self._objects)
             removals = len(os.listdir(self._removed))
-            used.now = Used(objects + removals, size + removals * BLOCK)
-            used.add(0, _weight(self._drafts)[1])
+            used.now = SpoolUsage(objects + removals, size + removals * BLOCK)
+            used.add(0, _usage_of(self._drafts)[1])
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Whether this one, of all tasks of all processes, may move things to the store."""
-        self._make()
+    def upload_lock(self) -> Iterator[bool]:
+        """Whether the caller is the one task, of all processes, that may upload."""
+        self._make_directories()
         with open(self._directory / "turn", "wb", opener=_private) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,15 +218,15 @@ class Waiting:
         with self._changing() as used:
             used.add(0, size, limit=self._limit if size > 0 else None)
 
-    def take(self, draft: Path, key: str, size: int, reserved: int, *, only_new: bool) -> bool:
+    def commit(self, writer: Path, key: str, size: int, reserved: int, *, create: bool) -> bool:
         path = self._objects / key
         with self._changing() as used:
-            before = tree.info_of(self._objects, key)
-            if before is not None and only_new:
+            before = local_listing.info_of(self._objects, key)
+            if before is not None and create:
                 return False
-            os.chmod(draft, _CREATE if only_new else _PUT)
+            os.chmod(writer, _CREATE if create else _PUT)
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(draft, path)
+            os.rename(writer, path)
             used.add(1, blocks(size) - reserved)
             if before is not None:
                 used.add(-1, -blocks(before.size))
@@ -235,29 +235,29 @@ class Waiting:
                 _sync(parent)
         return True
 
-    def _removal(self, name: str) -> Removal | None:
+    def _removal(self, name: str) -> PendingRemoval | None:
         try:
             with open(self._removed / name) as file:
                 found = os.fstat(file.fileno())
                 version = (found.st_ino, found.st_mtime_ns)
-                return Removal(file.read(), name, version, found.st_mtime)
+                return PendingRemoval(file.read(), name, version, found.st_mtime)
         except FileNotFoundError:
             return None
 
     def _prune(self, directory: Path) -> None:
-        """Remove directories that are empty now, so that the top is empty when nothing waits."""
+        """Remove empty directories, so that the top is empty if nothing waits."""
         with contextlib.suppress(OSError):
             while directory != self._objects:
                 directory.rmdir()
                 directory = directory.parent
 
-    def _make(self) -> None:
+    def _make_directories(self) -> None:
         for directory in (self._directory, self._objects, self._removed, self._drafts):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Account]:
-        self._make()
+        self._make_directories()
         with open(self._directory / "lock", "wb", opener=_private) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             account = _Account(self.used())
@@ -272,17 +272,17 @@ class Waiting:
 
 
 class _Account:
-    """What is used, as it is to be noted."""
+    """The value of `used` to be written."""
 
-    def __init__(self, now: Used) -> None:
+    def __init__(self, now: SpoolUsage) -> None:
         self.now = now
 
     def add(self, objects: int, size: int, *, limit: int | None = None) -> None:
-        after = Used(max(0, self.now.objects + objects), max(0, self.now.size + size))
+        after = SpoolUsage(max(0, self.now.objects + objects), max(0, self.now.size + size))
         if limit is not None and after.size > limit:
             raise SpoolFull(
-                f"The blob store is away and {limit} bytes wait for it on this node, which is all "
-                "that may. Try again when it is back.",
+                f"The blob store is unavailable and this node's spool of {limit} bytes is full. "
+                "Retry when the store is back.",
                 retry_after=5.0,
             )
         self.now = after
@@ -290,23 +290,23 @@ class _Account:
 
 @contextlib.contextmanager
 def on_disk() -> Iterator[None]:
-    """Failures of the disk, as the contract of blobs has them."""
+    """Translate disk failures into the exceptions of the blob contract."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise SpoolFull(
-                "The blob store is away and the disk of this node, where what waits for it is "
-                "kept, is full.",
+                "The blob store is unavailable, and the disk of this node, which holds its spool, "
+                "is full.",
                 retry_after=5.0,
             ) from error
         raise BlobsUnavailable(
-            f"What waits on this node for the blob store cannot be reached: {error.strerror}",
+            f"The spool of this node cannot be used: {error.strerror}",
         ) from error
 
 
-def only_new(file: BinaryIO) -> bool:
-    """Whether this object is not to replace one."""
+def is_create(file: BinaryIO) -> bool:
+    """Whether the object must not replace an existing one."""
     return os.fstat(file.fileno()).st_mode & 0o777 == _CREATE
 
 
@@ -315,8 +315,8 @@ def _name(what: str) -> str:
     return hashlib.sha256(what.encode()).hexdigest()
 
 
-def _weight(path: Path) -> tuple[int, int]:
-    """Files, and bytes of these, at a path or beneath it."""
+def _usage_of(path: Path) -> tuple[int, int]:
+    """Files, and their bytes, at a path or beneath it."""
     if path.is_file():
         return 1, blocks(path.stat().st_size)
     objects = size = 0

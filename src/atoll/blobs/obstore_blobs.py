@@ -1,27 +1,25 @@
 """
-Blobs by obstore, which speaks to local disk and to S3 alike.
+Blobs through obstore, which serves local disk and S3 alike.
 
-obstore is imported and its threads (one a core, and those of its blocking work) are started by the
-first call that needs them, so that a server whose data is all small pays for neither.
+obstore is imported, and its threads are started, by the first call that needs them, so that a
+server whose data is all small pays for neither.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import shutil
 from typing import TYPE_CHECKING
 
 from atoll.blobs.base import (
-    LARGEST,
+    CHUNK_SIZE,
     MAX_GET,
-    PAGE,
-    PART,
-    PIECE,
+    MAX_OBJECT_SIZE,
+    PAGE_SIZE,
+    PART_SIZE,
     BlobInfo,
-    Opened,
-    Refused,
+    OpenBlob,
+    RefusedByStore,
     UnlistableNames,
     check_expiry,
     check_key,
@@ -30,38 +28,36 @@ from atoll.blobs.base import (
     check_size,
     is_key,
 )
-from atoll.blobs.tree import walk
 from atoll.errors import BlobsUnavailable, TemporaryError, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from datetime import timedelta
-    from pathlib import Path
 
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
     from atoll.blobs.base import Method
 
-_PARTS_AT_ONCE = 2
+_PART_CONCURRENCY = 2
 
 
-class Objects:
+class ObstoreBlobs:
     """
-    What is the same for every kind of store: `connect` makes it, in a thread, and so many calls as
-    `at_once` says are with it at the same time; others wait. A `write` needs no turn, because it
-    may have to wait for its chunks.
+    The part that all stores share. `connect` opens the store, in a thread. At most `concurrency`
+    calls run at the same time; others wait. A `write` does not count, because it may have to wait
+    for its chunks.
     """
 
-    def __init__(self, connect: Callable[[], ObjectStore], *, at_once: int) -> None:
+    def __init__(self, connect: Callable[[], ObjectStore], *, concurrency: int) -> None:
         self._connect = connect
         self._connected: ObjectStore | None = None
-        self._turns = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(concurrency)
 
     async def put(self, key: str, data: bytes) -> None:
         check_key(key)
         async with self._store(f"write {key}") as store:
-            # In parts it would not be one write, and on S3 a kill would leave parts that cost.
+            # A multipart upload is not atomic, and on S3 a kill would leave parts that cost money.
             await store.put_async(key, data, use_multipart=False)
 
     async def create(self, key: str, data: bytes) -> bool:
@@ -82,13 +78,15 @@ class Objects:
         what, size = f"write {key}", 0
         with self._translated(what):
             store = await self._ready()
-            writer = open_writer_async(store, key, buffer_size=PART, max_concurrency=_PARTS_AT_ONCE)
+            writer = open_writer_async(
+                store, key, buffer_size=PART_SIZE, max_concurrency=_PART_CONCURRENCY
+            )
         try:
             async for chunk in chunks:
                 size += len(chunk)
-                if size > LARGEST:
+                if size > MAX_OBJECT_SIZE:
                     raise TooLarge(
-                        f"A blob has at most {LARGEST} bytes, and {key} has more.",
+                        f"Blob {key} is larger than {MAX_OBJECT_SIZE} bytes.",
                         code="blob_too_large",
                     )
                 if chunk:
@@ -97,7 +95,7 @@ class Objects:
             with self._translated(what):
                 await writer.close()
         except BaseException as error:
-            # Takes back the parts that were sent. What it cannot, the bucket's own rule removes.
+            # Removes the parts that were sent. The bucket's lifecycle rule removes the rest.
             with contextlib.suppress(*_failures()):
                 await writer.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -113,7 +111,7 @@ class Objects:
                     found = await store.get_async(key)
                     check_size(key, found.meta["size"], limit)
                     return bytes(await found.bytes_async())
-                # A range that begins behind the end is an error there, and empty here.
+                # obstore refuses a range that begins after the end; ours is empty.
                 size = (await store.head_async(key))["size"]
                 stop = size if end is None else min(end, size)
                 if start >= stop:
@@ -126,22 +124,22 @@ class Objects:
 
     async def head(self, key: str) -> BlobInfo | None:
         check_key(key)
-        async with self._store(f"look at {key}") as store:
+        async with self._store(f"read {key}") as store:
             try:
                 return _info(await store.head_async(key))
             except FileNotFoundError as error:
                 self._check_absent(error)
                 return None
 
-    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> Opened | None:
+    async def open(self, key: str, *, start: int = 0, end: int | None = None) -> OpenBlob | None:
         info = await self.head(key)
         if info is None:
             return None
         stop = info.size if end is None else min(end, info.size)
-        return Opened(info, self._pieces(info, start, stop))
+        return OpenBlob(info, self._chunks(info, start, stop))
 
     async def list(
-        self, prefix: str, *, after: str | None = None, limit: int = PAGE
+        self, prefix: str, *, after: str | None = None, limit: int = PAGE_SIZE
     ) -> list[BlobInfo]:
         directory = check_page(prefix, after, limit)
         found: list[BlobInfo] = []
@@ -152,20 +150,20 @@ class Objects:
                     break
         return found[:limit]
 
-    async def is_home(self, prefix: str) -> bool:
+    async def is_synced(self, prefix: str) -> bool:
         check_prefix(prefix)
         return True
 
-    async def remove(self, key: str, *, later: bool = True) -> None:
+    async def remove(self, key: str, *, deferrable: bool = True) -> None:
         check_key(key)
         async with self._store(f"remove {key}") as store:
             with contextlib.suppress(FileNotFoundError):
                 await store.delete_async(key)
 
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         directory = check_prefix(prefix)
         async with self._store(f"remove {prefix}") as store:
-            async for page in store.list(directory, chunk_size=PAGE):
+            async for page in store.list(directory, chunk_size=PAGE_SIZE):
                 with contextlib.suppress(FileNotFoundError):
                     await store.delete_async([item["path"] for item in page])
 
@@ -174,12 +172,12 @@ class Objects:
         check_expiry(expires)
         return None
 
-    async def _pieces(self, info: BlobInfo, start: int, stop: int) -> AsyncIterator[bytes]:
+    async def _chunks(self, info: BlobInfo, start: int, stop: int) -> AsyncIterator[bytes]:
         from obstore.exceptions import PreconditionError
 
-        # A request for each: the time-out is for one request, and no slow reader holds a turn.
-        for begin in range(start, stop, PIECE):
-            until = min(begin + PIECE, stop)
+        # One request per chunk: the time-out is per request, and a slow reader occupies no slot.
+        for begin in range(start, stop, CHUNK_SIZE):
+            until = min(begin + CHUNK_SIZE, stop)
             async with self._store(f"read {info.key}") as store:
                 try:
                     found = await store.get_async(
@@ -195,13 +193,13 @@ class Objects:
 
     @contextlib.asynccontextmanager
     async def _store(self, what: str) -> AsyncIterator[ObjectStore]:
-        async with self._turns:
+        async with self._slots:
             with self._translated(what):
                 yield await self._ready()
 
     async def _ready(self) -> ObjectStore:
         if self._connected is None:
-            # Two first calls at once make two; either will do.
+            # Two concurrent first calls open two stores; either will do.
             self._connected = await asyncio.to_thread(self._connect)
         return self._connected
 
@@ -212,9 +210,9 @@ class Objects:
         except _failures() as error:
             if _is_bad_name(error):
                 raise UnlistableNames(
-                    f"The blob store cannot {what}: some names there cannot be listed."
+                    f"The blob store cannot {what}: some names in it cannot be listed."
                 ) from None
-            kind = Refused if self._is_refusal(error) else BlobsUnavailable
+            kind = RefusedByStore if self._is_refusal(error) else BlobsUnavailable
             raise kind(f"The blob store cannot {what}: {self._reason(error)}") from self._cause(
                 error
             )
@@ -223,62 +221,19 @@ class Objects:
         return False
 
     def _reason(self, error: Exception) -> str:
-        # Behind the first line is how obstore's own objects look.
+        # The lines after the first show obstore's own objects.
         return (str(error).splitlines() or [type(error).__name__])[0]
 
     def _cause(self, error: Exception) -> Exception | None:
-        """What a traceback may show beside our own error."""
+        """The error that a traceback may show as the cause."""
         return error
 
     def _check_absent(self, error: FileNotFoundError) -> None:
-        """Raise the error when it is not the object alone that is not there."""
-
-
-class LocalObjects(Objects):
-    """
-    Files beneath a directory that only its owner may enter.
-
-    A put writes `<key>#<number>` and renames it; it does not wait for the disk. A process that is
-    killed in between leaves that file, which is no key and which `list` does not show.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        # obstore has a thread for every call on files that is under way.
-        super().__init__(self._local_store, at_once=8)
-        self._directory = directory
-
-    async def list(
-        self, prefix: str, *, after: str | None = None, limit: int = PAGE
-    ) -> list[BlobInfo]:
-        directory = check_page(prefix, after, limit)
-
-        def first() -> list[BlobInfo]:
-            keys = (one for one in walk(self._directory, directory, after) if is_key(one.key))
-            return list(itertools.islice(keys, limit))
-
-        with self._translated(f"list {prefix}"):
-            return await asyncio.to_thread(first)
-
-    async def remove_all(self, prefix: str, *, later: bool = True) -> None:
-        path = self._directory / check_prefix(prefix)
-        with self._translated(f"remove {prefix}"):
-            await asyncio.to_thread(_remove_tree, path)
-
-    def _local_store(self) -> ObjectStore:
-        from obstore.store import LocalStore
-
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Empty directories stay: a put beside the last removal would lose its own.
-        return LocalStore(self._directory)
+        """Raise the error if more than the object is missing, such as the bucket."""
 
 
 def _info(found: ObjectMeta) -> BlobInfo:
     return BlobInfo(found["path"], found["size"], found["e_tag"] or "", found["last_modified"])
-
-
-def _remove_tree(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
 
 
 def _is_bad_name(error: Exception) -> bool:

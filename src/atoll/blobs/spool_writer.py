@@ -1,4 +1,4 @@
-"""An object that is being written to the spool; what it may take is reserved beforehand."""
+"""Writes one object to the spool; its disk space is reserved beforehand."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from atoll.blobs.waiting import Waiting
+    from atoll.blobs.spool_queue import SpoolQueue
 
 BLOCK = 4096
-"""Bytes that the smallest file takes."""
+"""Bytes of disk that the smallest file takes."""
 _STEP = 8 * 1024 * 1024
-"""Bytes that a draft of unknown size asks for at a time."""
+"""Bytes that an object of unknown size reserves at a time."""
 
 
-class Draft:
-    """It may be dropped while another thread writes it."""
+class SpoolWriter:
+    """May be dropped while another thread writes."""
 
-    def __init__(self, waiting: Waiting, path: Path, file: BinaryIO) -> None:
-        self._waiting = waiting
+    def __init__(self, queue: SpoolQueue, path: Path, file: BinaryIO) -> None:
+        self._queue = queue
         self._path = path
         self._file = file
         self._reserved = 0
@@ -30,8 +30,8 @@ class Draft:
         self._mutex = threading.Lock()
 
     def reserve(self, size: int) -> None:
-        """Make sure of room for so many bytes."""
-        self._waiting.reserve(blocks(size))
+        """Reserve disk space for so many bytes."""
+        self._queue.reserve(blocks(size))
         self._reserved += blocks(size)
 
     def write(self, data: bytes) -> None:
@@ -43,30 +43,28 @@ class Draft:
             self._file.write(data)
             self._size += len(data)
 
-    def commit(self, key: str, *, only_new: bool = False) -> bool:
-        """False when there is one already and this is to be `only_new`."""
+    def commit(self, key: str, *, create: bool = False) -> bool:
+        """False if the key exists and `create` allows only a new one."""
         with self._mutex:
             self._file.flush()
             os.fsync(self._file.fileno())
-            taken = self._waiting.take(
-                self._path, key, self._size, self._reserved, only_new=only_new
-            )
+            taken = self._queue.commit(self._path, key, self._size, self._reserved, create=create)
             if taken:
                 self._reserved = 0
             return taken
 
     def drop(self) -> None:
-        """Give back what it holds; nothing is left to do when it was committed."""
+        """Delete the file and release its space; does nothing after a commit."""
         with self._mutex:
             if self._file.closed:
                 return
             self._file.close()
             self._path.unlink(missing_ok=True)
             if self._reserved:
-                self._waiting.reserve(-self._reserved)
+                self._queue.reserve(-self._reserved)
                 self._reserved = 0
 
 
 def blocks(size: int) -> int:
-    """Bytes that a file of this size takes."""
+    """Bytes of disk that a file of this size takes."""
     return max(1, -(-size // BLOCK)) * BLOCK

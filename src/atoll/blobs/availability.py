@@ -1,8 +1,8 @@
 """
-Whether a store that may be away is there.
+Circuit breaker for a remote store.
 
-After a failure it is not asked again for `retry_after`, so that not every call waits for a
-time-out; then one call tries it. A store that answers and refuses is not away, unless it refuses
+After a failure, calls fail at once for `retry_after` instead of each waiting for a time-out; then
+one call tries the store. A store that answers but refuses is available, unless it refuses
 everything, which `probe` finds out.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from atoll.blobs.base import Refused, UnlistableNames
+from atoll.blobs.base import RefusedByStore, UnlistableNames
 from atoll.errors import BlobsUnavailable, TemporaryError
 
 if TYPE_CHECKING:
@@ -27,39 +27,39 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class Reach:
+class Availability:
     def __init__(self, remote: Blobs, probed: str, settings: BlobSettings, clock: Clock) -> None:
         self._remote = remote
         self._probed = probed
         self._clock = clock
         self.retry_after = settings.retry_after.total_seconds()
-        # As long as one call at a store that does not answer can take.
-        self._trial = 2 * settings.timeout.total_seconds()
+        # The longest time that one call to an unresponsive store can take.
+        self._trial_time = 2 * settings.timeout.total_seconds()
         self._until = 0.0
         self.away: str | None = None
-        """Why the store failed last, until it answers again."""
+        """Why the store failed last; None while it is available."""
         self.suspect = False
-        """Whether it has refused something since it was probed."""
-        self.news = asyncio.Event()
-        """Set when there may be something to do for who moves what waits."""
+        """Whether it refused something since the last probe."""
+        self.changed = asyncio.Event()
+        """Set when the uploader may have something to do."""
 
-    async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         now = self._clock.monotonic()
         if self.away is not None:
             if now < self._until:
                 raise self.unavailable(self.away)
-            # This one tries; the others go on not to wait.
-            self._until = now + self._trial
+            # This call tries; others keep failing at once.
+            self._until = now + self._trial_time
         try:
-            result = await call()
+            result = await operation()
         except TemporaryError as error:
-            if isinstance(error, BlobsUnavailable) and not isinstance(error, Refused):
+            if isinstance(error, BlobsUnavailable) and not isinstance(error, RefusedByStore):
                 self._failed(error)
             else:
-                # The store answers. The probe finds out whether it does so to other requests.
+                # The store answers. A probe finds out whether it refuses other requests too.
                 self._until = self._clock.monotonic()
-                self.suspect = self.suspect or isinstance(error, Refused)
-                self.news.set()
+                self.suspect = self.suspect or isinstance(error, RefusedByStore)
+                self.changed.set()
             raise
         except BaseException:
             self._until = self._clock.monotonic()
@@ -68,12 +68,12 @@ class Reach:
         return result
 
     async def probe(self) -> bool:
-        """Ask it for next to nothing, however it was the last time; whether it answers."""
+        """Send a cheap request, whatever happened before; true if the store answers."""
         self.suspect = False
         try:
             await self._remote.list(self._probed, limit=1)
         except UnlistableNames:
-            pass  # That is an answer: somebody else's names are no reason to do without the store.
+            pass  # The store answers; it is available.
         except TemporaryError as error:
             self._failed(error)
             return False
@@ -83,15 +83,17 @@ class Reach:
     def answered(self) -> None:
         if self.away is not None:
             log.info("blobs.back")
-            self.news.set()
+            self.changed.set()
         self.away = None
 
     def unavailable(self, why: str) -> TemporaryError:
-        return BlobsUnavailable(f"The blob store is away: {why}", retry_after=self.retry_after)
+        return BlobsUnavailable(
+            f"The blob store is unavailable: {why}", retry_after=self.retry_after
+        )
 
     def _failed(self, error: TemporaryError) -> None:
         if self.away is None:
             log.warning("blobs.away", error=error.message)
-            self.news.set()
+            self.changed.set()
         self.away = error.message
         self._until = self._clock.monotonic() + self.retry_after
