@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.drivers.local.driver import NODE
 from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, ForwardTokens
+from atoll.service.nodes.local_node import LocalNode
 from atoll.service.nodes.locations import SessionLocations
 from atoll.service.nodes.migration import Migrations
 from atoll.service.nodes.peers import Peers
@@ -41,7 +42,7 @@ def node_group(
     store, clock, node_id = replica.store, replica.clock, replica.node_id
     coordination = replica.coordination
     own_url = url or f"unix://{settings.data_dir / NODE}"
-    nodes = Nodes(replica, backends.driver, compute.builds, compute.pool, settings, own_url)
+    local = LocalNode(replica, backends.driver, compute.builds, compute.pool, settings, own_url)
     placement = Placement(
         store, compute.templates, clock, settings.node, node_id, compute.pool.sizes
     )
@@ -54,5 +55,11 @@ def node_group(
     )
     probe = NodeProbe(backends.secret, clock, settings.node.probe_timeout, settings.node.ca_file)
     return NodeGroup(
-        nodes, placement, migrations, peers, locations, RemoteCheckpoints(peers), probe
+        Nodes(replica, local),
+        placement,
+        migrations,
+        peers,
+        locations,
+        RemoteCheckpoints(peers),
+        probe,
     )

@@ -94,7 +94,7 @@ class Drains:
             after = batch[-1].id
             if not await self._is_on():
                 return
-        await self._nodes.tell_drain(self._nodes.id, emptied.message)
+        await self._nodes.update_drain(self._nodes.id, emptied.message)
 
     async def _is_on(self) -> bool:
         node = await self._store.nodes.get(self._nodes.id)
@@ -116,7 +116,7 @@ class Drains:
                 log.error("drain.session_stays", session_id=session.id, exc_info=error)
                 emptied.message = f"Session {session.id} could not leave; the log says why."
                 return
-            await self._nodes.tell_drain(self._nodes.id, emptied.message)
+            await self._nodes.update_drain(self._nodes.id, emptied.message)
 
     async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.

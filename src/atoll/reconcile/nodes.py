@@ -95,7 +95,7 @@ class Report:
         now = self._clock.monotonic()
         if self._templates_changed:
             self._templates_changed = False
-            self._nodes.templates_changed()
+            self._nodes.local.templates_changed()
             self._due = now
         if not told and now < self._due and self._pool() == self._told:
             return
@@ -171,7 +171,9 @@ class Probe:
         async def asked(node: Node) -> str | None:
             async with slots:
                 own = node.id == self._nodes.id
-                return await (self._nodes.problem() if own else self._probing.problem_of(node))
+                return await (
+                    self._nodes.local.problem() if own else self._probing.problem_of(node)
+                )
 
         problems = await asyncio.gather(*(asked(node) for node in nodes))
         return dict(zip((node.id for node in nodes), problems, strict=True))
@@ -207,7 +209,7 @@ class Probe:
             log.warning("node.judged", node=node.id, status=status.value, problem=problem)
             await self._coordination.notify(node_topic(node.id))
             if status is NodeHealth.HEALTHY:
-                await self._each(node, "", self._migrations.wait_no_more)
+                await self._each(node, "", self._migrations.remove_warning)
 
     # Its sessions
 
@@ -222,7 +224,7 @@ class Probe:
             to: set[str] = set()
             after = await self._each(now, after, partial(self._move, to), most=BATCH)
             await self._migrations.notify(node.id, to)
-            await self._nodes.tell_drain(node.id, None)
+            await self._nodes.update_drain(node.id, None)
             if not after:
                 return False
             if self._clock.monotonic() >= until:
@@ -232,7 +234,7 @@ class Probe:
         try:
             target = await self._migrations.move(session, Cause.NODE_LOST)
         except PermanentError as error:
-            await self._migrations.keep_waiting(session, error.message)
+            await self._migrations.add_warning(session, error.message)
         else:
             to |= set() if target is None else {target}
 

@@ -23,7 +23,8 @@ from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.departed import Departed
 from atoll.reconcile.drains import Drains
 from atoll.reconcile.nodes import Probe, Report
-from atoll.service.nodes.migration import WAITS, Migrations
+from atoll.service.nodes.local_node import LocalNode
+from atoll.service.nodes.migration import WAITS_FOR_NODE, Migrations
 from atoll.service.nodes.probe import MAX_CLOCK_SKEW, NodeProbe
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages
@@ -180,7 +181,8 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         settings = found.settings.model_copy(update={"blob": blob})
         building = builds(found, machine)
         pool = Pool(found.replica, machine, building)
-        nodes = Nodes(found.replica, machine, building, pool, settings, "http://127.0.0.1:1")
+        local = LocalNode(found.replica, machine, building, pool, settings, "http://127.0.0.1:1")
+        nodes = Nodes(found.replica, local)
         placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Migrations(found.store, placements, found.coordination, clock)
         probing = NodeProbe(SECRET, clock, timedelta(seconds=60))
@@ -392,7 +394,7 @@ async def test_a_session_with_a_volume_there_waits_for_its_node_and_says_so(
         await found.probes(5)
         waiting = await found.session(session.id)
         assert waiting.runtime_node == "b"
-        assert [item.code for item in waiting.warnings] == [WAITS]
+        assert [item.code for item in waiting.warnings] == [WAITS_FOR_NODE]
         assert waiting.version == session.version + 1, "said once"
         found.neighbours["b"].answers = True
         await found.probes()
@@ -441,10 +443,10 @@ async def test_a_node_that_is_alone_is_refused_nothing_that_it_was_not_told_to_r
         full = replace(await found.node(NODE), sessions=10**6, problem="odd", templates=())
         await found.store.nodes.tell(full)
         demand = PlacementRequest("python@1", RESOURCES)
-        found.placements.forget()
+        found.placements.invalidate()
         assert [node.id for node in await found.placements.candidates(demand)] == [NODE]
         await found.store.nodes.tell(replace(await found.node(NODE), id="z", url="http://z"))
-        found.placements.forget()
+        found.placements.invalidate()
         assert await found.placements.candidates(demand) == []
 
 
@@ -619,7 +621,7 @@ async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path)
 async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.store.nodes.cordon("b", True)
-        with pytest.raises(Conflict, match="nowhere to go") as refused:
+        with pytest.raises(Conflict, match="no other node is healthy") as refused:
             await found.nodes.drain(NODE)
         assert refused.value.code == "drain_unavailable"
         assert not (await found.nodes.get(NODE)).cordoned

@@ -31,7 +31,7 @@ class NodeProbeRoute:
             return
         try:
             self._probing.verify(bearer(scope, "a probe's token"), self._nodes.id)
-            problem = await self._nodes.problem()
+            problem = await self._nodes.local.problem()
         except AtollError as error:
             await problems.problem(error)(scope, receive, send)
             return

@@ -1,8 +1,8 @@
 """
-Sessions that go on on another node: the record first, then whoever is to see to it is told.
+Moves sessions to other nodes.
 
-A move is one compare-and-set, so of two who move a session, or of one who moves it and one who
-starts it where it is, one is refused and has done nothing.
+A move is one compare-and-set on the session's record. If two replicas move a session, or one moves
+it while another starts it, one of them fails and has changed nothing.
 """
 
 from __future__ import annotations
@@ -28,35 +28,33 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-WAITS = "waits_for_node"
-"""Code of the warning of a session that cannot go on elsewhere."""
+WAITS_FOR_NODE = "waits_for_node"
+"""Code of the warning of a session that cannot be moved."""
 
 
 class Migrations:
     def __init__(
-        self, store: Store, placements: Placement, coordination: Coordination, clock: Clock
+        self, store: Store, placement: Placement, coordination: Coordination, clock: Clock
     ) -> None:
         self._store = store
-        self._placements = placements
+        self._placement = placement
         self._coordination = coordination
         self._clock = clock
         self.moved: dict[str, int] = {}
-        """How many sessions this process has moved, by cause."""
+        """Number of sessions that this process has moved, by cause."""
 
     async def move(self, session: Session, cause: Cause) -> str | None:
         """
-        Put it on another node; the node's id, or None when it has changed meanwhile. Who called
-        tells both nodes. Raises what `Placements.assign` does.
+        Assign the session to another node, and return the node's id; null if the session has
+        changed meanwhile. The caller then calls `notify`. Raises what `Placement.assign` raises.
         """
-        node = await self._placements.assign(session)
+        node = await self._placement.assign(session)
         now, left = self._clock.now(), session.runtime_node
-        found = plan.moved(session, node, now)
-        found = dataclasses.replace(
-            found,
-            warnings=tuple(item for item in found.warnings if item.code != WAITS),
-        )
+        moved = plan.moved(session, node, now)
+        warnings = tuple(item for item in moved.warnings if item.code != WAITS_FOR_NODE)
+        moved = dataclasses.replace(moved, warnings=warnings)
         try:
-            await self._store.sessions.save(found, event=session_event(found, now, "moved"))
+            await self._store.sessions.save(moved, event=session_event(moved, now, "moved"))
         except Conflict:
             return None
         self.count(cause)
@@ -67,26 +65,24 @@ class Migrations:
         self.moved[cause.value] = self.moved.get(cause.value, 0) + 1
 
     async def notify(self, left: str, to: set[str]) -> None:
-        """Tell the nodes that sessions have come to, and the one that they have left."""
+        """Notify the nodes that got sessions, and the node that they left."""
         for node_id in sorted(to):
             await self._coordination.notify(settle_topic(node_id))
         if to:
             await self._coordination.notify(node_topic(left))
 
-    async def keep_waiting(self, session: Session, why: str) -> None:
-        """Say of a session that it waits for its node."""
-        if any(item.code == WAITS for item in session.warnings):
-            return
-        warnings = (*session.warnings, Warning(WAITS, why))
-        await self._warn(session, warnings)
+    async def add_warning(self, session: Session, message: str) -> None:
+        """Warn that the session waits for its node."""
+        if not any(item.code == WAITS_FOR_NODE for item in session.warnings):
+            await self._warn(session, (*session.warnings, Warning(WAITS_FOR_NODE, message)))
 
-    async def wait_no_more(self, session: Session) -> None:
-        if any(item.code == WAITS for item in session.warnings):
-            warnings = tuple(item for item in session.warnings if item.code != WAITS)
+    async def remove_warning(self, session: Session) -> None:
+        if any(item.code == WAITS_FOR_NODE for item in session.warnings):
+            warnings = tuple(item for item in session.warnings if item.code != WAITS_FOR_NODE)
             await self._warn(session, warnings)
 
     async def _warn(self, session: Session, warnings: tuple[Warning, ...]) -> None:
         try:
             await self._store.sessions.save(dataclasses.replace(session, warnings=warnings))
         except Conflict:
-            log.info("session.not_warned", session_id=session.id)  # The next turn does.
+            log.info("session.not_warned", session_id=session.id)  # The next sweep repeats it.

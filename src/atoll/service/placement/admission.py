@@ -1,8 +1,8 @@
 """
-Whether this node takes one more session.
+Decides whether this node accepts one more session.
 
-Others decide by what it last told of itself; the last word is its own. Nobody is let in while it is
-cordoned, or beyond `node.max_sessions`, whoever asks and whichever way.
+Placement uses the last report of a node; the node itself has the final say. A cordoned node refuses
+new sessions, and no node accepts more than `node.max_sessions`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 
-REMEMBERED_SECONDS = 1.0
+CACHE_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 
 
@@ -32,58 +32,58 @@ class Admission:
         self._settings = settings
         self._node_id = node_id
         self._read: tuple[float, Node | None] | None = None
-        self._coming: set[str] = set()
-        """Sessions that this process makes here, and has not stored yet."""
+        self._pending: set[str] = set()
+        """Sessions that this process is creating and has not stored yet."""
 
     async def admit(self, session: Session) -> Callable[[], None]:
         """
-        Refuse a session that this node takes no more of, or was not to have; what to call when it
-        is stored, or will not be. Until then it counts here, since nobody else knows of it.
+        Refuse a session if this node is cordoned, full or lacks its labels. The session counts as
+        pending until the returned function is called, once it is stored or has failed.
         """
         own = await self._own()
         if own is not None and (own.cordoned or own.drain is not None):
             raise TemporaryError(
-                f"Node {own.id} takes no new sessions.",
+                f"Node {own.id} is cordoned and accepts no new sessions.",
                 code="node_cordoned",
                 retry_after=RETRY_SECONDS,
             )
         labels = self._settings.labels
         if any(labels.get(name) != value for name, value in session.node_labels.items()):
             raise TemporaryError(
-                f"Node {self._node_id} does not have the labels that are asked for.",
+                f"Node {self._node_id} does not have the requested labels.",
                 code="no_node",
                 retry_after=RETRY_SECONDS,
             )
         if self._settings.max_sessions is None:
             return lambda: None
-        # Those that come now see this one, which sees those that came before.
-        self._coming.add(session.id)
+        # Before the first await: concurrent calls must count each other.
+        self._pending.add(session.id)
         try:
-            await self._check_room(len(self._coming))
+            await self._check_room(len(self._pending))
         except BaseException:
-            self._coming.discard(session.id)
+            self._pending.discard(session.id)
             raise
-        return lambda: self._coming.discard(session.id)
+        return lambda: self._pending.discard(session.id)
 
     async def readmit(self, session: Session) -> None:
         """
-        Refuse an instance to a session at rest when there is no room for one. A cordon is not for
-        it: it has been here before.
+        Refuse to start a session at rest if the node is full. A cordon does not apply: the session
+        already belongs to this node.
         """
         if self._settings.max_sessions is not None:
-            await self._check_room(len(self._coming) + 1)
+            await self._check_room(len(self._pending) + 1)
 
-    async def _check_room(self, coming: int) -> None:
+    async def _check_room(self, pending: int) -> None:
         most = self._settings.max_sessions
-        if most is not None and await self._instances() + coming > most:
+        if most is not None and await self._instances() + pending > most:
             raise NodeFull(
-                f"Node {self._node_id} has {most} sessions, and takes no more.",
+                f"Node {self._node_id} is full: it has {most} sessions.",
                 retry_after=RETRY_SECONDS,
             )
 
     async def _own(self) -> Node | None:
         now = self._clock.monotonic()
-        if self._read is None or now - self._read[0] >= REMEMBERED_SECONDS:
+        if self._read is None or now - self._read[0] >= CACHE_SECONDS:
             self._read = (now, await self._store.nodes.get(self._node_id))
         return self._read[1]
 

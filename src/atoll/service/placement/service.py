@@ -1,8 +1,8 @@
 """
-Which node a session goes to, by what is known of the nodes at the moment.
+Chooses the node of a session.
 
-Nodes are read at most once a second. What was given to one since it last told of itself is counted
-on top of what it told, so that many that come at once are not all given to the same.
+Nodes are read at most once a second. Sessions placed on a node since its last report are added to
+what it reported, so that a burst of new sessions is spread over several nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.settings import NodeSettings
     from atoll.stores.base import Store
 
-REMEMBERED_SECONDS = 1.0
+CACHE_SECONDS = 1.0
 
 
 class Placement:
@@ -39,36 +39,36 @@ class Placement:
         clock: Clock,
         settings: NodeSettings,
         node_id: str,
-        pool: Callable[[], dict[str, int]],
+        ready_instances: Callable[[], dict[str, int]],
     ) -> None:
-        """`pool` tells how many instances are ready on this node, by template."""
+        """`ready_instances` counts the ready instances of this node, by template."""
         self._store = store
         self._templates = templates
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._pool = pool
+        self._ready_instances = ready_instances
         self._read: tuple[float, list[Node]] | None = None
-        self._given: dict[str, list[datetime]] = {}
-        """When sessions were given to a node, by its id."""
+        self._placed: dict[str, list[datetime]] = {}
+        """Times at which sessions were placed on a node, by its id."""
 
-    async def candidates(self, demand: PlacementRequest) -> list[Node]:
-        """The nodes that fit, best first; none when none does."""
-        found = self._ranked(await self._nodes(), demand)
+    async def candidates(self, request: PlacementRequest) -> list[Node]:
+        """All nodes that fit, the best first."""
+        found = self._ranked(await self._nodes(), request)
         if not found:
-            # Those that are said to be full may not be any more.
-            self.forget()
-            found = self._ranked(await self._recounted(), demand)
+            # Nodes that reported to be full may have room by now.
+            self.invalidate()
+            found = self._ranked(await self._recounted(), request)
         return found
 
-    def _ranked(self, nodes: list[Node], demand: PlacementRequest) -> list[Node]:
+    def _ranked(self, nodes: list[Node], request: PlacementRequest) -> list[Node]:
         if [node.id for node in nodes] == [self._node_id]:
             nodes = [self._alone(nodes[0])]
-        return rank(nodes, demand, spread_above=self._settings.spread_above)
+        return rank(nodes, request, spread_above=self._settings.spread_above)
 
     async def _recounted(self) -> list[Node]:
-        """The nodes with as many sessions as the store knows of at this moment."""
-        self._given.clear()
+        """The nodes with the number of sessions that the store has at this moment."""
+        self._placed.clear()
         nodes = []
         for node in await self._nodes():
             counts = [
@@ -78,35 +78,35 @@ class Placement:
             nodes.append(dataclasses.replace(node, sessions=sum(counts)))
         return nodes
 
-    def gave(self, node_id: str) -> None:
-        """A session was given to it, of which it has not told yet."""
-        self._given.setdefault(node_id, []).append(self._clock.now())
+    def record(self, node_id: str) -> None:
+        """A session was placed on a node, which has not reported it yet."""
+        self._placed.setdefault(node_id, []).append(self._clock.now())
 
-    def forget(self) -> None:
-        """Read the nodes anew: something is known to have changed."""
+    def invalidate(self) -> None:
+        """Read the nodes again at the next request."""
         self._read = None
 
     async def assign(self, session: Session) -> Node:
-        """The node for a session that has to leave its own; it counts there from now on."""
+        """The new node of a session that must leave its own; it counts there from now on."""
         node = await self.check(session)
-        self.gave(node.id)
+        self.record(node.id)
         return node
 
     async def check(self, session: Session) -> Node:
         """
-        The same without counting. `TemporaryError` with code `no_node` when none fits,
-        `PermanentError` with code `volume_elsewhere` when a volume of it is on the disk of the node
-        that it is to leave.
+        The same without counting. Raises `TemporaryError` with code `no_node` if no node fits, and
+        `PermanentError` with code `volume_elsewhere` if the session has a volume on the disk of the
+        node that it must leave.
         """
-        demand = await self.demand(session)
-        if demand.node_id == session.runtime_node:
+        request = await self.request_of(session)
+        if request.node_id == session.runtime_node:
             raise PermanentError(
-                f"Session {session.id} has a volume on the disk of {session.runtime_node}, and "
-                "cannot go on elsewhere.",
+                f"Session {session.id} cannot leave node {session.runtime_node}: it uses a volume "
+                "on the disk of that node.",
                 code="volume_elsewhere",
             )
         moving = dataclasses.replace(
-            demand,
+            request,
             exclude=frozenset({session.runtime_node}),
             pooled=False,
             shared_blobs=True,
@@ -114,13 +114,13 @@ class Placement:
         found = await self.candidates(moving)
         if not found:
             raise TemporaryError(
-                f"No other node can take session {session.id}: {await self._why(moving)}",
+                f"No other node fits session {session.id}: {await self._reasons(moving)}",
                 code="no_node",
             )
         return found[0]
 
-    async def demand(self, session: Session) -> PlacementRequest:
-        """What a session asks of its node."""
+    async def request_of(self, session: Session) -> PlacementRequest:
+        """What a session requires of its node."""
         template = await self._templates.numbered(session.template_id, session.template_version)
         volumes = [await self._store.volumes.get(mount.volume_id) for mount in session.volumes]
         return PlacementRequest(
@@ -132,32 +132,32 @@ class Placement:
             node_id=pinned(volumes),
         )
 
-    async def _why(self, demand: PlacementRequest) -> str:
+    async def _reasons(self, request: PlacementRequest) -> str:
         words = [
-            f"{node.id}: {unfit(node, demand)}"
+            f"{node.id}: {unfit(node, request)}"
             for node in await self._nodes()
-            if node.id not in demand.exclude
+            if node.id not in request.exclude
         ]
-        return "; ".join(words[:5]) + "." if words else "there is none."
+        return "; ".join(words[:5]) + "." if words else "there is no other node."
 
     async def _nodes(self) -> list[Node]:
         now = self._clock.monotonic()
-        if self._read is None or now - self._read[0] >= REMEMBERED_SECONDS:
+        if self._read is None or now - self._read[0] >= CACHE_SECONDS:
             self._read = (now, await self._store.nodes.all())
         return [self._counted(node) for node in self._read[1]]
 
     def _counted(self, node: Node) -> Node:
-        """The node with what it has not told yet."""
-        given = self._given.get(node.id, [])
+        """The node with the sessions that it has not reported yet."""
+        placed = self._placed.get(node.id, [])
         if node.seen_at is not None:
-            given = self._given[node.id] = [at for at in given if at >= node.seen_at]
-        pool = self._pool() if node.id == self._node_id else node.pool
-        return dataclasses.replace(node, sessions=node.sessions + len(given), pool=pool)
+            placed = self._placed[node.id] = [at for at in placed if at >= node.seen_at]
+        pool = self._ready_instances() if node.id == self._node_id else node.pool
+        return dataclasses.replace(node, sessions=node.sessions + len(placed), pool=pool)
 
     def _alone(self, node: Node) -> Node:
         """
-        The only node: nothing is gained by sparing it, so how much it takes is what somebody set,
-        and what it cannot make its driver says better.
+        The only node, which need not be spared: only `node.max_sessions` limits it, and its driver
+        reports problems more precisely.
         """
         return dataclasses.replace(
             node, max_sessions=self._settings.max_sessions, metrics=None, problem=None
@@ -165,7 +165,7 @@ class Placement:
 
 
 def pinned(volumes: Iterable[Volume | None]) -> str | None:
-    """The node that has one of these volumes on its disk."""
+    """The node that has one of these volumes on its disk, if any."""
     return next(
         (volume.node_id for volume in volumes if volume is not None and volume.node_id is not None),
         None,
@@ -173,6 +173,6 @@ def pinned(volumes: Iterable[Volume | None]) -> str | None:
 
 
 def mounts(mode: WorkspaceMode, volumes: Iterable[Volume | None]) -> frozenset[str]:
-    """The feature that a workspace or volumes in the bucket need."""
+    """The feature that mounts from the bucket require."""
     of_bucket = any(volume is not None and volume.kind == S3 for volume in volumes)
     return frozenset({MOUNT} if of_bucket or mode is WorkspaceMode.MOUNT else ())

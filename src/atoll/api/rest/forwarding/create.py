@@ -96,7 +96,7 @@ class CreateForwarding:
                     refusal = None
                     break
             log.info("session.refused", node_id=node.id, reason=reason)
-            self._placements.forget()
+            self._placements.invalidate()
         if refusal is not None and refusal.code in CANNOT_START:
             await refusal.send(request.send)
             return
@@ -104,7 +104,7 @@ class CreateForwarding:
         await failure(request.scope, request.body.receive, request.send)
 
     async def _try(self, node: Node, request: ClientRequest) -> Refusal | None:
-        self._placements.gave(node.id)
+        self._placements.record(node.id)
         if node.id == self._peers.node_id:
             request.body.rewind()
             response = RefusalFilter(request.send, CANNOT_CREATE)
@@ -124,7 +124,7 @@ class CreateForwarding:
         source = await self._store.sessions.get(session_id)
         if source is None:
             raise NotFound(f"Session {session_id} does not exist.", code="session_not_found")
-        demand = await self._placements.demand(source)
+        demand = await self._placements.request_of(source)
         return self._with_files_of(source, demand), source.runtime_node
 
     async def _demand_of_create(self, data: bytes) -> PlacementRequest:
