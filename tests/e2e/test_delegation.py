@@ -42,5 +42,5 @@ def test_a_server_that_gets_no_control_group_starts_and_logs_why(bubblewrap: str
         (event,) = [event for event in events if event["event"].startswith("cgroups.")]
         assert event["event"] == "cgroups.not_delegated"
         assert event["level"] == "warning"
-        # Its user does not linger; test_delegation.py of the component tests has the other reasons.
+        # The other reasons are tested in component/drivers/test_cgroup_delegation.py.
         assert "loginctl enable-linger" in event["reason"]

@@ -107,10 +107,10 @@ async def _claim_data_dir(
         shared = settings.redis_url is not None
         lock = await asyncio.to_thread(DataDirLock, settings.data_dir, shared=shared)
         stack.callback(lock.close)
-    presence = await asyncio.to_thread(
-        data_directories.Presence, settings.data_dir, temporary=embedded
+    server_lock = await asyncio.to_thread(
+        data_directories.ServerLock, settings.data_dir, temporary=embedded
     )
-    stack.callback(presence.close)
+    stack.callback(server_lock.close)
     return lock
 
 

@@ -8,7 +8,7 @@ import structlog
 
 from atoll.drivers.local import cgroup_delegation, host_checks
 from atoll.drivers.local.doctor_advice import without_root
-from atoll.drivers.local.driver import NODE
+from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 
 if TYPE_CHECKING:
     from atoll.drivers.local.host_checks import Check
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 def doctor(settings: Settings) -> list[Check]:
-    return host_checks.checks(settings.local, settings.data_dir / NODE)
+    return host_checks.checks(settings.local, settings.data_dir / NODE_DIRECTORY)
 
 
 def advice(settings: Settings, checks: list[Check]) -> tuple[str, list[tuple[str, str]]]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.local import leftovers as local
-from atoll.drivers.local.driver import NODE
 from atoll.drivers.shared import data_directories
+from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 from atoll.errors import AtollError, PermanentError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def collect(settings: Settings, *, dry_run: bool = False) -> list[Leftover
             with data_directories.removed(note, forget=not dry_run) as gone:
                 if not gone:
                     continue
-                node = note.data_dir / NODE
+                node = note.data_dir / NODE_DIRECTORY
                 instances = await asyncio.to_thread(local.count, settings.local, node)
                 if note.docker_node is not None:
                     containers = await _containers(settings, note, remove=not dry_run)

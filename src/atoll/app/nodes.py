@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.driver import NODE
+from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, ForwardTokens
 from atoll.service.nodes.local_node import LocalNode
 from atoll.service.nodes.locations import SessionLocations
@@ -41,13 +41,13 @@ def node_group(
     settings, replica = backends.settings, backends.replica
     store, clock, node_id = replica.store, replica.clock, replica.node_id
     coordination = replica.coordination
-    own_url = url or f"unix://{settings.data_dir / NODE}"
+    own_url = url or f"unix://{settings.data_dir / NODE_DIRECTORY}"
     local = LocalNode(replica, backends.driver, compute.builds, compute.pool, settings, own_url)
     placement = Placement(
         store, compute.templates, clock, settings.node, node_id, compute.pool.sizes
     )
     migrations = Migrations(store, placement, coordination, clock)
-    replay_guard = ReplayGuard(settings.data_dir / NODE / "nonces", MAX_CLOCK_SKEW)
+    replay_guard = ReplayGuard(settings.data_dir / NODE_DIRECTORY / "nonces", MAX_CLOCK_SKEW)
     forward_tokens = ForwardTokens(backends.secret, node_id, clock, replay_guard)
     peers = Peers(replica, settings.node, forward_tokens)
     locations = SessionLocations(

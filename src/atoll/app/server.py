@@ -16,7 +16,7 @@ from atoll.app.application import application
 from atoll.app.logs import configure_logging
 from atoll.app.stores import names_database, open_store
 from atoll.drivers.local import cgroup_delegation
-from atoll.drivers.local.driver import NODE
+from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 from atoll.errors import NotFound, TemporaryError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     configure_logging(settings.log_level, as_json=settings.log_json)
     if settings.driver == "local":
         # Before there are workers, which inherit the group.
-        cgroup_delegation.acquire(settings.local, settings.data_dir / NODE)
+        cgroup_delegation.acquire(settings.local, settings.data_dir / NODE_DIRECTORY)
     with uvicorn_server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
 

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from atoll.model.template import Layer, Template
     from atoll.model.volume import Volume
 
-    Answer = Callable[[StreamReader, StreamWriter], Awaitable[None]]
-    """Who serves a connection that was made inside the sandbox of an installation."""
+    ConnectionHandler = Callable[[StreamReader, StreamWriter], Awaitable[None]]
+    """Serves a connection that was made inside the sandbox of an installation."""
 
 
 class NotEmptied(Conflict):
-    """What was to be removed has objects left whose names cannot be listed."""
+    """A prefix of the bucket still has objects whose names cannot be listed."""
 
     code = "volume_not_emptied"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel as the index has it, in a file that no installation can reach."""
+    """A wheel as downloaded from the index, in a file that no installation can write."""
 
     path: Path
     name: str
@@ -46,37 +46,36 @@ class Wheel:
 
 @dataclass(frozen=True)
 class InstallSpec:
-    """What is to be installed, and how."""
+    """What to install, and with which limits."""
 
     key: str
-    """By which the set is found again."""
+    """Finds the result of this installation again."""
     template: Template
     requirements: tuple[str, ...]
-    """Names, extras and specifiers, written by us."""
-    name: Callable[[tuple[str, ...], tuple[str, ...]], str]
+    """Names, extras and specifiers, in the canonical form."""
+    environment_name: Callable[[tuple[str, ...], tuple[str, ...]], str]
     """
-    What an environment with just these packages (`name==version`) is called, made from wheels with
-    these digests.
+    The name of an environment, from its packages (`name==version`) and the digests of the wheels
+    that they were installed from.
     """
     resources: Resources
-    answer: Answer
-    """The index, for whatever connects from inside."""
+    serve_index: ConnectionHandler
+    """The package index, as the sandbox of the installation reaches it."""
     wheels: Callable[[], list[Wheel]]
-    """Those that were given out by `answer`: what is installed has to be theirs."""
-    hear: Callable[[bytes], None]
-    """Told what is printed."""
-    has: dict[str, str]
-    """The template's packages, by normalised name."""
-    held: dict[str, str] = field(default_factory=dict)
-    """Those of them whose versions stand."""
+    """The wheels that `serve_index` has served: everything installed must come from them."""
+    on_output: Callable[[bytes], None]
+    template_packages: dict[str, str]
+    """Versions by normalised name."""
+    pinned: dict[str, str] = field(default_factory=dict)
+    """Those of them whose versions may not change."""
     exact: bool = False
-    """Whether the requirements are all that is needed, each in one version."""
+    """Whether the requirements are complete, with one version of each package."""
     source_builds: bool = False
 
 
 @dataclass(frozen=True)
 class RegistryAuth:
-    """By what right images of a registry are pulled: a name and a password, or a token."""
+    """Credentials for pulling images: a user name and a password, or a token."""
 
     server: str
     username: str = ""
@@ -85,24 +84,24 @@ class RegistryAuth:
 
 
 @dataclass(frozen=True)
-class BuildContext:
+class BuildFiles:
     """The files that a Dockerfile copies, as a tar."""
 
     digest: str
-    """SHA-256 of its bytes, in hexadecimal."""
+    """SHA-256 of the tar, in hexadecimal."""
     open: Callable[[], Awaitable[AsyncIterator[bytes]]]
-    """Its bytes; as often as needed."""
+    """Reads the tar; may be called more than once."""
 
 
 @dataclass(frozen=True)
-class Material:
-    """What the build of an image is given beside its template."""
+class ImageInputs:
+    """What a build of an image needs beside the template."""
 
     auth: RegistryAuth | None = None
-    context: BuildContext | None = None
+    files: BuildFiles | None = None
 
 
-NO_MATERIAL = Material()
+NO_INPUTS = ImageInputs()
 
 
 class PackageEnvironments(Protocol):
@@ -185,7 +184,7 @@ class Images(Protocol):
         *,
         timeout: timedelta,
         say: Callable[[bytes], None],
-        material: Material = NO_MATERIAL,
+        inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         """
         Make what `is_built` misses; `say` is called with the output. Raises `PermanentError` with

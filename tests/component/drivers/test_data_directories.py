@@ -9,7 +9,7 @@ import pytest
 
 from atoll.drivers.local.spawner import unserved
 from atoll.drivers.shared import data_directories
-from atoll.drivers.shared.data_directories import Note, Presence
+from atoll.drivers.shared.data_directories import Note, ServerLock
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def is_removed(note: Note, *, forget: bool = True) -> bool:
 
 
 def test_a_data_directory_is_served_while_any_server_has_it(data_dir: Path) -> None:
-    first, second = (Presence(data_dir, temporary=False) for _ in range(2))
+    first, second = (ServerLock(data_dir, temporary=False) for _ in range(2))
     assert data_directories.known() == [Note(data_dir)]
     first.close()
     assert served(data_dir)
@@ -46,7 +46,7 @@ def test_a_data_directory_is_served_while_any_server_has_it(data_dir: Path) -> N
 
 
 def test_it_counts_as_removed_without_its_lock_file_and_without_a_server(data_dir: Path) -> None:
-    presence = Presence(data_dir, temporary=False)
+    presence = ServerLock(data_dir, temporary=False)
     (data_dir / data_directories.LOCK_FILE).unlink()
     assert not is_removed(Note(data_dir)), "its server lives"
     presence.close()
@@ -57,7 +57,7 @@ def test_it_counts_as_removed_without_its_lock_file_and_without_a_server(data_di
 
 
 def test_a_note_stays_when_what_is_left_could_not_be_removed(data_dir: Path) -> None:
-    Presence(data_dir, temporary=False).close()
+    ServerLock(data_dir, temporary=False).close()
     (data_dir / data_directories.LOCK_FILE).unlink()
     with suppress(OSError), data_directories.removed(Note(data_dir), forget=True):
         raise OSError("busy")
@@ -65,10 +65,10 @@ def test_a_note_stays_when_what_is_left_could_not_be_removed(data_dir: Path) -> 
 
 
 def test_the_note_keeps_the_engine_that_it_was_told(data_dir: Path) -> None:
-    presence = Presence(data_dir, temporary=False)
+    presence = ServerLock(data_dir, temporary=False)
     data_directories.note_engine(data_dir, "unix:///run/docker.sock", "0123")
     presence.close()
-    Presence(data_dir, temporary=False).close()
+    ServerLock(data_dir, temporary=False).close()
     assert data_directories.known() == [Note(data_dir, "unix:///run/docker.sock", "0123")]
 
 
@@ -78,12 +78,12 @@ def test_a_lock_file_that_cannot_be_opened_counts_as_held(data_dir: Path) -> Non
 
 
 def test_one_that_goes_with_its_process_leaves_no_note(data_dir: Path) -> None:
-    Presence(data_dir, temporary=True).close()
+    ServerLock(data_dir, temporary=True).close()
     assert data_directories.known() == []
 
 
 def test_a_note_that_cannot_be_read_is_passed_over(data_dir: Path, state: Path) -> None:
-    Presence(data_dir, temporary=False).close()
+    ServerLock(data_dir, temporary=False).close()
     (state / "atoll" / "nodes" / "other").write_text("{")
     assert data_directories.known() == [Note(data_dir)]
 
@@ -96,7 +96,7 @@ def test_a_server_starts_without_a_place_for_notes(
 
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(Path, "home", nowhere)
-    presence = Presence(data_dir, temporary=True)
+    presence = ServerLock(data_dir, temporary=True)
     data_directories.note_engine(data_dir, "unix:///run/docker.sock", "0123")
     assert served(data_dir)
     assert data_directories.known() == []
@@ -104,4 +104,4 @@ def test_a_server_starts_without_a_place_for_notes(
     presence.close()
 
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
-    Presence(data_dir, temporary=True).close()
+    ServerLock(data_dir, temporary=True).close()

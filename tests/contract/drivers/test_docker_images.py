@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from atoll.drivers.base import BuildContext, Material, RegistryAuth
+from atoll.drivers.base import BuildFiles, ImageInputs, RegistryAuth
 from atoll.drivers.docker.engine import Engine
 from atoll.drivers.docker.image_build import ImageBuild
 from atoll.drivers.docker.template_images import TemplateImages
@@ -112,14 +112,14 @@ def head(kind: bytes, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def context_of(data: bytes) -> BuildContext:
+def context_of(data: bytes) -> BuildFiles:
     async def pieces() -> AsyncIterator[bytes]:
         yield data
 
     async def opened() -> AsyncIterator[bytes]:
         return pieces()
 
-    return BuildContext(hashlib.sha256(data).hexdigest(), opened)
+    return BuildFiles(hashlib.sha256(data).hexdigest(), opened)
 
 
 def right(registry: Registry, password: str = PASSWORD) -> RegistryAuth:
@@ -271,9 +271,9 @@ async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
 
 
 def building(
-    ground: Ground, dockerfile: str, context: BuildContext | None = None, **given: Any
+    ground: Ground, dockerfile: str, context: BuildFiles | None = None, **given: Any
 ) -> Any:
-    build = ImageBuild(dockerfile, "built", Material(context=context), fresh=False)
+    build = ImageBuild(dockerfile, "built", ImageInputs(files=context), fresh=False)
     options: dict[str, Any] = {"timeout": LONG, "say": ground.said.append}
     return ground.templates.builder.build(build, **options | given)
 
@@ -401,7 +401,7 @@ async def test_malicious_build_files_are_refused(
 
 async def test_build_files_with_the_wrong_digest_are_not_built(ground: Ground) -> None:
     given = context_of(tar_of({"a": b""}))
-    wrong = BuildContext("0" * 64, given.open)
+    wrong = BuildFiles("0" * 64, given.open)
     with refused(TemporaryError, "blobs_unavailable"):
         await building(ground, f"FROM {SHELL}\n", wrong)
 
@@ -416,9 +416,9 @@ def settled(ground: Ground, template: Template, fresh: str = "") -> Template:
     return replace(template, build=Build(layers=(layer,), anew=bool(fresh)))
 
 
-async def build(ground: Ground, template: Template, material: Material | None = None) -> None:
+async def build(ground: Ground, template: Template, inputs: ImageInputs | None = None) -> None:
     await ground.templates.build(
-        template, timeout=LONG, say=ground.said.append, material=material or Material()
+        template, timeout=LONG, say=ground.said.append, inputs=inputs or ImageInputs()
     )
 
 
@@ -449,7 +449,7 @@ async def test_another_node_pulls_the_image_by_its_digest(
 
     template = settled(ground, make_template(image=pulled))
     assert not await ground.templates.is_built(template)
-    await build(ground, template, Material(right(registry)))
+    await build(ground, template, ImageInputs(right(registry)))
     info = await ground.templates.inspect(template)
     assert info.digest is not None
     first = await ground.templates.find(template)
@@ -462,10 +462,10 @@ async def test_another_node_pulls_the_image_by_its_digest(
 
     assert template.build is not None
     elsewhere = replace(template, build=replace(template.build, image=info))
-    await build(ground, elsewhere, Material(right(registry)))
+    await build(ground, elsewhere, ImageInputs(right(registry)))
     assert (await ground.templates.find(elsewhere)).id == first.id
     again = settled(ground, make_template(image=pulled), fresh="2")
-    await build(ground, again, Material(right(registry)))
+    await build(ground, again, ImageInputs(right(registry)))
     assert (await ground.templates.find(again)).id != first.id
 
 
@@ -475,7 +475,7 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
     from dataclasses import replace
 
     one = settled(ground, make_template(image=pulled))
-    await build(ground, one, Material(right(registry)))
+    await build(ground, one, ImageInputs(right(registry)))
     info = await ground.templates.inspect(one)
     first = await ground.templates.find(one)
     assert one.build is not None
@@ -488,10 +488,10 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
 
     # As on another node: the second is the first that is needed there.
     two = settled(ground, make_template(image=pulled))
-    await build(ground, two, Material(right(registry)))
+    await build(ground, two, ImageInputs(right(registry)))
     assert two.layers == one.layers
     assert not await ground.templates.is_built(one)
-    await build(ground, one, Material(right(registry)))
+    await build(ground, one, ImageInputs(right(registry)))
     assert (await ground.templates.find(one)).id == first.id
     other = await ground.templates.find(two)
     assert other.id != first.id

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from atoll.drivers.base import BuildContext
+    from atoll.drivers.base import BuildFiles
 
 DOCKERFILE = "Dockerfile"
 PIECE = 1024 * 1024
@@ -47,7 +47,7 @@ EXTENSIONS = (
 
 @contextlib.asynccontextmanager
 async def build_tar(
-    dockerfile: str, build_files: BuildContext | None, scratch: Path
+    dockerfile: str, build_files: BuildFiles | None, scratch: Path
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     """The tar file in pieces. The template's Dockerfile replaces one among the build files."""
     data = dockerfile.encode("utf-8", "surrogateescape")
@@ -64,7 +64,7 @@ async def build_tar(
         file.close()
 
 
-async def _fetch(build_files: BuildContext, file: IO[bytes]) -> None:
+async def _fetch(build_files: BuildFiles, file: IO[bytes]) -> None:
     digest = hashlib.sha256()
 
     def append(piece: bytes) -> None:

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
     from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 
-NODE = "node"
+
 NAME, KEY = "docker-name", "docker-key"
 """Files of what the node's containers are labelled with, and of what tokens are made from."""
 NO_DIRECTORIES = "its workspaces are volumes of a Docker engine (ATOLL_DOCKER__STORAGE)"
@@ -118,7 +118,7 @@ class DockerDriver:
         self._settings = settings
         self._link_settings = link
         self._local = local
-        self._node = data_dir / NODE
+        self._node = data_dir / data_directories.NODE_DIRECTORY
         self._engine = Engine(settings)
         self._machine = Machine(self._node)
         self._environments = NodeEnvironments(

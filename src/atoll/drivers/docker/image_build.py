@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
-    from atoll.drivers.base import Material
+    from atoll.drivers.base import ImageInputs
     from atoll.drivers.docker.engine import Engine
     from atoll.drivers.docker.images import Images
     from atoll.settings import DockerSettings
@@ -54,7 +54,7 @@ class ImageBuild:
     dockerfile: str
     name: str
     """The image is kept as this name."""
-    material: Material
+    inputs: ImageInputs
     """Build files and the credentials of a registry."""
     fresh: bool
     """Build every layer again, and pull the base image again."""
@@ -81,13 +81,13 @@ class ImageBuilder:
         reference = self._images.held_as(build.name)
         params = self._params(reference, fresh=build.fresh)
         headers = {"Content-Type": "application/x-tar"}
-        auth = build.material.auth
+        auth = build.inputs.auth
         if auth is not None:
             headers["X-Registry-Config"] = header({server_key(auth): credentials(auth)})
         progress, last_lines = ProgressLines(), deque[str](maxlen=MAX_ERROR_LINES)
         async with (
             time_limit(timeout, "The image was not built"),
-            build_tar(build.dockerfile, build.material.context, self._scratch) as data,
+            build_tar(build.dockerfile, build.inputs.files, self._scratch) as data,
         ):
             with translated():
                 try:

@@ -32,7 +32,7 @@ from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.installation import (
     InstallOutput,
     is_abandoned,
-    own,
+    record_owner,
     start_errors,
     wait_until_too_large,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.base import Answer
+    from atoll.drivers.base import ConnectionHandler
     from atoll.drivers.docker.engine import Engine
     from atoll.drivers.docker.installer_tools import InstallerTools
     from atoll.model.resources import Resources
@@ -94,12 +94,12 @@ class Installer:
         order: dict[str, Any],
         *,
         resources: Resources,
-        answer: Answer | None,
-        hear: Callable[[bytes], None],
+        handler: ConnectionHandler | None,
+        on_output: Callable[[bytes], None],
     ) -> AsyncIterator[InstallOutput]:
         """
-        Run an order. Its result is removed at the end. `answer` serves connections that are made in
-        the container, and `hear` receives what is printed there.
+        Run an order. Its result is removed at the end. `handler` serves connections made in
+        the container, and `on_output` receives what is printed there.
         """
         name = f"install_{secrets.token_hex(10)}"
         directory = self._directory / name
@@ -133,7 +133,7 @@ class Installer:
             starting = asyncio.ensure_future(self._start(name, spec))
             stack.push_async_callback(self._kill, name, starting)
             stream = await asyncio.shield(starting)
-            asking = asyncio.create_task(InstallerStream(stream, answer, hear).ask(order))
+            asking = asyncio.create_task(InstallerStream(stream, handler, on_output).ask(order))
             stack.push_async_callback(_cancelled, asking)
             waiting: list[asyncio.Task[Any]] = [asking]
             if not self._images:
@@ -154,7 +154,7 @@ class Installer:
 
     def _make(self, directory: Path, size: int) -> None:
         directory.mkdir(mode=0o700)
-        own(directory)
+        record_owner(directory)
         build = directory / "build"
         build.mkdir(mode=0o700)
         if self._images:

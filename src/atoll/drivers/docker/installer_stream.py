@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Message, Stream
 
-    from atoll.drivers.base import Answer
+    from atoll.drivers.base import ConnectionHandler
 
 STDERR = 2
 """The program's frames go to standard output, and all other output to standard error."""
@@ -54,12 +54,12 @@ log = structlog.get_logger(__name__)
 
 class InstallerStream:
     def __init__(
-        self, stream: Stream, answer: Answer | None, hear: Callable[[bytes], None]
+        self, stream: Stream, handler: ConnectionHandler | None, on_output: Callable[[bytes], None]
     ) -> None:
-        """`answer` serves connections; without it they are refused. `hear` receives the output."""
+        """Without a `handler`, connections are refused."""
         self._stream = stream
-        self._answer = answer
-        self._hear = hear
+        self._handler = handler
+        self._on_output = on_output
         self._connections: dict[int, asyncio.StreamWriter] = {}
         """Writers to which data of connections is passed, by number."""
         self._write_lock = asyncio.Lock()
@@ -101,7 +101,7 @@ class InstallerStream:
         received = bytearray()
         while (message := await self._read()) is not None:
             if message.stream == STDERR:
-                self._hear(message.data)
+                self._on_output(message.data)
                 continue
             received += message.data
             while len(received) >= FRAME.size:
@@ -121,7 +121,7 @@ class InstallerStream:
             async with asyncio.timeout(LOG_TIMEOUT):
                 while (message := await self._read()) is not None:
                     if message.stream == STDERR:
-                        self._hear(message.data)
+                        self._on_output(message.data)
 
     async def _send(self, number: int, kind: bytes, data: bytes = b"") -> None:
         async with self._write_lock:
@@ -133,17 +133,17 @@ class InstallerStream:
 
     def _may_open(self, number: int) -> bool:
         return (
-            self._answer is not None
+            self._handler is not None
             and number not in self._connections
             and len(self._connections) < MAX_CONNECTIONS
         )
 
     async def _open(self, number: int) -> tuple[Coroutine[Any, Any, None], ...]:
         """Open a connection; the coroutines are its work."""
-        assert self._answer is not None
+        assert self._handler is not None
         ours, theirs = socket.socketpair()
         reader, self._connections[number] = await asyncio.open_connection(sock=ours)
-        return self._serve(self._answer, theirs), self._send_response(number, reader)
+        return self._serve(self._handler, theirs), self._send_response(number, reader)
 
     async def _receive(self, number: int, kind: bytes, data: bytes) -> None:
         writer = self._connections[number]
@@ -156,10 +156,10 @@ class InstallerStream:
             else:
                 writer.close()
 
-    async def _serve(self, answer: Answer, theirs: socket.socket) -> None:
+    async def _serve(self, handler: ConnectionHandler, theirs: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=theirs)
         try:
-            await answer(reader, writer)
+            await handler(reader, writer)
         except Exception:
             # Only this connection fails; the installation continues.
             log.exception("install.connection_failed")

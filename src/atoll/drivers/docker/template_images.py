@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.base import NO_MATERIAL
+from atoll.drivers.base import NO_INPUTS
 from atoll.drivers.docker import dockerfile
 from atoll.drivers.docker.image_build import ImageBuild, ImageBuilder
 from atoll.drivers.docker.image_pull import ImagePuller
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
 
-    from atoll.drivers.base import Material
+    from atoll.drivers.base import ImageInputs
     from atoll.drivers.docker.engine import Engine
     from atoll.drivers.docker.images import Image
     from atoll.model.template import Template
@@ -221,21 +221,21 @@ class TemplateImages:
         *,
         timeout: timedelta,
         say: Callable[[bytes], None],
-        material: Material = NO_MATERIAL,
+        inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         if await self.is_built(template):
             return
         name, recorded = self._name(template), template.build
         if template.dockerfile:
             fresh = recorded is not None and recorded.anew
-            build = ImageBuild(template.dockerfile, name, material, fresh)
+            build = ImageBuild(template.dockerfile, name, inputs, fresh)
             await self.builder.build(build, timeout=timeout, say=say)
         else:
             reference, digest = self._reference(template), _recorded_digest(template)
             if digest is not None:
                 reference = parse(reference).pinned(digest)
             found = await self.puller.pull_and_hold(
-                reference, name, material.auth, timeout=timeout, say=say
+                reference, name, inputs.auth, timeout=timeout, say=say
             )
             await self._hold_digest(template, found)
         await self._describe(template, say)

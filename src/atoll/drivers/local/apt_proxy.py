@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from atoll.drivers.shared import http_forwarding
-from atoll.drivers.shared.http_forwarding import PIECE, Refused
+from atoll.drivers.shared.http_forwarding import CHUNK_SIZE, RequestRefused
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import h11
 
-    from atoll.drivers.shared.http_forwarding import Peer
+    from atoll.drivers.shared.http_forwarding import ClientConnection
 
 CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,3})/([!-~]*)")
@@ -50,7 +50,7 @@ class Mirror:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 async with self._free:
-                    await http_forwarding.converse(
+                    await http_forwarding.serve_connection(
                         reader,
                         writer,
                         partial(self._answer, client),
@@ -63,18 +63,20 @@ class Mirror:
             finally:
                 server.close()
 
-    async def _answer(self, client: httpx.AsyncClient, peer: Peer, request: h11.Request) -> None:
+    async def _answer(
+        self, client: httpx.AsyncClient, connection: ClientConnection, request: h11.Request
+    ) -> None:
         method = request.method.decode()
         asked = _PATH.fullmatch(request.target.decode("ascii", "replace"))
         if method not in ("GET", "HEAD") or asked is None:
-            raise Refused(403, "Only the mirror can be reached from here.")
+            raise RequestRefused(403, "Only the mirror can be reached from here.")
         number, path = int(asked[1]), asked[2]
         plain = unquote(path)
         if number >= len(self._addresses) or "\0" in plain or ".." in plain.split("/"):
-            raise Refused(403, "Only the mirror can be reached from here.")
+            raise RequestRefused(403, "Only the mirror can be reached from here.")
         address = self._addresses[number]
         if urlsplit(address).scheme == "file":
-            await _file(peer, Path(urlsplit(address).path), plain, method)
+            await _file(connection, Path(urlsplit(address).path), plain, method)
             return
         headers = {
             name.decode(): value.decode("latin-1")
@@ -82,34 +84,36 @@ class Mirror:
             if name in _ASKED
         }
         try:
-            async with http_forwarding.ask(client, method, f"{address}/{path}", headers) as found:
-                await self._pass_on(peer, found)
+            async with http_forwarding.forward(
+                client, method, f"{address}/{path}", headers
+            ) as found:
+                await self._pass_on(connection, found)
         except httpx.HTTPError as error:
             self.trouble = f"{urlsplit(address).hostname}: {error or type(error).__name__}"
-            raise Refused(502, "The mirror does not answer.") from None
+            raise RequestRefused(502, "The mirror does not answer.") from None
 
-    async def _pass_on(self, peer: Peer, found: httpx.Response) -> None:
+    async def _pass_on(self, connection: ClientConnection, found: httpx.Response) -> None:
         if found.is_redirect:
-            raise Refused(403, "It leads to another host.")
+            raise RequestRefused(403, "It leads to another host.")
         if found.status_code >= 500 or found.status_code == 429:
             self.trouble = f"{found.url.host} answered {found.status_code}"
         told = [(name, found.headers[name]) for name in _TOLD if name in found.headers]
-        await peer.start(found.status_code, told)
-        async for piece in found.aiter_raw(PIECE):
-            await peer.send(piece)
-        await peer.end()
+        await connection.start(found.status_code, told)
+        async for piece in found.aiter_raw(CHUNK_SIZE):
+            await connection.send(piece)
+        await connection.end()
 
 
-async def _file(peer: Peer, top: Path, path: str, method: str) -> None:
+async def _file(connection: ClientConnection, top: Path, path: str, method: str) -> None:
     file = await asyncio.to_thread(_open, top, path)
     if file is None:
-        raise Refused(404, "There is no such file.")
+        raise RequestRefused(404, "There is no such file.")
     with file:
         size = os.fstat(file.fileno()).st_size
-        await peer.start(200, [("content-length", str(size))])
-        while method == "GET" and (piece := await asyncio.to_thread(file.read, PIECE)):
-            await peer.send(piece)
-        await peer.end()
+        await connection.start(200, [("content-length", str(size))])
+        while method == "GET" and (piece := await asyncio.to_thread(file.read, CHUNK_SIZE)):
+            await connection.send(piece)
+        await connection.end()
 
 
 def _open(top: Path, path: str) -> BinaryIO | None:

@@ -77,8 +77,7 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
 
-NODE = "node"
-"""The driver's directory in the data directory."""
+
 CALLBACK = "callback.json"
 FROZEN_SECONDS = 0.02
 """How often an instance that is to end is checked for being frozen."""
@@ -101,7 +100,7 @@ class LocalDriver:
     ) -> None:
         self._settings = settings
         self._link_settings = link
-        self._node = data_dir / NODE
+        self._node = data_dir / data_directories.NODE_DIRECTORY
         self._instances = self._node / "instances"
         self._root = os.geteuid() == 0
         self._layers = layering.Layers(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.drivers.base import NO_MATERIAL
+from atoll.drivers.base import NO_INPUTS
 from atoll.drivers.local import root_file_system
 from atoll.errors import InvalidRequest
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from pathlib import Path
 
-    from atoll.drivers.base import Material
+    from atoll.drivers.base import ImageInputs
     from atoll.drivers.local.debian_layers import Layers
     from atoll.drivers.local.sandbox import RootFileSystem
     from atoll.model.image import ImageInfo
@@ -92,7 +92,7 @@ class LocalImages:
         *,
         timeout: timedelta,
         say: Callable[[bytes], None],
-        material: Material = NO_MATERIAL,
+        inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):

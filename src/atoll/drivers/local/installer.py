@@ -39,7 +39,7 @@ from atoll.drivers.shared.packages.install_results import (
 from atoll.drivers.shared.packages.installation import (
     InstallOutput,
     is_abandoned,
-    own,
+    record_owner,
     start_errors,
     wait_until_too_large,
 )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from atoll.drivers.base import Answer
+    from atoll.drivers.base import ConnectionHandler
     from atoll.drivers.local.spawner_client import SpawnerClient
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
@@ -101,12 +101,12 @@ class Installer:
         order: dict[str, Any],
         *,
         resources: Resources,
-        answer: Answer | None,
-        hear: Callable[[bytes], None],
+        handler: ConnectionHandler | None,
+        on_output: Callable[[bytes], None],
     ) -> AsyncIterator[InstallOutput]:
         """
-        Have the program inside carry out an order. What it made goes when this is left. `answer` is
-        who serves at the socket that it can reach.
+        Have the program inside carry out an order. What it made goes when this is left. `handler`
+        serves the socket that it can reach.
         """
         name = f"install_{secrets.token_hex(10)}"
         uid = None
@@ -118,13 +118,13 @@ class Installer:
             stack.push_async_callback(self._end, name)
             with start_errors():
                 await asyncio.to_thread(self._prepare, name, uid, resources)
-            if answer is not None:
-                stack.push_async_callback(_close, await self._serve(place, answer))
-            stack.callback(_Ear(place / "log", hear).close)
+            if handler is not None:
+                stack.push_async_callback(_close, await self._serve(place, handler))
+            stack.callback(_Ear(place / "log", on_output).close)
             # Neither a thread nor a process under way can be called back.
             starting = asyncio.ensure_future(
                 self._ground.nursery.spawn(
-                    self._request(name, tree, uid, resources, served=answer is not None)
+                    self._request(name, tree, uid, resources, served=handler is not None)
                 )
             )
             stack.push_async_callback(self._kill, starting)
@@ -158,7 +158,7 @@ class Installer:
     def _prepare(self, name: str, uid: int | None, resources: Resources) -> None:
         place = self._root / name
         place.mkdir(mode=0o700)
-        own(place)
+        record_owner(place)
         os.mkfifo(place / "log", 0o600)
         (place / "build").mkdir(mode=0o700)
         if self._ground.images:
@@ -167,12 +167,12 @@ class Installer:
             os.chown(place / "build", uid, uid)
         self._ground.groups.make(name, resources)
 
-    async def _serve(self, place: Path, answer: Answer) -> asyncio.Server:
+    async def _serve(self, place: Path, handler: ConnectionHandler) -> asyncio.Server:
         directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Through the descriptor: the whole path may be longer than a socket's name can be.
             server = await asyncio.start_unix_server(
-                answer, f"/proc/self/fd/{directory}/gateway.sock", limit=64 * 1024
+                handler, f"/proc/self/fd/{directory}/gateway.sock", limit=64 * 1024
             )
         finally:
             os.close(directory)
@@ -315,15 +315,15 @@ def _kill_all(pids: tuple[int, int]) -> None:
 class _Ear:
     """What it prints, as it comes: a pipe, so that nothing of it takes room on the disk."""
 
-    def __init__(self, fifo: Path, hear: Callable[[bytes], None]) -> None:
-        self._hear = hear
+    def __init__(self, fifo: Path, on_output: Callable[[bytes], None]) -> None:
+        self._on_output = on_output
         # For both, so that it is open before anybody writes and stays so.
         self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> bool:
         try:
-            self._hear(os.read(self._fd, 65_536))
+            self._on_output(os.read(self._fd, 65_536))
         except BlockingIOError:
             return False
         return True

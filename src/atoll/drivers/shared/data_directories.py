@@ -1,10 +1,10 @@
 """
-The data directories of this machine's servers, and whether a server has them.
+The data directories of this machine's servers, and whether a server uses them.
 
 A server writes a note of its data directory to the user's state directory. The note outlives the
-data directory: so what is left of one that was removed can be found (`atoll gc`). As long as it
-lives, a server holds a shared lock on the note and on a file in the data directory. A process that
-gets an exclusive lock on them knows that no server is running, and new servers wait for it.
+data directory, so `atoll gc` can find what is left of one that was removed. As long as it lives, a
+server holds a shared lock on the note and on a file in the data directory. A process that gets an
+exclusive lock on both knows that no server is running, and new servers wait for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "servers"
 """In the data directory. Without it the directory counts as removed."""
+NODE_DIRECTORY = "node"
+"""The driver's directory in the data directory."""
 
 log = structlog.get_logger(__name__)
 
@@ -33,13 +35,13 @@ log = structlog.get_logger(__name__)
 class Note:
     data_dir: Path
     docker_url: str | None = None
-    """The engine, of a node that has one."""
+    """URL of the Docker engine, if the node has one."""
     docker_node: str | None = None
-    """What its containers are labelled with."""
+    """The label of its containers."""
 
     @property
     def is_removed(self) -> bool:
-        """Whether the data directory is gone. One that cannot be looked at is not."""
+        """Whether the data directory is gone; False if that cannot be determined."""
         try:
             os.stat(self.data_dir / LOCK_FILE)
         except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +52,7 @@ class Note:
 
 
 def _notes() -> Path | None:
-    """Their directory; null for a user without a home."""
+    """The directory of all notes; None for a user without a home."""
     base = os.environ.get("XDG_STATE_HOME")
     try:
         place = Path(base) if base else Path.home() / ".local" / "state"
@@ -71,11 +73,11 @@ def lock_files(data_dir: Path) -> list[Path]:
     return [data_dir / LOCK_FILE, *([] if note is None else [note])]
 
 
-class Presence:
-    """Held by a server of a data directory as long as it lives."""
+class ServerLock:
+    """The locks of a server on its data directory, held as long as it lives."""
 
     def __init__(self, data_dir: Path, *, temporary: bool) -> None:
-        """`temporary` says that the directory and all in it go when the server ends."""
+        """A `temporary` data directory is removed when the server ends."""
         self._temporary = temporary
         self._note = _note_file(data_dir)
         self._locks = [_lock(data_dir / LOCK_FILE)]
@@ -125,7 +127,7 @@ def _write(fd: int, note: Note) -> None:
 
 
 def note_engine(data_dir: Path, url: str, name: str) -> None:
-    """Add to the note how the containers of this node are found."""
+    """Add to the note how to find the containers of this node."""
     path = _note_file(data_dir)
     if path is None:
         return
@@ -154,8 +156,9 @@ def known() -> list[Note]:
 @contextlib.contextmanager
 def removed(note: Note, *, forget: bool) -> Iterator[bool]:
     """
-    Whether the data directory is gone and no server has it; none begins to have it before this is
-    over. With `forget` the note of one that is gone is removed then, unless an error was raised.
+    Whether the data directory is gone and no server uses it. Servers that start wait until the
+    block ends. With `forget`, the note of a removed directory is deleted then, unless an error was
+    raised.
     """
     path = _note_file(note.data_dir)
     try:

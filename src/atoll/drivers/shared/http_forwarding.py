@@ -1,8 +1,8 @@
 """
-How a sandbox without a network is given the one thing outside that it may reach, by HTTP.
+HTTP between a sandbox without a network and the one server outside that it may reach.
 
-`converse` answers the requests of one connection from inside, `ask` passes one on: to the host that
-it names, and to no other that a redirect leads to. What may be asked for is for the caller to say.
+`serve_connection` answers the requests of one connection from inside; `forward` sends one to the
+host of its URL, and follows no redirect to another host. Callers decide which URLs are allowed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 
-PIECE = 256 * 1024
-MOST_REDIRECTS = 5
+CHUNK_SIZE = 256 * 1024
+MAX_REDIRECTS = 5
 HEAD_LIMIT = 64 * 1024
 UPSTREAM_CONNECTIONS = 16
 
@@ -34,28 +34,28 @@ READ_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
-class Way:
-    """Where a request is sent, with what else goes into it there."""
+class Destination:
+    """Where a request is sent, and what is added to it there."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)
     extensions: dict[str, str] = field(default_factory=dict)
 
 
-async def straight(url: str) -> list[Way]:
-    return [Way(url)]
+async def direct(url: str) -> list[Destination]:
+    return [Destination(url)]
 
 
-class Refused(Exception):
-    """An answer other than what was asked for."""
+class RequestRefused(Exception):
+    """The request is answered with this status and message."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.words = words
+        self.message = message
 
 
-class Peer:
+class ClientConnection:
     """One HTTP/1.1 connection from inside."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, idle: float | None) -> None:
@@ -76,22 +76,24 @@ class Peer:
     async def end(self) -> None:
         await self._send(h11.EndOfMessage())
 
-    async def whole(self, status: int, kind: str, body: bytes) -> None:
+    async def respond(self, status: int, kind: str, body: bytes) -> None:
         headers = [("content-type", kind), ("content-length", str(len(body)))]
         await self.start(status, headers)
         if not self._bodiless:
             await self.send(body)
         await self.end()
 
-    async def serve(self, route: Callable[[Peer, h11.Request], Awaitable[None]]) -> None:
+    async def serve(
+        self, route: Callable[[ClientConnection, h11.Request], Awaitable[None]]
+    ) -> None:
         while (request := await self._request()) is not None:
             try:
                 await route(self, request)
-            except Refused as error:
+            except RequestRefused as error:
                 if self._began:
-                    return  # The connection breaks off: what was sent is not the whole.
-                await self.whole(error.status, "text/plain", error.words.encode())
-            if not self._again():
+                    return  # Closing the connection shows that the response is incomplete.
+                await self.respond(error.status, "text/plain", error.message.encode())
+            if not self._next_cycle():
                 return
 
     async def _request(self) -> h11.Request | None:
@@ -113,10 +115,10 @@ class Peer:
             elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                 return
             else:
-                yield event  # type: ignore[misc]  # Its own types do not tell the marks apart.
+                yield event  # type: ignore[misc]  # h11's types do not distinguish its sentinels.
 
-    def _again(self) -> bool:
-        """Whether the next request may come on this connection."""
+    def _next_cycle(self) -> bool:
+        """Whether the connection can have another request."""
         self._began = False
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
@@ -130,69 +132,70 @@ class Peer:
             await self._writer.drain()
 
 
-async def converse(
+async def serve_connection(
     reader: StreamReader,
     writer: StreamWriter,
-    route: Callable[[Peer, h11.Request], Awaitable[None]],
+    route: Callable[[ClientConnection, h11.Request], Awaitable[None]],
     *,
     idle: float | None = None,
 ) -> None:
     """
-    Answer the requests of a connection, one after the other, to its end, or until none has come for
-    `idle` seconds.
+    Answer the requests of a connection, one after the other, until it is closed or has been idle
+    for `idle` seconds.
     """
-    peer = Peer(reader, writer, idle)
+    connection = ClientConnection(reader, writer, idle)
     try:
-        await peer.serve(route)
+        await connection.serve(route)
     except (ConnectionError, TimeoutError, h11.ProtocolError):
-        pass  # It went away, is silent, or talks something else.
+        pass  # The client has gone, is idle, or does not speak HTTP.
     finally:
         writer.close()
 
 
 def client(*, tls: ssl.SSLContext | None = None, trust_env: bool) -> httpx.AsyncClient:
-    """For `ask`; `trust_env` is whether the proxies of this process's environment are used."""
+    """For `forward`; with `trust_env`, the proxies of this process's environment are used."""
     return httpx.AsyncClient(
         verify=True if tls is None else tls,
         follow_redirects=False,
         timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
         limits=httpx.Limits(max_connections=UPSTREAM_CONNECTIONS),
-        # Ours is not for hosts that a page names; and of compressed bytes the size is not told.
+        # A generic User-Agent, because pages name foreign hosts. No compression, so that the size
+        # of a body is known.
         headers={"Accept-Encoding": "identity", "User-Agent": "atoll"},
         trust_env=trust_env,
     )
 
 
 @contextlib.asynccontextmanager
-async def ask(
+async def forward(
     client: httpx.AsyncClient,
     method: str,
     url: str,
     headers: dict[str, str],
     *,
     auth: Callable[[str], tuple[str, str] | None] = lambda url: None,
-    ways: Callable[[str], Awaitable[list[Way]]] = straight,
+    destinations: Callable[[str], Awaitable[list[Destination]]] = direct,
 ) -> AsyncIterator[httpx.Response]:
     """
-    The answer, whose body is read as it is taken. It is a redirect still if that leads to another
-    host. `auth` is asked for a name and a password for each address, `ways` for where to connect.
+    The response, whose body has not been read yet. It may be a redirect, if that leads to another
+    host. `auth` returns a name and a password for a URL, `destinations` where to connect for it.
     """
-    asked = origin(url)
-    for _ in range(MOST_REDIRECTS):
-        response = await _sent(client, method, headers, auth(url), await ways(url))
+    first = origin(url)
+    for _ in range(MAX_REDIRECTS):
+        response = await _sent(client, method, headers, auth(url), await destinations(url))
         try:
             if not response.has_redirect_location:
                 yield response
                 return
-            # Of the address that was asked for, whichever the request went to.
+            # Relative to the requested URL, whatever destination it was sent to.
             follow = urljoin(url, response.headers["location"])
-            if origin(follow) != asked:
+            if origin(follow) != first:
                 yield response
                 return
             url = follow
         finally:
             await response.aclose()
-    raise Refused(502, "It sends round in circles.")
+    raise RequestRefused(502, "The server redirects in a loop.")
 
 
 async def _sent(
@@ -200,20 +203,23 @@ async def _sent(
     method: str,
     headers: dict[str, str],
     known: tuple[str, str] | None,
-    ways: list[Way],
+    destinations: list[Destination],
 ) -> httpx.Response:
-    """By the first way on which there is somebody."""
+    """Send to the first destination that accepts a connection."""
     auth = None if known is None else httpx.BasicAuth(*known)
-    for number, way in enumerate(ways):
+    for number, destination in enumerate(destinations):
         request = client.build_request(
-            method, way.url, headers={**headers, **way.headers}, extensions=way.extensions
+            method,
+            destination.url,
+            headers={**headers, **destination.headers},
+            extensions=destination.extensions,
         )
         try:
             return await client.send(request, stream=True, auth=auth)
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            if number == len(ways) - 1:
+            if number == len(destinations) - 1:
                 raise
-    raise httpx.ConnectError("there is no way to it")
+    raise httpx.ConnectError("no destination")
 
 
 def origin(url: str) -> tuple[str, str, int | None]:

@@ -20,7 +20,12 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from atoll.drivers.shared.http_forwarding import CONNECT_TIMEOUT, Refused, Way, origin
+from atoll.drivers.shared.http_forwarding import (
+    CONNECT_TIMEOUT,
+    Destination,
+    RequestRefused,
+    origin,
+)
 from atoll.service.http_target import PORTS, HttpTarget, UnknownHost
 from atoll.service.public_addresses import is_public
 
@@ -37,18 +42,18 @@ class AllowedHosts:
         self._private = {host.lower() for host in settings.private_hosts}
         self._timeout = CONNECT_TIMEOUT
 
-    async def ways(self, url: str) -> list[Way]:
+    async def destinations(self, url: str) -> list[Destination]:
         """
         How to connect to a URL that a page or a redirect names. Raises `Refused`, or
         `httpx.ConnectError` if the host name does not resolve.
         """
         scheme, host, port = origin(url)
         if origin(url) == self._index or {host, f"{host}:{port}"} & self._private:
-            return [Way(url)]
+            return [Destination(url)]
         if _is_address(host) and not is_public(host):
             raise _refused()
         if scheme in getproxies() and not proxy_bypass(host):
-            return [Way(url)]
+            return [Destination(url)]
         target = HttpTarget(scheme, host, port or PORTS[scheme], _path(url))
         try:
             addresses = await target.addresses(timeout=self._timeout)
@@ -57,7 +62,7 @@ class AllowedHosts:
         if not addresses or not all(map(is_public, addresses)):
             raise _refused()
         return [
-            Way(target.at(address), {"Host": target.authority}, {"sni_hostname": host})
+            Destination(target.at(address), {"Host": target.authority}, {"sni_hostname": host})
             for address in addresses[:MAX_ADDRESSES]
         ]
 
@@ -75,5 +80,5 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _refused() -> Refused:
-    return Refused(403, "The host has an address that is not public.")
+def _refused() -> RequestRefused:
+    return RequestRefused(403, "The host has an address that is not public.")

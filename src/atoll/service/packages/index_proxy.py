@@ -21,7 +21,7 @@ import structlog
 from packaging.utils import canonicalize_name
 
 from atoll.drivers.shared import http_forwarding
-from atoll.drivers.shared.http_forwarding import PIECE, Refused
+from atoll.drivers.shared.http_forwarding import CHUNK_SIZE, RequestRefused
 from atoll.service.packages.allowed_hosts import AllowedHosts
 from atoll.service.packages.index import ACCEPT
 from atoll.service.packages.index_files import IndexFiles, UnreadablePage
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import h11
 
     from atoll.drivers.base import Wheel
-    from atoll.drivers.shared.http_forwarding import Peer, Way
+    from atoll.drivers.shared.http_forwarding import ClientConnection, Destination
     from atoll.service.packages.index import Index
     from atoll.service.packages.wheel_downloads import WheelDownload
     from atoll.settings import PackageSettings
@@ -108,48 +108,48 @@ class IndexProxy:
             return
         self._serving.add(task)
         try:
-            await http_forwarding.converse(reader, writer, self._answer)
+            await http_forwarding.serve_connection(reader, writer, self._answer)
         except asyncio.CancelledError:
             # The installation is over. Who made this task has no use for how it ended.
             pass
         finally:
             self._serving.discard(task)
 
-    async def _answer(self, peer: Peer, request: h11.Request) -> None:
+    async def _answer(self, connection: ClientConnection, request: h11.Request) -> None:
         try:
-            await self._route(peer, request)
+            await self._route(connection, request)
         except (httpx.InvalidURL, ValueError):
             # Of a link on a page, or a redirect.
             self._say("The package index links to what is no address.")
-            raise Refused(502, "The index links to what is no address.") from None
+            raise RequestRefused(502, "The index links to what is no address.") from None
         except httpx.HTTPError as error:
             self.away = True
             # Its words may hold the address.
             self._say(f"The package index does not answer ({type(error).__name__}).")
             log.warning("packages.index_failed", error=str(error) or repr(error))
-            raise Refused(502, "The package index does not answer.") from None
+            raise RequestRefused(502, "The package index does not answer.") from None
 
-    async def _route(self, peer: Peer, request: h11.Request) -> None:
+    async def _route(self, connection: ClientConnection, request: h11.Request) -> None:
         method, target = request.method.decode(), request.target.decode("ascii", "replace")
         if method not in ("GET", "HEAD"):
-            raise Refused(403, "Only GET and HEAD.")
+            raise RequestRefused(403, "Only GET and HEAD.")
         if found := SIMPLE.fullmatch(target):
             async with self._pages:
-                await self._page(peer, found[1])
+                await self._page(connection, found[1])
         elif found := FILES.fullmatch(target):
-            await self._file(peer, request, found[1], unquote(found[2]))
+            await self._file(connection, request, found[1], unquote(found[2]))
         else:
-            raise Refused(403, "Only the package index can be reached from here.")
+            raise RequestRefused(403, "Only the package index can be reached from here.")
 
     # Pages
 
-    async def _page(self, peer: Peer, name: str) -> None:
+    async def _page(self, connection: ClientConnection, name: str) -> None:
         if canonicalize_name(name) != name:
-            raise Refused(403, "Not a package's name.")
+            raise RequestRefused(403, "Not a package's name.")
         url = self._index.page(name)
         async with self._asked("GET", url, {"Accept": ACCEPT}) as response:
             if response.status_code in (404, 410):
-                raise Refused(404, "No such package.")
+                raise RequestRefused(404, "No such package.")
             self._check(response, f"for {name}")
             content = await _read(response, PAGE_LIMIT)
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -158,19 +158,21 @@ class IndexProxy:
             page = await self._links.rewrite(name, content, kind, at)
         except UnreadablePage:
             self._say(f"The page of {name} on the package index is malformed or too large.")
-            raise Refused(502, "The index's page cannot be read.") from None
-        await peer.whole(200, JSON_PAGE, page)
+            raise RequestRefused(502, "The index's page cannot be read.") from None
+        await connection.respond(200, JSON_PAGE, page)
 
     # Files
 
-    async def _file(self, peer: Peer, request: h11.Request, token: str, name: str) -> None:
+    async def _file(
+        self, connection: ClientConnection, request: h11.Request, token: str, name: str
+    ) -> None:
         file = self._links.get(token)
         if file is None or name not in (file.name, file.name + METADATA):
-            raise Refused(403, "No page of the index links there.")
+            raise RequestRefused(403, "No page of the index links there.")
         url, limit = file.url, MAX_FILE_SIZE
         if name != file.name:
             if not file.metadata:
-                raise Refused(404, "The index has no metadata of it.")
+                raise RequestRefused(404, "The index has no metadata of it.")
             parts = urlsplit(url)
             url = parts._replace(path=parts.path + METADATA).geturl()
             limit = METADATA_LIMIT
@@ -181,51 +183,51 @@ class IndexProxy:
         method = request.method.decode()
         async with self._asked(method, url, headers) as response:
             if response.status_code in (404, 410, 416):
-                raise Refused(response.status_code, "The index does not have it.")
+                raise RequestRefused(response.status_code, "The index does not have it.")
             self._check(response, f"for {name}")
             announced = response.headers.get("content-length", "")
             if announced.isdecimal() and int(announced[:MOST_DIGITS]) > limit:
                 self._say(f"{name} is larger than the {limit} bytes that are allowed.")
-                raise Refused(413, "Too large.")
+                raise RequestRefused(413, "Too large.")
             passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]
             download = None
             if method == "GET" and response.status_code == 200 and name.endswith(WHEEL):
                 download = self._downloads.begin(file)
             try:
-                await peer.start(response.status_code, passed)
+                await connection.start(response.status_code, passed)
                 if method == "GET":
-                    await self._pass_on(peer, response, name, limit, download)
-                await peer.end()
+                    await self._pass_on(connection, response, name, limit, download)
+                await connection.end()
             finally:
                 if download is not None:
                     await asyncio.shield(asyncio.to_thread(download.drop))
 
     async def _pass_on(
         self,
-        peer: Peer,
+        connection: ClientConnection,
         response: httpx.Response,
         name: str,
         limit: int,
         download: WheelDownload | None,
     ) -> None:
         sent, last = 0, b""
-        async for data in response.aiter_raw(PIECE):
+        async for data in response.aiter_raw(CHUNK_SIZE):
             sent += len(data)
             self._left -= len(data)
             if sent > limit or self._left < 0:
                 self._say(f"More was downloaded than is allowed, at {name}.")
-                raise Refused(413, "Too large.")
+                raise RequestRefused(413, "Too large.")
             if download is not None:
                 await self._stored(name, download.write, data)
             if last:
-                await peer.send(last)
+                await connection.send(last)
             last = data
         # Before the last of it is sent: what is wrong is never complete inside.
         if download is not None and not await self._stored(name, download.is_right):
             self._say(f"{name} is not what the package index's hashes say.")
-            raise Refused(502, "Its hash is another.")
+            raise RequestRefused(502, "Its hash is another.")
         if last:
-            await peer.send(last)
+            await connection.send(last)
 
     async def _stored(self, name: str, work: Callable[..., T], *arguments: bytes) -> T:
         try:
@@ -233,7 +235,7 @@ class IndexProxy:
         except OSError as error:
             self.away = True
             self._say(f"{name} could not be stored on this node: {error.strerror}.")
-            raise Refused(502, "It could not be stored.") from error
+            raise RequestRefused(502, "It could not be stored.") from error
 
     # Upstream
 
@@ -241,19 +243,19 @@ class IndexProxy:
         self, method: str, url: str, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[httpx.Response]:
         assert self._client is not None
-        return http_forwarding.ask(
+        return http_forwarding.forward(
             self._client,
             method,
             url,
             headers,
             auth=self._index.auth_for,
-            ways=self._ways,
+            destinations=self._destinations,
         )
 
-    async def _ways(self, url: str) -> list[Way]:
+    async def _destinations(self, url: str) -> list[Destination]:
         try:
-            return await self._hosts.ways(url)
-        except Refused:
+            return await self._hosts.destinations(url)
+        except RequestRefused:
             self._say(
                 f"The package index links to {urlsplit(url).hostname}, which is not at a public "
                 "address. Name it in ATOLL_PACKAGES__PRIVATE_HOSTS to allow that."
@@ -263,17 +265,17 @@ class IndexProxy:
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:
             self._say(f"The package index sends elsewhere {what}, which is not allowed.")
-            raise Refused(403, "It leads to another host.")
+            raise RequestRefused(403, "It leads to another host.")
         if response.status_code not in (200, 206):
             self.away |= response.status_code >= 500 or response.status_code == 429
             self._say(f"The package index answered {response.status_code} {what}.")
-            raise Refused(502, f"The index answered {response.status_code}.")
+            raise RequestRefused(502, f"The index answered {response.status_code}.")
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
     content = bytearray()
-    async for data in response.aiter_raw(PIECE):
+    async for data in response.aiter_raw(CHUNK_SIZE):
         content += data
         if len(content) > limit:
-            raise Refused(413, "The page is too large.")
+            raise RequestRefused(413, "The page is too large.")
     return bytes(content)

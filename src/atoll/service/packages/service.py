@@ -361,7 +361,7 @@ class Packages:
                     key=key,
                     template=template,
                     requirements=tuple(each.requirement for each in install.dependencies),
-                    name=lambda installed, digests: self._mac(
+                    environment_name=lambda installed, digests: self._mac(
                         "environment", *circumstances, *installed, "of", *digests
                     ),
                     resources=Resources(
@@ -370,11 +370,11 @@ class Packages:
                         disk=settings.disk,
                         max_processes=model.INSTALL_PROCESSES,
                     ),
-                    answer=gateway.answer,
+                    serve_index=gateway.answer,
                     wheels=gateway.wheels,
-                    hear=running.hear,
-                    has=dict(interpreter.packages),
-                    held={} if install.allow_conflicts or exact else dict(interpreter.held),
+                    on_output=running.hear,
+                    template_packages=dict(interpreter.packages),
+                    pinned={} if install.allow_conflicts or exact else dict(interpreter.held),
                     exact=exact,
                     source_builds=settings.allow_source_builds,
                 )

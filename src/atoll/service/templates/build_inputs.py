@@ -14,7 +14,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from atoll.drivers.base import BuildContext, Material, RegistryAuth
+from atoll.drivers.base import BuildFiles, ImageInputs, RegistryAuth
 from atoll.errors import InvalidRequest, NotFound, PermanentError
 from atoll.model.image import Registry, parse
 
@@ -35,15 +35,15 @@ class BuildInputs:
         self._blobs = blobs
         self._encryption = encryption
 
-    async def of(self, template: Template) -> Material:
+    async def of(self, template: Template) -> ImageInputs:
         """
         For a node that makes the template's image. Raises `PermanentError` when what the template
         names is not there any more, or cannot be read.
         """
         context = None
         if template.build_context is not None:
-            context = BuildContext(template.build_context, self._opener(template.build_context))
-        return Material(await self._opened(template), context)
+            context = BuildFiles(template.build_context, self._opener(template.build_context))
+        return ImageInputs(await self._opened(template), context)
 
     # Credentials
 

@@ -186,7 +186,7 @@ class Builds:
             template,
             timeout=self._settings.build_timeout,
             say=say,
-            material=await self._inputs.of(template),
+            inputs=await self._inputs.of(template),
         )
 
     def _layer(self, layer: Layer, template: Template) -> Any:

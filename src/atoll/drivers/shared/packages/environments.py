@@ -1,11 +1,11 @@
 """
-Package environments on this machine: directories that never change, in one directory that every
+Package environments on this machine: directories that never change, below one directory that every
 instance has read-only and cannot list.
 
-What is known of them (their size, when they were used last, what a set of requirements came to) is
-kept beside that directory, in small files that are written whole or not at all, because several
-replicas may share the node. One is removed only by who holds the lock, and under it looks once more
-when it was used. What an installation made is taken by `collector`, which believes none of it.
+Records of them (size, last use, results of installations) are small files beside that directory,
+replaced atomically because several replicas may share the node. An environment is removed under a
+lock, after one more look at its last use. What an installation made is copied by `verify_program`,
+which trusts none of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.drivers.shared import paths
 from atoll.drivers.shared.file_trees import remove_tree, tree_size
 from atoll.drivers.shared.packages import install_results
 from atoll.drivers.shared.packages.install_results import InstallFailed
-from atoll.drivers.shared.packages.installation import own
+from atoll.drivers.shared.packages.installation import record_owner
 from atoll.drivers.shared.packages.verification import collect
 from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from atoll.drivers.base import Answer, InstallSpec
+    from atoll.drivers.base import ConnectionHandler, InstallSpec
     from atoll.drivers.shared.packages.installation import InstallOutput
     from atoll.model.packages import Interpreter
     from atoll.model.template import Template
@@ -49,7 +49,7 @@ NO_UV = "uv is not installed on this node; install it with: pip install uv"
 
 Base = TypeVar("Base")
 Base_contra = TypeVar("Base_contra", contravariant=True)
-"""What of a template's image the node's installer needs to know."""
+"""What the node's installer needs to know of a template's image."""
 
 
 class Installer(Protocol[Base_contra]):
@@ -59,10 +59,10 @@ class Installer(Protocol[Base_contra]):
         order: dict[str, Any],
         *,
         resources: Resources,
-        answer: Answer | None,
-        hear: Callable[[bytes], None],
+        handler: ConnectionHandler | None,
+        on_output: Callable[[bytes], None],
     ) -> AbstractAsyncContextManager[InstallOutput]:
-        """Have the program of an installation carry out an order; what it made goes after this."""
+        """Run an order with `install_program`; its output is removed at the end of the block."""
 
 
 class NodeEnvironments(Generic[Base]):
@@ -74,62 +74,66 @@ class NodeEnvironments(Generic[Base]):
         tree: Callable[[Template], Awaitable[Base]],
         image: Callable[[Template], Awaitable[tuple[str, ...]]],
     ) -> None:
-        """`image` tells which image a template has, by nothing that the image itself says."""
+        """`image` identifies a template's image, without asking the image itself."""
         self._installs = node / INSTALLS
         self.place = node / "packages"
-        self._about = node / "package-records"
-        self._sets = self._about / "sets"
-        self._logs = self._about / "logs"
+        self._records = node / "package-records"
+        self._sets = self._records / "sets"
+        self._logs = self._records / "logs"
         self._root = root
         self._tree = tree
         self._image = image
         self._installer: Installer[Base] | None = None
-        self._trouble = NO_UV
+        self._problem = NO_UV
 
-    def open(self, installer: Installer[Base] | None, trouble: str = NO_UV) -> None:
-        """Without an installer, for the `trouble`, what is there can be used all the same."""
-        for directory in (self._about, self._sets, self._logs):
+    def open(self, installer: Installer[Base] | None, problem: str = NO_UV) -> None:
+        """Without an installer, existing environments can be used; `problem` is the reason."""
+        for directory in (self._records, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
         self.place.mkdir(exist_ok=True)
-        # Who knows a name gets in; nobody gets the names. Inside, another uid than this one, or
-        # this one on a mount that is read-only.
+        # Instances can enter an environment by its name, and cannot list the names: they have
+        # another uid than this process, or a read-only mount.
         self.place.chmod(0o711 if self._root else 0o311)
-        self._installer, self._trouble = installer, trouble
+        self._installer, self._problem = installer, problem
 
     def inside(self, name: str) -> str:
         return f"{paths.PACKAGES}/{name}"
 
     async def check(self) -> None:
-        self._needed()
+        self._require_installer()
 
     # Interpreters
 
     async def interpreter(self, template: Template) -> Interpreter:
         printed = bytearray()
 
-        def hear(data: bytes) -> None:
+        def on_output(data: bytes) -> None:
             if len(printed) < 4096:
                 printed.extend(data)
 
-        # As the executor has it: this machine's interpreter without this machine's hooks.
+        # As in an instance: this machine's interpreter runs without this machine's .pth files.
         order = {"kind": "describe", "hooks": bool(template.root or template.python)}
         try:
             async with (
                 asyncio.timeout(DESCRIBE_SECONDS),
-                self._needed().run(
-                    await self._tree(template), order, resources=DESCRIBE, answer=None, hear=hear
+                self._require_installer().run(
+                    await self._tree(template),
+                    order,
+                    resources=DESCRIBE,
+                    handler=None,
+                    on_output=on_output,
                 ) as made,
             ):
                 return install_results.interpreter(made.answer, await self._image(template))
         except (InstallFailed, TimeoutError) as error:
-            said = printed.decode(errors="replace").strip()[-1000:]
+            output = printed.decode(errors="replace").strip()[-1000:]
             raise DependencyFailed(
-                f"Template {template.id} does not tell which packages it has: {said or error!r}",
+                f"The packages of template {template.id} cannot be read: {output or error!r}",
             ) from error
 
-    def _needed(self) -> Installer[Base]:
+    def _require_installer(self) -> Installer[Base]:
         if self._installer is None:
-            raise PermanentError(self._trouble, code="packages_not_configured")
+            raise PermanentError(self._problem, code="packages_not_configured")
         return self._installer
 
     # Sets
@@ -153,27 +157,35 @@ class NodeEnvironments(Generic[Base]):
         order = {
             "kind": "install",
             "requirements": list(spec.requirements),
-            "constraints": [f"{name}=={version}" for name, version in spec.held.items()],
-            "have": spec.has,
+            "constraints": [f"{name}=={version}" for name, version in spec.pinned.items()],
+            "have": spec.template_packages,
             "exact": spec.exact,
             "source_builds": spec.source_builds,
         }
         tree = await self._tree(spec.template)
-        async with self._needed().run(
-            tree, order, resources=spec.resources, answer=spec.answer, hear=spec.hear
+        async with self._require_installer().run(
+            tree,
+            order,
+            resources=spec.resources,
+            handler=spec.serve_index,
+            on_output=spec.on_output,
         ) as made:
             claimed = install_results.installed(made.answer)
-            held = {name: found for name, found in claimed.items() if spec.has.get(name) == found}
+            held = {
+                name: found
+                for name, found in claimed.items()
+                if spec.template_packages.get(name) == found
+            }
             kept: Path | None = None
             digests: tuple[str, ...] = ()
             if len(held) < len(claimed):
-                kept = made.place / "kept"
+                kept = made.directory / "kept"
                 own_names, digests = await collect(made, kept, spec, claimed)
                 held = {name: found for name, found in claimed.items() if name not in own_names}
-            install_results.check_held(held, spec.has)
+            install_results.check_held(held, spec.template_packages)
             installed = tuple(f"{name}=={claimed[name]}" for name in sorted(claimed))
-            name = None if kept is None else spec.name(installed, digests)
-            # To its end: half a move would be half an environment.
+            name = None if kept is None else spec.environment_name(installed, digests)
+            # Not cancelled half-way: the environment would be incomplete.
             keeping = asyncio.to_thread(self._keep, spec.key, kept, name, installed)
             return await asyncio.shield(asyncio.ensure_future(keeping))
 
@@ -185,9 +197,9 @@ class NodeEnvironments(Generic[Base]):
             size = tree_size(kept)
             with self._locked():
                 with contextlib.suppress(OSError):
-                    # Fails when another replica was faster: a directory that is not empty stays.
+                    # Fails if another replica was faster: directories with files are not replaced.
                     kept.rename(self.place / _checked(name))
-                _write(self._about / name, {"size": size, "installed": installed})
+                _write(self._records / name, {"size": size, "installed": installed})
         if name is not None and not self._use(name):
             raise InstallFailed("The packages could not be kept on this node.")
         record = {"environment": name, "installed": installed, "made_at": now}
@@ -200,8 +212,8 @@ class NodeEnvironments(Generic[Base]):
 
         def make() -> None:
             place.mkdir(mode=0o700)
-            # If this process is killed, the next one removes it, as it does installations.
-            own(place)
+            # If this process is killed, the next one removes the directory, like an installation.
+            record_owner(place)
 
         try:
             await asyncio.to_thread(make)
@@ -219,7 +231,7 @@ class NodeEnvironments(Generic[Base]):
             if not (self.place / _checked(name)).is_dir():
                 return False
             try:
-                os.utime(self._about / name)
+                os.utime(self._records / name)
             except FileNotFoundError:
                 return False
             return True
@@ -229,8 +241,11 @@ class NodeEnvironments(Generic[Base]):
 
     def _listed(self) -> list[EnvironmentInfo]:
         found = []
-        for entry in os.scandir(self._about):
-            if not NAME.fullmatch(entry.name) or (known := _read(self._about / entry.name)) is None:
+        for entry in os.scandir(self._records):
+            if (
+                not NAME.fullmatch(entry.name)
+                or (known := _read(self._records / entry.name)) is None
+            ):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 used_at = datetime.fromtimestamp(entry.stat().st_mtime, UTC)
@@ -241,13 +256,16 @@ class NodeEnvironments(Generic[Base]):
         return await asyncio.to_thread(self._remove, name, unless_used_since)
 
     def _remove(self, name: str, since: datetime) -> bool:
-        record, away = self._about / _checked(name), self._about / f"gone-{secrets.token_hex(8)}"
+        record, away = (
+            self._records / _checked(name),
+            self._records / f"gone-{secrets.token_hex(8)}",
+        )
         with self._locked():
             with contextlib.suppress(FileNotFoundError):
                 if record.stat().st_mtime >= since.timestamp():
                     return False
             with contextlib.suppress(FileNotFoundError):
-                # Out of the way at once; it is not there half.
+                # Atomic: no instance sees half of an environment.
                 (self.place / name).rename(away)
             record.unlink(missing_ok=True)
         remove_tree(away)
@@ -259,19 +277,19 @@ class NodeEnvironments(Generic[Base]):
     def _forget(self, before: float) -> None:
         for entry in [*os.scandir(self._logs), *os.scandir(self._sets)]:
             with contextlib.suppress(FileNotFoundError):
-                if entry.stat().st_mtime < before and not self._still_good(entry):
+                if entry.stat().st_mtime < before and not self._is_valid_set(entry):
                     os.unlink(entry.path)
-        for entry in os.scandir(self._about):
+        for entry in os.scandir(self._records):
             if entry.name.startswith("gone-"):
-                remove_tree(self._about / entry.name)  # Whoever began with it was killed.
+                remove_tree(self._records / entry.name)  # Its removal was interrupted.
 
-    def _still_good(self, entry: os.DirEntry[str]) -> bool:
-        """Whether it is a set whose packages are there."""
+    def _is_valid_set(self, entry: os.DirEntry[str]) -> bool:
+        """Whether it records an installation whose environment still exists."""
         if not entry.path.startswith(f"{self._sets}/"):
             return False
         known = _read(self._sets / entry.name)
         return known is not None and (
-            known["environment"] is None or (self._about / known["environment"]).exists()
+            known["environment"] is None or (self._records / known["environment"]).exists()
         )
 
     # Logs
@@ -290,7 +308,7 @@ class NodeEnvironments(Generic[Base]):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = os.open(self._about / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._records / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -300,13 +318,13 @@ class NodeEnvironments(Generic[Base]):
 
 def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of an environment")
+        raise ValueError(f"{name!r} is not a name of an environment")
     return name
 
 
 def _plain(session_id: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", session_id):
-        raise ValueError(f"{session_id!r} is no id")
+        raise ValueError(f"{session_id!r} is not an id")
     return session_id
 
 

@@ -1,4 +1,4 @@
-"""What installations of packages have in common, in whatever kind of sandbox they run."""
+"""What installations of packages have in common, whatever kind of sandbox they run in."""
 
 from __future__ import annotations
 
@@ -23,73 +23,75 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-LOOK_SECONDS = 0.5
-"""Pause between two looks at the size of what is written, at least."""
+MIN_CHECK_INTERVAL = 0.5
+"""Least number of seconds between two measurements of the size."""
 OWNER = "owner"
+ABANDONED_AFTER = 60.0
+"""Seconds after which a directory without an owner is removed."""
 
 
 @dataclass(frozen=True)
 class InstallOutput:
-    """What has come of an installation."""
+    """What an installation has left behind; valid until its directory is removed."""
 
     answer: dict[str, Any]
-    """Of the program inside, which may say anything."""
-    place: Path
-    """A directory on the node's disk that goes with the installation."""
+    """Of `install_program`. Not trusted: it ran in the template's image."""
+    directory: Path
+    """The installation's directory on the node's disk."""
     build: Path
-    """The directory that it could write to, or where that is to be mounted."""
+    """The directory that the installation could write to, or the mount point of `image`."""
     image: Path | None
-    """The file system image with what it wrote, if that is not mounted."""
+    """The file system image that it wrote to, if that is not mounted."""
     python: str
-    """The template's interpreter, by its path inside."""
+    """Path of the template's interpreter in the sandbox."""
 
 
 @contextlib.contextmanager
 def start_errors() -> Iterator[None]:
-    """What the node could not do for an installation may go well later."""
+    """Translate errors of the node, which a retry may not meet."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
         raise InstanceNotStarted(f"An installation could not be started: {error}") from error
 
 
-def own(place: Path) -> None:
-    """The directory of an installation is this process's."""
-    me = os.getpid()
-    (place / OWNER).write_text(f"{me} {processes.start_time(me)}")
+def record_owner(directory: Path) -> None:
+    """Record that an installation's directory belongs to this process."""
+    pid = os.getpid()
+    (directory / OWNER).write_text(f"{pid} {processes.start_time(pid)}")
 
 
-def is_abandoned(place: Path) -> bool:
-    """Whether the process whose installation it is of is no more."""
+def is_abandoned(directory: Path) -> bool:
+    """Whether the process that owns an installation's directory has ended."""
     try:
-        owner = (place / OWNER).read_text().split()
+        owner = (directory / OWNER).read_text().split()
         return processes.start_time(int(owner[0])) != int(owner[1])
     except (OSError, ValueError, IndexError):
-        # Just being made, by another replica that starts, or the rest of one.
-        return time.time() - place.stat().st_mtime >= 60
+        # Another replica is just making it, or it was not removed completely.
+        return time.time() - directory.stat().st_mtime >= ABANDONED_AFTER
 
 
-async def wait_until_too_large(build: Path, most: int, pid: int | None = None) -> InstallFailed:
+async def wait_until_too_large(build: Path, limit: int, pid: int | None = None) -> InstallFailed:
     """
-    Waits until more than so many bytes are beneath, or in files that were removed and are open in
-    the namespace of process `pid` still, and tells of it.
+    Wait until a directory has more bytes than `limit`, and return the error. Files count that were
+    deleted and are still open in the PID namespace of process `pid`.
     """
 
     def size() -> int:
         return tree_size(build) + (0 if pid is None else deleted_size(pid, build))
 
-    pause = LOOK_SECONDS
+    pause = MIN_CHECK_INTERVAL
     while True:
         await asyncio.sleep(pause)
         began = time.monotonic()
         try:
-            if await asyncio.to_thread(size) > most:
+            if await asyncio.to_thread(size) > limit:
                 return InstallFailed(
-                    f"The packages take more than {most} bytes of disk while they are installed."
+                    f"The packages take more than {limit} bytes of disk while they are installed."
                 )
         except TooDeep:
             return InstallFailed("A package has directories that are too deep.")
-        pause = max(LOOK_SECONDS, 5 * (time.monotonic() - began))
+        pause = max(MIN_CHECK_INTERVAL, 5 * (time.monotonic() - began))
 
 
 def uv_binary() -> str | None:
