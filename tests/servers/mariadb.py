@@ -21,7 +21,8 @@ class MariaDB(DatabaseServer):
             [
                 program("mariadb-install-db", PACKAGE), "--no-defaults", "--skip-test-db",
                 "--skip-name-resolve", "--auth-root-authentication-method=normal",
-                f"--datadir={self.place / 'data'}",
+                # Its temporary files are named by process id, which several sandboxes share.
+                f"--datadir={self.place / 'data'}", f"--tmpdir={self.place}",
             ],
             log,
         )  # fmt: skip
@@ -36,6 +37,7 @@ class MariaDB(DatabaseServer):
         return [
             program("mariadbd", PACKAGE), "--no-defaults", f"--datadir={self.place / 'data'}",
             f"--socket={self.place / 'socket'}", f"--pid-file={self.place / 'pid'}",
+            f"--tmpdir={self.place}",
             "--bind-address=127.0.0.1", f"--port={self.port}", "--skip-name-resolve",
             # As Debian sets it.
             "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",

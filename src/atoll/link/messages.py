@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from atoll.link import validation as check
 from atoll.link.errors import ExecutorError, ProtocolViolation, refusal
+from atoll.model.file_times import MOST as MOST_NANOSECONDS
 from atoll.model.manifest import told
-from atoll.model.times import MOST as MOST_NANOSECONDS
 from atoll.protocol import frames
 
 if TYPE_CHECKING:

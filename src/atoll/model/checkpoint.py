@@ -8,7 +8,7 @@ from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
-class Older:
+class CheckpointRef:
     """A checkpoint before the newest that is kept, should the newest turn out to be damaged."""
 
     number: int
@@ -41,7 +41,7 @@ class Checkpoint:
     version: int = 1
     settled: bool = True
     """Whether nothing changed while it was taken."""
-    older: tuple[Older, ...] = ()
+    older: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     damaged: bool = False
     """
@@ -49,9 +49,9 @@ class Checkpoint:
     """
 
     @property
-    def backups(self) -> list[Older]:
+    def backups(self) -> list[CheckpointRef]:
         """It and the older ones, newest first."""
-        own = Older(
+        own = CheckpointRef(
             self.number,
             self.manifest,
             self.created_at,
@@ -63,13 +63,15 @@ class Checkpoint:
         return [own, *self.older]
 
 
-def retained(candidates: Sequence[Older], *, settled: bool, backups: int) -> tuple[Older, ...]:
+def retained(
+    candidates: Sequence[CheckpointRef], *, settled: bool, backups: int
+) -> tuple[CheckpointRef, ...]:
     """
     Which of those before a new checkpoint stay: the last, because somebody may be reading it, and
     as many settled ones as make `backups` with the new one, if that is `settled`.
     """
     missing = backups - settled
-    stay: list[Older] = []
+    stay: list[CheckpointRef] = []
     for one in candidates:
         if not stay or (one.settled and missing > 0):
             stay.append(one)

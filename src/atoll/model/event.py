@@ -32,7 +32,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FeedRange:
     """What is kept of the feed."""
 
     first: int
@@ -42,7 +42,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FeedPage:
     """A part of the feed that was looked through."""
 
     events: tuple[Event, ...]

@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.model.times import MOST
+from atoll.model.file_times import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

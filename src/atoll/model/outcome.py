@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
+from atoll.model.file_times import moment
 from atoll.model.session import Cause
-from atoll.model.times import moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -202,7 +202,7 @@ class Probe:
         event = None
         if status is not node.status:
             event = Event(f"node.{status.value}", node.id, self._clock.now(), {"problem": problem})
-        written = await self._store.nodes.judge(
+        written = await self._store.nodes.record_probe(
             node, status=status, failures=failures, problem=problem, event=event
         )
         if event is not None and written:

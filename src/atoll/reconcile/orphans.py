@@ -130,7 +130,7 @@ class Orphans:
         instance = await self._store.instances.get(handle.instance_id)
         # First: its replica may come back and give it to a session at this moment.
         if instance is not None and instance.session_id is None:
-            taken = not await self._store.instances.abandon(instance.id)
+            taken = not await self._store.instances.remove_unclaimed(instance.id)
             if taken:
                 return
         elif instance is not None and await self._is_owned(instance):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.model import demand
+from atoll.model import pool_size
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Recovery:
                 and template.created_at <= instance.created_at
                 # What demand there was is not known any more: the refill lets go of what is too
                 # many, slowly.
-                and self._pool.size(template) < demand.bounds(template, self._most)[1]
+                and self._pool.size(template) < pool_size.bounds(template, self._most)[1]
                 and await self._pool.adopt(template, instance)
             )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.coordination.leases import Leases
-    from atoll.model.event import Event, Stretch
+    from atoll.model.event import Event, FeedPage
     from atoll.model.webhook import Deliveries, Webhook
     from atoll.service.events.service import Feed
     from atoll.service.webhooks.delivery import DeliveryResult, WebhookClient, WebhookSender
@@ -175,7 +175,7 @@ class Worker:
             for each in waits:
                 each.cancel()
 
-    async def _send(self, webhook: Webhook, stretch: Stretch, client: WebhookClient) -> None:
+    async def _send(self, webhook: Webhook, stretch: FeedPage, client: WebhookClient) -> None:
         failures = webhook.deliveries.failures
         result: DeliveryResult | None = None
         for event in stretch.events:
@@ -239,7 +239,7 @@ class Worker:
 
         await self._save(noted)
 
-    async def _missed(self, stretch: Stretch) -> None:
+    async def _missed(self, stretch: FeedPage) -> None:
         """Events are gone that it was not told of."""
         count = stretch.first - 1 - self._place
         self._place = stretch.first - 1

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.model.checkpoint import Checkpoint
-    from atoll.model.event import Bounds, Event, Stretch
+    from atoll.model.event import Event, FeedPage, FeedRange
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.instance import Instance
     from atoll.model.key import Key
-    from atoll.model.keyed import KeyedRequest
+    from atoll.model.keyed_request import KeyedRequest
     from atoll.model.node import Drain, Node, NodeHealth
     from atoll.model.page import Page
     from atoll.model.session import Holding, Session, SessionStatus
@@ -69,7 +69,7 @@ class Sessions(Protocol):
     async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         """Those of a node whose `plan.timer_at` is not after `now`, oldest first."""
 
-    async def seen(self, session: Session, at: datetime) -> bool:
+    async def touch(self, session: Session, at: datetime) -> bool:
         """
         Write its `active_at` and nothing else, its version included; False, and nothing written,
         when it is no longer at the version given.
@@ -157,16 +157,16 @@ class Instances(Protocol):
 
     async def all(self) -> list[Instance]: ...
 
-    async def waiting(self, node_id: str, *, besides: str) -> dict[str, int]:
+    async def count_unclaimed(self, node_id: str, *, except_holder: str) -> dict[str, int]:
         """How many of a node wait for a session, by template, without those of that holder."""
 
-    async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:
+    async def claim(self, instance_id: str, *, holder: str, previous_holder: str | None) -> bool:
         """
         Make an instance that waits for a session `holder`'s; False, and nothing changed, when it is
         gone, has a session, or is not `instead_of`'s any more.
         """
 
-    async def abandon(self, instance_id: str) -> bool:
+    async def remove_unclaimed(self, instance_id: str) -> bool:
         """Forget one that no session has; False, and nothing changed, when one has it."""
 
     async def remove(self, instance_id: str) -> None:
@@ -281,7 +281,7 @@ class Volumes(Protocol):
 class Nodes(Protocol):
     """What nodes tell of themselves, and what others say of them; each is written by itself."""
 
-    async def tell(self, node: Node, *, event: Event | None = None) -> None:
+    async def report(self, node: Node, *, event: Event | None = None) -> None:
         """
         Store what a node tells of itself, whether it is new or not. What others say of it stays as
         it is; that of a new one is as given.
@@ -292,7 +292,7 @@ class Nodes(Protocol):
     async def all(self) -> list[Node]:
         """In order of id."""
 
-    async def judge(
+    async def record_probe(
         self,
         node: Node,
         *,
@@ -312,7 +312,7 @@ class Nodes(Protocol):
     async def drain(self, node_id: str, drain: Drain | None, *, event: Event | None = None) -> bool:
         """Begin to empty it, or end that with None; whether it is there."""
 
-    async def progress(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
+    async def update_drain(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
         """Write how far that is; False, and nothing written, when it is not being emptied."""
 
     async def remove(self, node_id: str, *, event: Event | None = None) -> bool:
@@ -330,7 +330,7 @@ class Events(Protocol):
     async def number(self, *, limit: int = 1000) -> int:
         """Give numbers to at most so many that have none; how many. Any replica may, at once."""
 
-    async def bounds(self) -> Bounds: ...
+    async def range(self) -> FeedRange: ...
 
     async def after(
         self,
@@ -339,7 +339,7 @@ class Events(Protocol):
         types: Sequence[str] = (),
         subject: str | None = None,
         limit: int = 100,
-    ) -> Stretch:
+    ) -> FeedPage:
         """
         Events beyond a number, in order, whose type one of `types` (`session.*` too) matches. It
         may look through a part of the feed only, and says how far it got.

@@ -241,8 +241,8 @@ class _CachingSessions:
     async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         return await self._watch(self._inner.timed_out(now, node_id=node_id, limit=limit))
 
-    async def seen(self, session: Session, at: datetime) -> bool:
-        written = await self._watch(self._inner.seen(session, at))
+    async def touch(self, session: Session, at: datetime) -> bool:
+        written = await self._watch(self._inner.touch(session, at))
         if written:
             self._cache.put(replace(session, active_at=at))
         return written

@@ -26,7 +26,7 @@ from atoll.api.rest.problems import problem
 from atoll.blobs.local import LocalBlobs
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
-from atoll.model.keyed import KeyedRequest
+from atoll.model.keyed_request import KeyedRequest
 from atoll.reconcile.requests import BATCH, RequestSweep
 from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings

@@ -201,7 +201,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         for node_id in others:
             neighbour = await stack.enter_async_context(Neighbour(node_id, probing))
             neighbours[node_id] = neighbour
-            await found.store.nodes.tell(
+            await found.store.nodes.report(
                 Node(
                     node_id,
                     "local",
@@ -298,7 +298,7 @@ async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut
             neighbour.answers = False
         for _ in range(5):
             await found.probes()
-            await found.store.nodes.tell(
+            await found.store.nodes.report(
                 replace(await found.node("c"), seen_at=found.clock.now(), problem=None)
             )
         for node_id in "bc":
@@ -420,7 +420,7 @@ async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> 
 
 async def test_a_session_goes_only_where_it_fits(tmp_path: Path) -> None:
     async with ground(tmp_path, "b", "c") as found:
-        await found.store.nodes.tell(replace(await found.node("c"), labels={"zone": "a"}))
+        await found.store.nodes.report(replace(await found.node("c"), labels={"zone": "a"}))
         session = await found.add("b", node_labels={"zone": "a"})
         assert (await found.placements.assign(session)).id == "c"
         nowhere = await found.add("b", node_labels={"zone": "b"})
@@ -441,11 +441,11 @@ async def test_a_node_that_is_alone_is_refused_nothing_that_it_was_not_told_to_r
 ) -> None:
     async with ground(tmp_path) as found:
         full = replace(await found.node(NODE), sessions=10**6, problem="odd", templates=())
-        await found.store.nodes.tell(full)
+        await found.store.nodes.report(full)
         demand = PlacementRequest("python@1", RESOURCES)
         found.placements.invalidate()
         assert [node.id for node in await found.placements.candidates(demand)] == [NODE]
-        await found.store.nodes.tell(replace(await found.node(NODE), id="z", url="http://z"))
+        await found.store.nodes.report(replace(await found.node(NODE), id="z", url="http://z"))
         found.placements.invalidate()
         assert await found.placements.candidates(demand) == []
 
@@ -489,7 +489,7 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
         found.clock.time += timedelta(seconds=10)
         await report.once(told=False)
         assert found.machine.there, "nobody has said anything yet"
-        await found.store.nodes.judge(
+        await found.store.nodes.record_probe(
             await found.node(NODE), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
         )
         found.clock.time += timedelta(seconds=10)
@@ -656,7 +656,7 @@ async def test_a_lost_node_without_sessions_can_be_forgotten(tmp_path: Path) -> 
     async with ground(tmp_path, "b") as found:
         with pytest.raises(Conflict):
             await found.nodes.remove("b")
-        await found.store.nodes.judge(
+        await found.store.nodes.record_probe(
             await found.node("b"),
             status=NodeHealth.UNHEALTHY,
             failures=3,

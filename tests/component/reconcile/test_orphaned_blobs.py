@@ -21,7 +21,7 @@ from atoll.blobs.spool import Spool
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import BlobsUnavailable
-from atoll.model.checkpoint import Checkpoint, Older
+from atoll.model.checkpoint import Checkpoint, CheckpointRef
 from atoll.model.execution import ExecutionStatus
 from atoll.model.manifest import Manifest
 from atoll.model.session import SessionStatus
@@ -85,7 +85,7 @@ class Ground:
         await self.store.sessions.add(session)
         return session.id
 
-    async def backup(self, session_id: str, number: int, *contents: bytes) -> Older:
+    async def backup(self, session_id: str, number: int, *contents: bytes) -> CheckpointRef:
         """A backup of objects with these contents; not recorded."""
         for content in contents:
             await self.blobs.put(data_of(session_id) + digest(content), content)
@@ -93,9 +93,9 @@ class Ground:
         data = Manifest(session_id, number, "now", 0, 0, (), objects).encoded()
         key = manifest_of(session_id, number, data)
         await self.blobs.put(key, data)
-        return Older(number, key, self.clock.now(), 0, 0, "node_1", True)
+        return CheckpointRef(number, key, self.clock.now(), 0, 0, "node_1", True)
 
-    async def record(self, session_id: str, newest: Older, *older: Older) -> None:
+    async def record(self, session_id: str, newest: CheckpointRef, *older: CheckpointRef) -> None:
         row = Checkpoint(
             id=session_id,
             number=newest.number,
@@ -234,7 +234,9 @@ async def test_nothing_goes_while_it_cannot_be_told_what_is_needed(ground: Groun
     session = await ground.session()
     newest = await ground.backup(session, 2, b"needed")
     await ground.record(
-        session, newest, Older(1, "workspaces/x/y", ground.clock.now(), 0, 0, "n", True)
+        session,
+        newest,
+        CheckpointRef(1, "workspaces/x/y", ground.clock.now(), 0, 0, "n", True),
     )
     await ground.put(data_of(session) + digest(b"stray"))
     before = await ground.keys()

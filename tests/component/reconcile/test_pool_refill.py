@@ -17,9 +17,9 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.local.limits import LocalLimits
 from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.errors import TemporaryError
-from atoll.model.demand import Limit
 from atoll.model.instance import Handle
 from atoll.model.node import NodeMetrics
+from atoll.model.pool_size import Limit
 from atoll.reconcile import pool
 from atoll.reconcile.pool import FULL_SECONDS, ROOM_SECONDS, PoolRefill
 from atoll.service.pool.service import Pool, PoolPlan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.errors import NotFound, PermanentError, TemporaryError
-from atoll.model.checkpoint import Older, retained
+from atoll.model.checkpoint import CheckpointRef, retained
 from tests.component.service.test_checkpoints import MEGABYTE, SESSION, Ground, made, tree
 from tests.contract.stores.store_entities import NOW
 
@@ -200,7 +200,7 @@ CASES = {
 async def test_which_older_ones_stay(
     given: list[tuple[int, bool]], settled: bool, backups: int, stay: list[int]
 ) -> None:
-    candidates = [Older(n, f"m{n}", NOW, 0, 0, "node", of) for n, of in given]
+    candidates = [CheckpointRef(n, f"m{n}", NOW, 0, 0, "node", of) for n, of in given]
 
     kept = retained(candidates, settled=settled, backups=backups)
 

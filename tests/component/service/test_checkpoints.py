@@ -31,7 +31,7 @@ from atoll.model.manifest import (
     Part,
     spans,
 )
-from atoll.model.manifest_reading import read_manifest, read_page
+from atoll.model.manifest_parser import read_manifest, read_page
 from atoll.service.checkpoints import incoming_file
 from atoll.service.checkpoints.service import Checkpoints, Restored
 from atoll.settings import Settings

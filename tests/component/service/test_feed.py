@@ -12,7 +12,7 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import Conflict, Forbidden, InvalidRequest
-from atoll.model.event import Event, Stretch
+from atoll.model.event import Event, FeedPage
 from atoll.reconcile.events import EventSweep, Sequencer
 from atoll.service.events import service
 from atoll.service.events.service import Feed, types_of
@@ -78,7 +78,7 @@ async def test_those_at_one_place_share_a_read(monkeypatch: pytest.MonkeyPatch) 
         await feed.number()
         reads, after = 0, store.events.after
 
-        async def counted(*given: object, **more: object) -> Stretch:
+        async def counted(*given: object, **more: object) -> FeedPage:
             nonlocal reads
             reads += 1
             return await after(*given, **more)  # type: ignore[arg-type]

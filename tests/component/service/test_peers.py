@@ -57,7 +57,7 @@ async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path:
             while deaf.refused < 2:
                 await asyncio.wait([running], timeout=0.01)
                 assert not running.done()
-            await found.store.nodes.tell(Node("another", "local", "http://another"))
+            await found.store.nodes.report(Node("another", "local", "http://another"))
             async with asyncio.timeout(20):
                 while peers.alone:
                     await asyncio.wait([running], timeout=0.01)

@@ -341,7 +341,7 @@ CALLS: list[tuple[str, Callable[[CachingStore], Awaitable[object]]]] = [
     ("sessions", lambda store: store.sessions.page()),
     ("unsettled", lambda store: store.sessions.unsettled(NOW, node_id="local", limit=1)),
     ("timed out", lambda store: store.sessions.timed_out(NOW, node_id="local", limit=1)),
-    ("seen", lambda store: store.sessions.seen(make_session(), NOW)),
+    ("seen", lambda store: store.sessions.touch(make_session(), NOW)),
     ("unfinished sessions", lambda store: store.sessions.unfinished(limit=1)),
     ("holdings", lambda store: store.sessions.holdings("local", limit=1)),
     ("count", lambda store: store.sessions.count(SessionStatus.RUNNING)),

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from atoll import ids
-from atoll.model.checkpoint import Checkpoint, Older
+from atoll.model.checkpoint import Checkpoint, CheckpointRef
 from atoll.model.execution import (
     Artifact,
     Attempt,
@@ -409,7 +409,7 @@ keys = st.builds(
     created_at=times,
 )
 older = st.builds(
-    Older,
+    CheckpointRef,
     number=st.integers(1, 2**63 - 1),
     manifest=st.just("workspaces/sess_1/manifests/1"),
     created_at=times,

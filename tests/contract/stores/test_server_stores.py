@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import ExecutionStatus
-from atoll.model.keyed import KeyedRequest
+from atoll.model.keyed_request import KeyedRequest
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.dsn import Kind, address
 from atoll.stores.sql.json_codec import micros

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.errors import Conflict
-from atoll.model.event import Bounds, Event, execution_event
+from atoll.model.event import Event, FeedRange, execution_event
 from atoll.settings import DatabaseSettings
 from atoll.stores.sql import events as sql_events
 from atoll.stores.sql.store import SqlStore
@@ -47,7 +47,7 @@ async def read(store: Store, after: int = 0, **asked: Any) -> list[Event]:
 async def test_an_event_has_a_place_once_it_is_numbered(store: Store) -> None:
     await tell(store, event("a.x"), event("a.y"))
     assert await read(store) == []
-    assert await store.events.bounds() == Bounds(1, 0)
+    assert await store.events.range() == FeedRange(1, 0)
 
     assert await store.events.number() == 2
     assert await store.events.number() == 0
@@ -56,7 +56,7 @@ async def test_an_event_has_a_place_once_it_is_numbered(store: Store) -> None:
         replace(event("a.x"), number=1),
         replace(event("a.y"), number=2),
     ]
-    assert await store.events.bounds() == Bounds(1, 2)
+    assert await store.events.range() == FeedRange(1, 2)
 
 
 async def test_an_event_is_there_if_and_only_if_the_change_is(store: Store) -> None:
@@ -191,7 +191,7 @@ async def test_what_is_old_goes_from_the_front_in_batches(store: Store) -> None:
     before = NOW + timedelta(seconds=5)
 
     assert await store.events.expire(before, limit=1) == 1
-    assert await store.events.bounds() == Bounds(2, 5)
+    assert await store.events.range() == FeedRange(2, 5)
     assert await store.events.expire(before, limit=10) == 1
     assert await store.events.expire(before, limit=10) == 0
 
@@ -199,7 +199,7 @@ async def test_what_is_old_goes_from_the_front_in_batches(store: Store) -> None:
     assert [one.number for one in await read(store)] == [3, 4, 5]
     assert (await store.events.after(0)).first == 3
     assert await store.events.expire(NOW + timedelta(seconds=10), limit=10) == 3
-    assert await store.events.bounds() == Bounds(6, 5)
+    assert await store.events.range() == FeedRange(6, 5)
     # What has no number yet was not forgotten.
     assert await store.events.number() == 1
     assert [one.number for one in await read(store, 5)] == [6]

@@ -336,12 +336,12 @@ async def test_what_was_asked_of_a_session_is_noted_without_a_new_version(store:
     idle = NOW + timedelta(seconds=61)
     assert await store.sessions.timed_out(idle, node_id=node_id, limit=1) != []
 
-    assert await store.sessions.seen(session, NOW + timedelta(seconds=30))
+    assert await store.sessions.touch(session, NOW + timedelta(seconds=30))
 
     found = await store.sessions.get(session.id)
     assert found == replace(session, active_at=NOW + timedelta(seconds=30))
     assert await store.sessions.timed_out(idle, node_id=node_id, limit=1) == []
-    assert not await store.sessions.seen(replace(session, version=session.version + 1), NOW)
+    assert not await store.sessions.touch(replace(session, version=session.version + 1), NOW)
 
 
 async def test_unfinished_sessions_come_in_order_of_id_beyond_a_given_one(store: Store) -> None:

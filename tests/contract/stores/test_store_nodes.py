@@ -43,20 +43,22 @@ def node(node_id: str = "local-1") -> Node:
 
 async def test_what_a_node_tells_comes_back_as_it_was_told(store: Store) -> None:
     assert await store.nodes.get("local-1") is None
-    await store.nodes.tell(node())
+    await store.nodes.report(node())
     assert await store.nodes.get("local-1") == node()
     bare = Node("local-0", "local", "http://x")
-    await store.nodes.tell(bare)
+    await store.nodes.report(bare)
     assert await store.nodes.all() == [bare, node()]
 
 
 async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(store: Store) -> None:
-    await store.nodes.tell(node())
-    assert await store.nodes.judge(node(), status=NodeHealth.UNHEALTHY, failures=3, problem="mute")
+    await store.nodes.report(node())
+    assert await store.nodes.record_probe(
+        node(), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
+    )
     assert await store.nodes.cordon("local-1", True)
     assert await store.nodes.drain("local-1", Drain(4, 2, "busy"))
     later = replace(node(), sessions=9, problem=None, labels={})
-    await store.nodes.tell(later)
+    await store.nodes.report(later)
     assert await store.nodes.get("local-1") == replace(
         later,
         status=NodeHealth.UNHEALTHY,
@@ -69,17 +71,19 @@ async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(sto
 
 async def test_what_a_new_node_is_said_to_be_is_as_given(store: Store) -> None:
     given = replace(node(), cordoned=True, failures=1, status=NodeHealth.UNHEALTHY)
-    await store.nodes.tell(given)
+    await store.nodes.report(given)
     assert await store.nodes.get("local-1") == given
 
 
 async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store) -> None:
-    await store.nodes.tell(node())
+    await store.nodes.report(node())
     found = await store.nodes.get("local-1")
     assert found is not None
     judged = await asyncio.gather(
         *(
-            store.nodes.judge(found, status=NodeHealth.HEALTHY, failures=1, problem=f"mute {count}")
+            store.nodes.record_probe(
+                found, status=NodeHealth.HEALTHY, failures=1, problem=f"mute {count}"
+            )
             for count in range(4)
         )
     )
@@ -88,21 +92,21 @@ async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store
     assert now is not None
     assert now.failures == 1
     assert now.problem == f"mute {judged.index(True)}"
-    assert await store.nodes.judge(now, status=NodeHealth.HEALTHY, failures=0, problem=None)
+    assert await store.nodes.record_probe(now, status=NodeHealth.HEALTHY, failures=0, problem=None)
     found = await store.nodes.get("local-1")
     assert found == node(), "what it says itself is seen again"
 
 
 async def test_progress_is_written_only_while_a_drain_is_under_way(store: Store) -> None:
-    await store.nodes.tell(node())
-    assert not await store.nodes.progress("local-1", Drain(3, 1))
+    await store.nodes.report(node())
+    assert not await store.nodes.update_drain("local-1", Drain(3, 1))
     assert await store.nodes.drain("local-1", Drain(3, 3))
-    assert await store.nodes.progress("local-1", Drain(3, 1))
+    assert await store.nodes.update_drain("local-1", Drain(3, 1))
     found = await store.nodes.get("local-1")
     assert found is not None
     assert found.drain == Drain(3, 1)
     assert await store.nodes.drain("local-1", None)
-    assert not await store.nodes.progress("local-1", Drain(3, 0))
+    assert not await store.nodes.update_drain("local-1", Drain(3, 0))
     found = await store.nodes.get("local-1")
     assert found is not None
     assert found.drain is None
@@ -113,22 +117,22 @@ async def test_what_is_not_there_is_told_by_false(store: Store) -> None:
     assert not await store.nodes.cordon("local-1", True, event=event)
     assert not await store.nodes.drain("local-1", Drain(1, 1), event=event)
     assert not await store.nodes.remove("local-1", event=event)
-    missing = await store.nodes.judge(
+    missing = await store.nodes.record_probe(
         node(), status=NodeHealth.HEALTHY, failures=0, problem=None, event=event
     )
     assert not missing
 
 
 async def test_a_removed_node_is_gone_until_it_tells_again(store: Store) -> None:
-    await store.nodes.tell(node(), event=Event("node.registered", "local-1", AT))
+    await store.nodes.report(node(), event=Event("node.registered", "local-1", AT))
     assert await store.nodes.remove("local-1", event=Event("node.removed", "local-1", AT))
     assert not await store.nodes.remove("local-1")
     assert await store.nodes.all() == []
-    await store.nodes.tell(node())
+    await store.nodes.report(node())
     assert await store.nodes.get("local-1") == node()
 
 
 async def test_a_node_whose_processes_tell_at_once_is_one_node(store: Store) -> None:
-    await asyncio.gather(*(store.nodes.tell(replace(node(), sessions=n)) for n in range(8)))
+    await asyncio.gather(*(store.nodes.report(replace(node(), sessions=n)) for n in range(8)))
     [found] = await store.nodes.all()
     assert found.id == "local-1"

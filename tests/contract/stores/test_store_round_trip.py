@@ -119,9 +119,9 @@ async def test_those_that_wait_on_a_node_are_counted_without_ones_own(store: Sto
         )
     await store.instances.add(make.make_instance(node_id=ids.session_id(), holder=theirs))
 
-    assert await store.instances.waiting(node, besides=mine) == {"a": 2, "b": 1}
-    assert await store.instances.waiting(node, besides=theirs) == {"a": 1, "b": 1}
-    assert await store.instances.waiting(ids.session_id(), besides=mine) == {}
+    assert await store.instances.count_unclaimed(node, except_holder=mine) == {"a": 2, "b": 1}
+    assert await store.instances.count_unclaimed(node, except_holder=theirs) == {"a": 1, "b": 1}
+    assert await store.instances.count_unclaimed(ids.session_id(), except_holder=mine) == {}
 
 
 @shared

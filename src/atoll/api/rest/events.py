@@ -14,7 +14,7 @@ from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas.events import EventPage
 from atoll.api.rest.services import services_of
 from atoll.errors import AtollError, InvalidRequest
-from atoll.model.event import Stretch
+from atoll.model.event import FeedPage
 from atoll.service.events.service import types_of
 from atoll.service.webhooks.delivery import event_out
 
@@ -86,7 +86,7 @@ async def _always() -> None:
     """Without API keys there is nothing to check."""
 
 
-async def _texts(stretches: AsyncIterator[Stretch]) -> AsyncIterator[str]:
+async def _texts(stretches: AsyncIterator[FeedPage]) -> AsyncIterator[str]:
     try:
         async for stretch in stretches:
             if not stretch.events:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from atoll.blobs.base import OversizedBlob
 from atoll.errors import CheckpointDamaged
 from atoll.model.manifest import MAX_MANIFEST, MAX_OBJECT
-from atoll.model.manifest_reading import read_manifest, read_page
+from atoll.model.manifest_parser import read_manifest, read_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

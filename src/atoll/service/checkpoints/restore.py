@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from atoll.model.manifest import DIRECTORY, FILE, SYMLINK, Entry
-from atoll.model.manifest_reading import TreeOrder
+from atoll.model.manifest_parser import TreeOrder
 from atoll.protocol.frames import EXTENT
 
 if TYPE_CHECKING:

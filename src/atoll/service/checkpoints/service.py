@@ -27,7 +27,7 @@ from atoll.errors import (
     TemporaryError,
     TooLarge,
 )
-from atoll.model.checkpoint import Checkpoint, Older, retained
+from atoll.model.checkpoint import Checkpoint, CheckpointRef, retained
 from atoll.model.manifest import LARGEST, MAX_MANIFEST, Entry, Manifest, spans
 from atoll.service.checkpoints.chunks import ChunkStore, manifest_of, prefix_of, stored_manifest
 from atoll.service.checkpoints.restore import Restore
@@ -67,7 +67,7 @@ RESTORES = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored:
-    backup: Older
+    backup: CheckpointRef
     older: bool
     """Whether it is not the newest, of which something is missing or damaged."""
 
@@ -375,7 +375,7 @@ class Checkpoints:
         assert failed is not None
         raise failed
 
-    async def _written(self, source: str, backup: Older, link: Link) -> None:
+    async def _written(self, source: str, backup: CheckpointRef, link: Link) -> None:
         began = self._clock.monotonic()
         manifest = await self._manifest(source, backup)
         await Restore(link, ChunkStore(self._blobs, source), manifest).run()
@@ -388,7 +388,7 @@ class Checkpoints:
             took_ms=round((self._clock.monotonic() - began) * 1000),
         )
 
-    async def _manifest(self, session_id: str, backup: Older) -> Manifest:
+    async def _manifest(self, session_id: str, backup: CheckpointRef) -> Manifest:
         return await stored_manifest(self._blobs, session_id, backup.manifest)
 
     async def find(self, session_id: str, path: str) -> Entry | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from atoll.blobs.base import PAGE_SIZE
 from atoll.errors import CheckpointDamaged, PermanentError
 from atoll.model.manifest import MAX_OBJECT
-from atoll.model.manifest_reading import read_page
+from atoll.model.manifest_parser import read_page
 from atoll.service.checkpoints.chunks import AT_ONCE, data_of, stored
 from atoll.service.checkpoints.restore import first
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
-    from atoll.model.event import Stretch
+    from atoll.model.event import FeedPage
     from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class Feed:
         self._coordination = coordination
         self._clock = clock
         self._changed = asyncio.Event()
-        self._reads: dict[Query, asyncio.Task[Stretch]] = {}
+        self._reads: dict[Query, asyncio.Task[FeedPage]] = {}
         self._closed = False
         self.followers = 0
         self.unnumbered = asyncio.Event()
@@ -113,11 +113,11 @@ class Feed:
     async def end(self) -> int:
         """The position after all events that were stored before this call."""
         await self.number()
-        return (await self._store.events.bounds()).last
+        return (await self._store.events.range()).last
 
     async def position(self, after: int | None) -> int:
         """`after` if it is valid; the position before the oldest event if it is null."""
-        bounds = await self._store.events.bounds()
+        bounds = await self._store.events.range()
         if after is None:
             return bounds.first - 1
         if not bounds.first - 1 <= after <= bounds.last:
@@ -126,7 +126,7 @@ class Feed:
 
     async def read(
         self, after: int, types: tuple[str, ...] = (), subject: str | None = None, limit: int = PAGE
-    ) -> Stretch:
+    ) -> FeedPage:
         """The next events, if there are any, and the position up to which the feed was read."""
         query = (after, types, subject, limit)
         reading = self._reads.get(query)
@@ -141,7 +141,7 @@ class Feed:
             raise _expired(after, stretch.first)
         return stretch
 
-    def _read_done(self, query: Query, reading: asyncio.Task[Stretch]) -> None:
+    def _read_done(self, query: Query, reading: asyncio.Task[FeedPage]) -> None:
         del self._reads[query]
         if not reading.cancelled():
             reading.exception()  # Retrieved here, because all waiting streams may have ended.
@@ -154,7 +154,7 @@ class Feed:
         *,
         limit: int,
         wait: float,
-    ) -> Stretch:
+    ) -> FeedPage:
         """
         The next events, including all that were stored before this call. If there are none, wait
         for some, at most `wait` seconds.
@@ -180,7 +180,7 @@ class Feed:
         types: tuple[str, ...],
         subject: str | None,
         check: Callable[[], Awaitable[None]],
-    ) -> AsyncIterator[Stretch]:
+    ) -> AsyncIterator[FeedPage]:
         """
         An endless stream. A stretch without events reports the position alone; the first one
         reports where the stream begins. `check` raises when the client may no longer read.

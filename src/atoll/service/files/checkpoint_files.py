@@ -11,7 +11,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from atoll.model import manifest
-from atoll.model.times import moment
+from atoll.model.file_times import moment
 from atoll.service.files.types import FileInfo
 
 if TYPE_CHECKING:

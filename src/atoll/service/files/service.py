@@ -23,8 +23,8 @@ from atoll.errors import (
 )
 from atoll.link.errors import LinkLost, ProtocolViolation
 from atoll.link.messages import MAX_NOTICE, FileEntry, notice
+from atoll.model.file_times import moment
 from atoll.model.page import Page
-from atoll.model.times import moment
 from atoll.service import cursors
 from atoll.service.files.types import ByteRange, Download, FileInfo, Search, SearchMatch
 

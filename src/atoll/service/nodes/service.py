@@ -42,7 +42,7 @@ class Nodes:
         event = None
         if known is None:
             event = self._event("node.registered", type=own.type, url=own.url, labels=own.labels)
-        await self._store.nodes.tell(own, event=event)
+        await self._store.nodes.report(own, event=event)
         nodes[self.id] = node = own if known is None else _with_observations(own, known)
         self.known = tuple(nodes.values())
         return node
@@ -106,7 +106,7 @@ class Nodes:
         event = None
         if left == 0:
             event = self._event("node.drained", node_id, sessions=drain.total)
-        await self._store.nodes.progress(node_id, drain, event=event)
+        await self._store.nodes.update_drain(node_id, drain, event=event)
 
     async def remove(self, node_id: str) -> None:
         """Delete the record of a node that has no sessions."""

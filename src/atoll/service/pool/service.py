@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
-    from atoll.model.demand import Limit
     from atoll.model.instance import Callback
+    from atoll.model.pool_size import Limit
     from atoll.model.resources import Resources
     from atoll.model.session import Warning
     from atoll.model.template import Template
@@ -213,7 +213,9 @@ class Pool:
 
     async def on_other_replicas(self) -> dict[str, int]:
         """Ready instances that other replicas of this node have, by template."""
-        return await self._store.instances.waiting(self._node_id, besides=self._replica)
+        return await self._store.instances.count_unclaimed(
+            self._node_id, except_holder=self._replica
+        )
 
     async def on_node(self) -> dict[str, int]:
         """Ready instances of all replicas of this node, by template."""
@@ -277,7 +279,7 @@ class Pool:
     async def adopt(self, template: Template, instance: Instance) -> bool:
         """Take over a ready instance of a lost replica; false if another replica was faster."""
         if not await self._store.instances.claim(
-            instance.id, holder=self._replica, instead_of=instance.holder
+            instance.id, holder=self._replica, previous_holder=instance.holder
         ):
             return False
         link = await self._driver.connect(instance.handle)

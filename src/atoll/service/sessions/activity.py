@@ -67,7 +67,7 @@ class Activity(SessionObserver):
                 if session is None or session.status.ended:
                     self._written.pop(session_id, None)
                     return
-                if await sessions.seen(session, self._clock.now()):
+                if await sessions.touch(session, self._clock.now()):
                     self._observers.session_changed(session)
                     return
         except TemporaryError as error:

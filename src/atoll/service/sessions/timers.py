@@ -94,7 +94,7 @@ class SessionTimers(SessionObserver):
         elif timer is None or timer.wanted is Wanted.DESTROYED:
             await self._records.end(session, SessionStatus.TERMINATED, Cause.IDLE)
         elif timer.wanted is Wanted.STOPPED and await self._lifecycle.is_busy(session.id):
-            await self._replica.store.sessions.seen(session, now)
+            await self._replica.store.sessions.touch(session, now)
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
             await self._lifecycle.want(session.id, timer.wanted, timer.cause, of=session)

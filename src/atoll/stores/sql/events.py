@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
-from atoll.model.event import Bounds, Event, Stretch
+from atoll.model.event import Event, FeedPage, FeedRange
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.mapper import Mapper
@@ -75,7 +75,7 @@ class SqlEvents:
             # Another replica made the counter at the same time.
             return await self._engine.write(write, again=write)
 
-    async def bounds(self) -> Bounds:
+    async def range(self) -> FeedRange:
         return await self._engine.read(_bounds)
 
     async def after(
@@ -85,7 +85,7 @@ class SqlEvents:
         types: Sequence[str] = (),
         subject: str | None = None,
         limit: int = 100,
-    ) -> Stretch:
+    ) -> FeedPage:
         where, values = _matching(types)
         statement = "SELECT * FROM events WHERE number > :after AND number <= :upto"
         if subject is not None:
@@ -93,7 +93,7 @@ class SqlEvents:
             values["subject"] = subject
         statement += f"{where} ORDER BY number LIMIT :limit"
 
-        def read(connection: Connection) -> Stretch:
+        def read(connection: Connection) -> FeedPage:
             last = _given(connection)
             upto = min(number + SPAN, last)
             asked = {**values, "after": number, "upto": upto, "limit": limit}
@@ -101,7 +101,7 @@ class SqlEvents:
             if len(found) == limit:
                 upto = found[-1].number or upto
             # After the events: what is gone by now may have been gone when they were read.
-            return Stretch(found, max(upto, number), _oldest(connection, last))
+            return FeedPage(found, max(upto, number), _oldest(connection, last))
 
         return await self._engine.read(read)
 
@@ -142,10 +142,10 @@ def _given(connection: Connection) -> int:
     return 0 if row is None else int(row["value"])
 
 
-def _bounds(connection: Connection) -> Bounds:
+def _bounds(connection: Connection) -> FeedRange:
     # The last one first: what is numbered in between must not seem to be gone.
     last = _given(connection)
-    return Bounds(_oldest(connection, last), last)
+    return FeedRange(_oldest(connection, last), last)
 
 
 def _oldest(connection: Connection, last: int) -> int:

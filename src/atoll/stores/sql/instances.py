@@ -21,13 +21,13 @@ MAPPER = Mapper(Instance, tables.INSTANCES)
 _ALL = "SELECT * FROM instances ORDER BY id"
 _WAITING = """
     SELECT template_id, COUNT(*) AS many FROM instances
-    WHERE node_id = :node_id AND session_id IS NULL AND holder <> :besides
+    WHERE node_id = :node_id AND session_id IS NULL AND holder <> :except_holder
     GROUP BY template_id
 """
 _CLAIM = """
     UPDATE instances SET holder = :holder
     WHERE id = :id AND session_id IS NULL
-        AND (holder = :instead_of OR holder IS NULL AND :nobody = 1)
+        AND (holder = :previous_holder OR holder IS NULL AND :nobody = 1)
 """
 _ABANDON = "DELETE FROM instances WHERE id = :id AND session_id IS NULL"
 _REMOVE = "DELETE FROM instances WHERE id = :id"
@@ -47,26 +47,26 @@ class SqlInstances:
     async def all(self) -> list[Instance]:
         return await self._records.list(_ALL)
 
-    async def waiting(self, node_id: str, *, besides: str) -> dict[str, int]:
-        values = {"node_id": node_id, "besides": besides}
+    async def count_unclaimed(self, node_id: str, *, except_holder: str) -> dict[str, int]:
+        values = {"node_id": node_id, "except_holder": except_holder}
         return await self._engine.read(
             lambda connection: {
                 row["template_id"]: int(row["many"]) for row in connection.execute(_WAITING, values)
             }
         )
 
-    async def claim(self, instance_id: str, *, holder: str, instead_of: str | None) -> bool:
+    async def claim(self, instance_id: str, *, holder: str, previous_holder: str | None) -> bool:
         values = {
             "id": instance_id,
             "holder": holder,
-            "instead_of": instead_of or "",
-            "nobody": int(instead_of is None),
+            "previous_holder": previous_holder or "",
+            "nobody": int(previous_holder is None),
         }
         return await self._engine.write(
             lambda connection: connection.execute(_CLAIM, values).rowcount > 0
         )
 
-    async def abandon(self, instance_id: str) -> bool:
+    async def remove_unclaimed(self, instance_id: str) -> bool:
         def write(connection: Connection) -> bool:
             connection.execute(_ABANDON, {"id": instance_id})
             return connection.execute(MAPPER.select, {"id": instance_id}).fetchone() is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict
-from atoll.model.keyed import KeyedRequest
+from atoll.model.keyed_request import KeyedRequest
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.mapper import Mapper, Special, Values

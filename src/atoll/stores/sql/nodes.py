@@ -44,7 +44,7 @@ class SqlNodes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def tell(self, node: Node, *, event: Event | None = None) -> None:
+    async def report(self, node: Node, *, event: Event | None = None) -> None:
         row = MAPPER.row(node)
 
         def write(connection: Connection) -> None:
@@ -75,7 +75,7 @@ class SqlNodes:
             lambda connection: [_node(row) for row in connection.execute(_ALL)]
         )
 
-    async def judge(
+    async def record_probe(
         self,
         node: Node,
         *,
@@ -112,7 +112,7 @@ class SqlNodes:
     async def drain(self, node_id: str, drain: Drain | None, *, event: Event | None = None) -> bool:
         return await self._engine.write(_changed(_DRAIN, _drain_row(node_id, drain), event))
 
-    async def progress(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
+    async def update_drain(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
         return await self._engine.write(_changed(_PROGRESS, _drain_row(node_id, drain), event))
 
     async def remove(self, node_id: str, *, event: Event | None = None) -> bool:

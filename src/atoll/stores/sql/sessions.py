@@ -117,7 +117,7 @@ class SqlSessions:
         values = {"now": micros(now), "node_id": node_id, "limit": limit}
         return await self._records.list(_TIMED_OUT, values)
 
-    async def seen(self, session: Session, at: datetime) -> bool:
+    async def touch(self, session: Session, at: datetime) -> bool:
         row = {
             "id": session.id,
             "version": session.version,

@@ -48,7 +48,7 @@ from atoll.errors import (
     TooLarge,
 )
 from atoll.ids import Seed
-from atoll.model.keyed import KeyedRequest
+from atoll.model.keyed_request import KeyedRequest
 
 if TYPE_CHECKING:
     from datetime import timedelta

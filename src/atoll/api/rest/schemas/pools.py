@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.api.rest.schemas.base import From, Page, ResponseBody, encoder_of
-from atoll.model.demand import Limit
+from atoll.model.pool_size import Limit
 
 
 def _seconds(name: str) -> From:

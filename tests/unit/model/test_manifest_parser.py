@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import PermanentError
 from atoll.model.manifest import MAX_OBJECT, MAX_PAGE, PAGE_ENTRIES, Entry, Manifest
-from atoll.model.manifest_reading import DAMAGED, TreeOrder, read_manifest, read_page
+from atoll.model.manifest_parser import DAMAGED, TreeOrder, read_manifest, read_page
 
 DIGEST = "ab" * 32
 FILE: list[Any] = ["a", "f", 0o644, 10, 1, 1, 1, "", [[DIGEST, 0, 10]]]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from atoll.model.times import FIRST, LAST, moment
+from atoll.model.file_times import FIRST, LAST, moment
 
 
 @pytest.mark.parametrize(

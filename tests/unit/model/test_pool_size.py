@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.model.demand import Level, Want, bounds, follow, need, share, target
+from atoll.model.pool_size import Level, Want, bounds, follow, need, share, target
 from tests.contract.stores.store_entities import make_template
 
 rates = st.floats(0, 1e4)
