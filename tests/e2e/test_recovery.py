@@ -156,7 +156,7 @@ def test_what_ended_while_the_server_stood_still_has_its_result(own: Server) -> 
         eventually(lambda: "begun" in api.names(session))
         stand_still(own.process.pid)
         # Until the deadlines of this server are over, which no event tells.
-        time.sleep(attempt.OVERDUE_SECONDS + 3)
+        time.sleep(attempt.OVERDUE + 3)
         go_on(own.process.pid)
         result = api.result(execution)
         assert (result["status"], result["stdout"]) == ("success", "done\n")

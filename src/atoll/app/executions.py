@@ -12,8 +12,10 @@ from atoll.service.executions.callbacks import ExecutorCallbacks
 from atoll.service.executions.completion import Completions
 from atoll.service.executions.console import Consoles
 from atoll.service.executions.offload import Offload
+from atoll.service.executions.run_request import RunRequests
 from atoll.service.executions.runner import Runner
-from atoll.service.executions.service import Executions
+from atoll.service.executions.service import ExecutionParts, Executions
+from atoll.service.executions.submit import Submitter
 from atoll.service.invocations.service import Invocations
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ def execution_group(backends: Backends, sessions: SessionGroup) -> ExecutionGrou
     settings, replica, driver = backends.settings, backends.replica, backends.driver
     offload = Offload(backends.blobs)
     completions = Completions(replica, offload)
-    attempts = Attempts(replica, driver, sessions.access, offload, sessions.provisioning, settings)
+    requests = RunRequests(driver, sessions.provisioning, settings)
+    attempts = Attempts(replica, driver, sessions.access, offload, requests, settings.execution)
     approvals = Approvals(replica, sessions.access)
     runner = Runner(
         replica,
@@ -49,8 +52,12 @@ def execution_group(backends: Backends, sessions: SessionGroup) -> ExecutionGrou
         settings.execution,
     )
     contexts = Contexts(sessions.access, driver, sessions.provisioning)
+    submitter = Submitter(replica, sessions.access, runner, offload, contexts, settings.execution)
     service = Executions(
-        replica, sessions.access, runner, completions, offload, approvals, contexts, settings
+        replica,
+        sessions.access,
+        ExecutionParts(submitter, runner, completions, offload, approvals),
+        settings.execution,
     )
     return ExecutionGroup(
         runner,

@@ -121,7 +121,7 @@ class Drains:
     async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.
         target = await self._placements.assign(session)
-        under_way = await self._runner.let_go_of(session.id)
+        under_way = await self._runner.release_runs(session.id)
         try:
             left = await self._leave(session.id, target)
         finally:
@@ -134,8 +134,8 @@ class Drains:
         try:
             async with asyncio.timeout(self._settings.drain_grace.total_seconds()):
                 while await self._is_on():
-                    if here := self._runner.under_way(session_id):
-                        await asyncio.wait(here, timeout=self._pause)
+                    if runs := self._runner.runs_of(session_id):
+                        await runs[0].wait(self._pause)
                     elif await self._is_busy(session_id):
                         await asyncio.sleep(BUSY_SECONDS)
                     else:

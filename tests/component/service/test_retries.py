@@ -59,7 +59,7 @@ async def ended(found: Parts, execution: Execution) -> Execution:
     """The record, when the execution that is adopted now has ended."""
     running = found.runner.start(execution, 1, adopted=True)
     async with asyncio.timeout(SECONDS):
-        await running.done
+        await running.result()
     stored = await found.store.executions.get(execution.id)
     assert stored is not None
     return stored

@@ -47,16 +47,16 @@ async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runner._runs[execution.id] = Run(execution)
+        running = found.runner._runs[execution.id] = Run(execution, found.settings.execution)
         # That it runs was stored, and the answer of the store was lost.
         await found.store.executions.save(execution)
         ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
-        await found.runner._finish(running, ended)
+        await found.runner._commit(running, ended)
 
         stored = await found.store.executions.get(execution.id)
         assert stored is not None
         assert (stored.status, stored.version) == (ExecutionStatus.FAILED, 3)
-        assert running.done.done()
+        assert running.finished
 
 
 async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_pat
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runner._runs[execution.id] = Run(execution)
+        running = found.runner._runs[execution.id] = Run(execution, found.settings.execution)
         await found.store.executions.save(replace(execution, holder=OTHER))
         ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
         with pytest.raises(Superseded):
-            await found.runner._finish(running, ended)
+            await found.runner._commit(running, ended)

@@ -17,7 +17,7 @@ from atoll.service.background import BackgroundTasks
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.run import Run
 from atoll.service.sessions.access import SessionAccess
-from atoll.settings import CoordinationSettings
+from atoll.settings import CoordinationSettings, ExecutionSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -50,11 +50,11 @@ class Ground:
         execution = Execution(
             "exec_1", "sess_1", Request(code=""), ExecutionStatus.RUNNING, datetime.now(UTC)
         )
-        self.running = Run(execution)
+        self.running = Run(execution, ExecutionSettings())
 
     def ask(self, question: str, number: str = "1", data: Any = None) -> None:
         line = {"id": number, "state": "asked", "question": question, "timeout": 30.0}
-        self.approvals.hear(self.running, {**line, "data": data})
+        self.approvals.question_changed(self.running, {**line, "data": data})
 
     async def shown(self, question: str | None) -> None:
         async with asyncio.timeout(60):

@@ -10,8 +10,8 @@ import pytest
 from atoll.model.execution import Execution, ExecutionStatus, Outcome, Request
 from atoll.protocol import frames
 from atoll.service.executions.console import rest
-from atoll.service.executions.event_log import GAP, lines_of
-from atoll.service.executions.run import Run
+from atoll.service.executions.event_log import GAP, EventLog, lines_of
+from atoll.settings import ExecutionSettings
 
 OUT, ERR, VALUE, ASK = frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL
 DONE = ExecutionStatus.COMPLETED
@@ -44,38 +44,38 @@ def test_the_rest_of_the_output_comes_from_the_record(
     assert list(rest(ended, after)) == told
 
 
-async def _ring(ring: int, entries: list[tuple[int, bytes]]) -> Run:
-    running = Run(EXECUTION)
-    running.ring = ring
-    running.started()
+def _ring(size: int, entries: list[tuple[int, bytes]]) -> EventLog:
+    terminal = dataclasses.replace(EXECUTION.request, terminal=(24, 80))
+    execution = dataclasses.replace(EXECUTION, request=terminal)
+    events = EventLog(execution, ExecutionSettings.model_construct(output_limit=size))
+    events.started()
     for sequence, (channel, data) in enumerate(entries, 1):
-        running.output(sequence, channel, data)
-    return running
+        events.append(sequence, channel, data)
+    return events
 
 
-@pytest.mark.anyio
-async def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
+def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
     question = b'{"id": "1", "state": "asked"}\n'
     entries = [(OUT, b"%03d." % number) for number in range(100)]
     entries[50:50] = [(ASK, question)]
-    running = await _ring(40, entries)
-    outcome = Outcome(
-        DONE, None, 0, stdout=running.gathered("stdout"), log=tuple(running.log),
-        results_json=bytes(running.lines),
-    )  # fmt: skip
+    events = _ring(40, entries)
+    outcome = events.attached_to(Outcome(DONE, None, 0, stdout=events.output("stdout")))
     ended = dataclasses.replace(EXECUTION, status=DONE, outcome=outcome)
     assert list(rest(ended, 0)) == [
         (sequence, channel, data)
         for sequence, (channel, data) in enumerate(entries, 1)
         if sequence > 91
     ]
-    assert len(running.log) == 13
+    assert outcome.log is not None
+    assert len(outcome.log) == 13
     assert [line["id"] for line in lines_of(outcome)] == ["1"]
 
 
-@pytest.mark.anyio
-async def test_a_ring_of_tiny_pieces_is_bounded_too() -> None:
-    running = await _ring(1 << 20, [(OUT, b"x")] * 20_000)
-    assert len(running.events) <= 8192
-    assert running.log[0][0] == GAP
-    assert sum(size if channel == GAP else 1 for channel, size in running.log) == 20_000
+def test_a_ring_of_tiny_pieces_is_bounded_too() -> None:
+    events = _ring(1 << 20, [(OUT, b"x")] * 20_000)
+    _, kept = events.since(0)
+    assert len(kept) <= 8192
+    outcome = events.attached_to(Outcome(DONE, None, 0))
+    assert outcome.log is not None
+    assert outcome.log[0][0] == GAP
+    assert sum(size if channel == GAP else 1 for channel, size in outcome.log) == 20_000

@@ -63,8 +63,8 @@ def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
 
 def test_a_question_is_told_as_it_is() -> None:
     line = {"id": "1", "state": "asked", "question": "Go on?", "data": [1], "timeout": 300.0}
-    assert event_log.told_of(frames.APPROVAL, line) == line
-    assert event_log.told_of(frames.DISPLAY, line) is None
+    assert event_log.event_of(frames.APPROVAL, line) == line
+    assert event_log.event_of(frames.DISPLAY, line) is None
 
 
 @pytest.mark.parametrize(

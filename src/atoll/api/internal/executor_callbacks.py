@@ -19,7 +19,7 @@ from atoll.api.rest import problems
 from atoll.api.rest.middleware.bodies import BodyLimit
 from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
-from atoll.service.executions.run import MAX_RESULTS_SIZE
+from atoll.service.executions.event_log import MAX_RESULTS_SIZE
 
 if TYPE_CHECKING:
     from starlette.requests import Request

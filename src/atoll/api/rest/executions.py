@@ -115,7 +115,7 @@ async def _page(
 async def get_execution(request: Request, execution_id: str) -> JsonResponse:
     """Get an execution with its request, its attempts and, if it has ended, its outcome."""
     found = services_of(request).executions
-    execution, age = await found.look(execution_id)
+    execution, age = await found.get_or_recall(execution_id)
     approval = None if age is not None else await found.question(execution)
     return with_age(execution_out(execution, approval, linker(request, execution.session_id)), age)
 
@@ -123,7 +123,7 @@ async def get_execution(request: Request, execution_id: str) -> JsonResponse:
 @router.get("/executions/{execution_id}/artifacts", responses={200: {"model": ArtifactPage}})
 async def list_artifacts(request: Request, execution_id: str) -> JsonResponse:
     """List the files that an execution created or changed, all on one page."""
-    execution, _ = await services_of(request).executions.look(execution_id)
+    execution, _ = await services_of(request).executions.get_or_recall(execution_id)
     link = linker(request, execution.session_id)
     found = () if execution.outcome is None else execution.outcome.artifacts
     items = [{**artifact_out(item, link), "execution_id": execution.id} for item in found]
@@ -163,7 +163,7 @@ def linker(request: Request, session_id: str) -> Callable[[str], str] | None:
 @router.get("/executions/{execution_id}/status", responses={200: {"model": StatusOut}})
 async def get_status(request: Request, execution_id: str) -> JsonResponse:
     """Get the status of an execution, without its output."""
-    execution, age = await services_of(request).executions.look(execution_id)
+    execution, age = await services_of(request).executions.get_or_recall(execution_id)
     return with_age(status_out(execution), age)
 
 
@@ -175,7 +175,7 @@ async def get_result(
     Get the result of an execution, waiting up to `wait` seconds for it. 409
     `execution_not_finished` if there is none yet.
     """
-    execution, age = await services_of(request).executions.look(execution_id, wait=wait)
+    execution, age = await services_of(request).executions.get_or_recall(execution_id, wait=wait)
     if execution.outcome is None:
         raise Conflict(
             f"Execution {execution_id} has not finished. Retry, or wait longer with `wait`.",

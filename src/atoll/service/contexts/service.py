@@ -16,7 +16,7 @@ from atoll.errors import Conflict, InvalidRequest, NotFound
 from atoll.link.errors import ContextNotFound, StaleSession
 from atoll.model.execution import Language
 from atoll.model.session import SessionStatus
-from atoll.service.executions.attempt import inside
+from atoll.model.workspace_path import working_directory
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
@@ -77,7 +77,7 @@ class Contexts:
                     "context_create",
                     id=context_id,
                     language=language,
-                    cwd=inside(cwd),
+                    cwd=working_directory(cwd),
                     env=self._provisioning.variables(connection.session),
                     limits=limits,
                     watch=watch,

@@ -1,11 +1,10 @@
 """
-Questions that running code puts to a person, and the answers.
+Questions that running code asks a person, and their answers.
 
-The executor asks, waits no longer than its own time-out, and refuses when the execution ends, so
-code never hangs on a question whatever becomes of us. The replica that sees to the execution puts
-one question after the other where every replica can answer it, and passes the answer on. One that
-takes the execution over hears the questions again, with what became of them, and goes on from
-there.
+The executor waits no longer than its own time-out, and answers with a refusal when the execution
+ends, so code never hangs on a question. The replica that owns the execution publishes one question
+after the other through coordination, where every replica can answer it, and passes the answer on. A
+replica that takes the execution over receives the questions again, with the answers so far.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ class Approvals:
         self._background = replica.background
         self._sessions = sessions
         self._open: dict[str, dict[str, dict[str, Any]]] = {}
-        """By execution, the questions without an answer, in order."""
+        """Questions without an answer, in order, by execution."""
         self._asking: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """By execution, the question that is being put, and its task."""
+        """The published question of each execution, and its task."""
 
-    def hear(self, run: Run, line: dict[str, Any]) -> None:
-        """A question was asked, or is settled."""
-        execution_id, approval = run.execution.id, str(line.get("id"))
+    def question_changed(self, run: Run, question: dict[str, Any]) -> None:
+        """A question was asked, answered or withdrawn."""
+        execution_id, approval = run.id, str(question.get("id"))
         waiting = self._open.setdefault(execution_id, {})
-        if line.get("state") == "asked":
-            waiting[approval] = line
+        if question.get("state") == "asked":
+            waiting[approval] = question
         else:
             waiting.pop(approval, None)
             asked, task = self._asking.get(execution_id, ("", None))
@@ -56,14 +55,14 @@ class Approvals:
         self._next(run)
 
     def forget(self, run: Run) -> None:
-        """Who asked is gone: an answer would be taken for one to what the next attempt asks."""
-        self._open.pop(run.execution.id, None)
-        _, task = self._asking.pop(run.execution.id, ("", None))
+        """The attempt is over: an answer would be taken for one to the next attempt's question."""
+        self._open.pop(run.id, None)
+        _, task = self._asking.pop(run.id, ("", None))
         if task is not None:
             task.cancel()
 
     def _next(self, run: Run) -> None:
-        execution_id = run.execution.id
+        execution_id = run.id
         waiting = self._open.get(execution_id)
         if not waiting:
             self._open.pop(execution_id, None)
@@ -72,39 +71,39 @@ class Approvals:
             work = self._ask(run, approval, line)
             task = self._background.start(work, f"ask {execution_id}", waits=True)
             self._asking[execution_id] = approval, task
-            task.add_done_callback(lambda task: self._put(run, task))
+            task.add_done_callback(lambda task: self._done(run, task))
 
-    def _put(self, run: Run, task: asyncio.Task[None]) -> None:
-        """A question is out of the way, answered or not."""
-        approval, asking = self._asking.get(run.execution.id, ("", None))
+    def _done(self, run: Run, task: asyncio.Task[None]) -> None:
+        """A question was answered or withdrawn: publish the next one."""
+        approval, asking = self._asking.get(run.id, ("", None))
         if asking is not task:
-            return  # Forgotten.
-        del self._asking[run.execution.id]
-        self._open.get(run.execution.id, {}).pop(approval, None)
-        if not run.done.done():
+            return  # The attempt is over.
+        del self._asking[run.id]
+        self._open.get(run.id, {}).pop(approval, None)
+        if not run.finished:
             self._next(run)
 
     async def _ask(self, run: Run, approval: str, line: dict[str, Any]) -> None:
-        execution_id, timeout = run.execution.id, float(line.get("timeout") or 0.0)
+        execution_id, timeout = run.id, float(line.get("timeout") or 0.0)
         backoff = Backoff()
-        # Another attempt asks anew, though in the same words.
+        # The same words in another attempt are another question.
         question = {**line, "attempt": run.execution.retry_count + 1}
-        while not run.done.done():
+        while not run.finished:
             try:
                 answer = await self._coordination.ask(execution_id, question, timeout=timeout)
                 break
             except TemporaryError as error:
-                # The executor counts the time; who asks is refused when it is over.
+                # The executor counts the time, and refuses when it is over.
                 log.warning("approval.waits", execution_id=execution_id, error=error.message)
                 await backoff.pause()
             except TooLarge as error:
-                # Written anew it can be longer than it was: nobody can be asked that.
+                # Encoded again it can be longer than it was.
                 answer = {"approved": False, "answer": None, "reason": error.code}
                 break
         else:
             return
         if answer is None or answer == SHUTDOWN:
-            # Of this replica alone: the next one hears the question again.
+            # Of this replica alone: the next owner receives the question again.
             return
         connection = self._sessions.connections.reachable(run.execution.session_id)
         try:
@@ -115,23 +114,23 @@ class Approvals:
                     "answer", id=execution_id, approval=approval, answer=answer
                 )
         except AtollError as error:
-            # Over meanwhile: whoever asked was told so by the executor.
-            log.info("approval.unheard", execution_id=execution_id, error=error.message)
+            # The execution is over, and the executor has refused the question.
+            log.info("approval.not_delivered", execution_id=execution_id, error=error.message)
 
     async def question(self, execution_id: str) -> dict[str, Any] | None:
-        """What an execution waits to be told."""
+        """The question that an execution waits for."""
         return await self._coordination.question(execution_id)
 
     async def resume(
         self, execution_id: str, answer: dict[str, Any], *, approval: str | None, status: str
     ) -> None:
-        """Answer; `Conflict` with the execution's status when there is nothing to answer."""
+        """Answer a question; `Conflict` with the execution's status if there is none."""
         asked = None
         if approval is not None:
             asked = await self._coordination.question(execution_id)
             if asked is None or str(asked.get("id")) != approval:
                 raise _nothing_to_answer(execution_id, status)
-        # What is asked may have changed since.
+        # Another question may have been published since.
         resolution = await self._coordination.resolve(execution_id, answer, question=asked)
         if resolution == "gone":
             raise _nothing_to_answer(execution_id, status)

@@ -1,14 +1,14 @@
 """
-One attempt at an execution: told to the executor, or found there again, and what came of it.
+One attempt at an execution: connect → dispatch or attach → wait → conclude.
 
-The executor is told how many may run at once, and refuses more: a replica that was lost may have
-left one in the session. It runs an id once, so asking again is safe as long as the instance lives.
-Whatever happens an attempt has an outcome, unless a back-end is away or the lease was lost: then it
-is raised, and there will be another attempt.
+Whatever happens, an attempt has an outcome, unless a back-end is unavailable, the lease is lost, or
+the session has moved: then it raises, and the runner decides. The executor is told how many
+executions may run at once and refuses more, because a lost replica may have left one in the
+session. It runs an id once, so dispatching again is safe for as long as the instance lives.
 
-The executor ends a run at its time-out. One that does not, because user code keeps it from working
-or because the image brought another program in its place, is not waited for: a little later the
-instance is ended from outside, and the execution has timed out, which is not retried.
+The executor ends an execution at its time-out. One that does not, because user code obstructs it or
+a hostile image has replaced it, is not waited for: a little later its instance is ended from
+outside, and the execution has timed out, which is not retried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -48,47 +48,60 @@ from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost, timed_out
 from atoll.model.session import Cause, SessionStatus
-from atoll.service.executions.run import MAX_ARTIFACTS, MAX_RESULTS_SIZE
+from atoll.service.executions.run import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable
 
+    from atoll.clock import Clock
     from atoll.coordination.leases import Lease
     from atoll.drivers.base import Driver
     from atoll.link.messages import RunResult
-    from atoll.model.session import Session
     from atoll.service.executions.offload import Offload
     from atoll.service.executions.run import Run
+    from atoll.service.executions.run_request import RunRequests
     from atoll.service.replica import Replica
     from atoll.service.sessions.access import SessionAccess
     from atoll.service.sessions.connections import Connection
-    from atoll.service.sessions.provisioning import Provisioning
-    from atoll.settings import Settings
+    from atoll.settings import ExecutionSettings
+    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
-OVERDUE_SECONDS = 10.0
-"""How long after its time-out a run whose result has not come is ended with its instance."""
-LAST_LOOK_SECONDS = 3.0
-"""For the result of such a run: it may have waited for this process, or for a lost link."""
-JOURNAL_SECONDS = 30.0
-"""The longest that an executor may take to send a result that it has from an earlier one."""
-REATTACH_SECONDS = 0.5
-LASTING_SECONDS = 1.0
-LEAVING_SECONDS = 10.0
-"""The longest that an executor takes to end when it was told to."""
+OVERDUE = 10.0
+"""Seconds after its time-out when an execution without a result is ended with its instance."""
+LAST_ATTACH = 3.0
+"""Seconds in which the result of an overdue execution may still arrive."""
+JOURNAL_TIMEOUT = 30.0
+"""Seconds in which an executor has to send a result of the instance that it replaced."""
+REATTACH_PAUSE = 0.5
+STATUS_DELAY = 1.0
+"""Seconds after which an execution is recorded as running; a shorter one has two commits only."""
+EXIT_TIMEOUT = 10.0
+"""Seconds that an executor needs at most to exit when it was told to."""
 
 
 class Superseded(Exception):
-    """Another replica sees to it now."""
+    """Another replica owns the execution now."""
 
 
 class StaleRecord(Superseded):
-    """The record has changed since it was read or written here, maybe by this replica itself."""
+    """The record has changed since this replica read it, perhaps by a write of its own."""
 
 
-class Elsewhere(Exception):
-    """Its session is on another node now, where somebody sees to it."""
+class SessionMoved(Exception):
+    """The session is on another node now, whose control planes own its executions."""
+
+
+class ReplicaWasLost(LeaseLost):
+    """While the execution waited, other replicas took this one for lost."""
+
+
+class _NoResult(Exception):
+    """The attempt ended without a result of the executor; `outcome` takes its place."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
 
 
 class Attempts:
@@ -98,8 +111,8 @@ class Attempts:
         driver: Driver,
         sessions: SessionAccess,
         offload: Offload,
-        provisioning: Provisioning,
-        settings: Settings,
+        requests: RunRequests,
+        settings: ExecutionSettings,
     ) -> None:
         self._store = replica.store
         self._leases = replica.leases
@@ -107,476 +120,419 @@ class Attempts:
         self._driver = driver
         self._sessions = sessions
         self._offload = offload
-        self._provisioning = provisioning
-        self._settings = settings.execution
-        self._grace = settings.execution.cancel_grace.total_seconds()
-        self._heartbeat = settings.link.heartbeat.total_seconds()
+        self._requests = requests
+        self._settings = settings
 
-    async def run(self, run: Run, lease: Lease) -> Outcome | None:
-        """What came of running it; None when another still ran, and it is to be tried again."""
-        return await self._settled(run, self._run(run, lease))
+    async def make(self, run: Run, lease: Lease, losses: int) -> Outcome | None:
+        """
+        Dispatch the execution; null if the executor has refused it, and it may be dispatched again.
+        `losses` is how often this replica had been taken for lost when it took ownership.
+        """
+        return await self._settled(run, self._dispatch(run, lease, losses))
 
     async def resume(self, run: Run) -> Outcome | None:
         """
-        The outcome of an execution that may have begun before; None when it certainly has not.
+        Attach to an execution that may have started before; null if it certainly has not.
 
-        An executor forgets a run only when its result is stored. So one that does not know it, and
-        was the session's when the execution was submitted, has never had it.
+        An executor forgets an execution only after its result is stored. So one that does not know
+        it, in the instance that the session had when the execution was submitted, never had it.
         """
-        return await self._settled(run, self._found_again(run))
+        return await self._settled(run, self._resume(run))
 
     async def _settled(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
         try:
-            with self._noted(run):
+            async with _StatusWriter(run, self._store, self._clock):
                 return await work
-        except (LeaseLost, Superseded, Elsewhere):
+        except _NoResult as ended:
+            return ended.outcome
+        except (BackendUnavailable, Interrupted, Superseded, SessionMoved):
             raise
         except ProtocolViolation as violation:
-            # The same image would do the same again: there is no other attempt.
-            return lost(
-                ExecutionStatus.FAILED,
-                Cause.PROTOCOL,
-                violation.message,
-                stdout=run.gathered("stdout"),
-                stderr=run.gathered("stderr"),
-            )
+            # The same image would do the same again, so there is no other attempt.
+            return _lost(run, ExecutionStatus.FAILED, Cause.PROTOCOL, violation.message)
         except Exception as error:  # Whatever it is, an execution has an end.
-            if isinstance(error, BackendUnavailable):
-                raise
-            log.error("execution.broke", execution_id=run.execution.id, exc_info=error)
-            words = "Something broke in the server; it is in its log."
-            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
-        finally:
-            if run.noting is not None:
-                # Its version is the one that the end has to be written over.
-                await asyncio.wait([run.noting])
-                run.noting = None
+            log.error("execution.broke", execution_id=run.id, exc_info=error)
+            message = "Internal error. See the server log."
+            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
 
-    @contextlib.contextmanager
-    def _noted(self, run: Run) -> Iterator[None]:
+    # Connect
+
+    async def _connect(self, run: Run) -> Connection:
         """
-        Record that it runs, if it lasts: other replicas, and lists by status, know only the record.
-        One that ends soon has two commits and no more.
+        Connect to the session's instance, or to the one that replaces it. The journal stays with
+        the workspace, so a new instance knows how executions of the old one ended.
         """
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.TimerHandle] = []
-
-        def look() -> None:
-            if run.execution.status is ExecutionStatus.RUNNING:
-                run.noting = loop.create_task(self._note(run))
-            else:
-                timers[:] = [loop.call_later(LASTING_SECONDS, look)]
-
-        timers.append(loop.call_later(LASTING_SECONDS, look))
-        try:
-            yield
-        finally:
-            timers[0].cancel()
-
-    async def _note(self, run: Run) -> None:
-        try:
-            execution = run.execution
-            stored = await self._store.executions.save(
-                execution, event=execution_event(execution, "running", self._clock.now())
-            )
-        except (Conflict, TemporaryError) as error:
-            # Whose it is, is told when its end is written.
-            log.info("execution.not_noted", execution_id=run.execution.id, error=error.message)
-        else:
-            run.execution = dataclasses.replace(run.execution, version=stored.version)
-
-    async def _run(self, run: Run, lease: Lease) -> Outcome | None:
-        if run.stopped:
-            return cut_short(run)
         execution = run.execution
         try:
-            connection = await self._sessions.starter.connect(
+            return await self._sessions.starter.connect(
                 execution.session_id, submitted_at=execution.created_at
             )
+        except (ProtocolViolation, BackendUnavailable):
+            raise
+        except NodeUnreachable as error:
+            raise SessionMoved from error
         except AtollError as error:
-            return await self._unreachable(run, error)
-        if execution.instance_id is None:
-            execution = run.execution = await self._placed(execution, connection)
-        # What the kernel ended for memory before this one is not this one's.
+            if isinstance(error, (SessionEnded, SessionNotRunning)):
+                run.note_session_end(await self._sessions.records.get(execution.session_id))
+            if run.stopped:
+                raise _NoResult(outcome_of_stop(run)) from error
+            message = error.message
+            raise _NoResult(
+                lost(ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message, stdout=b"", stderr=b"")
+            ) from error
+
+    # Dispatch
+
+    async def _dispatch(self, run: Run, lease: Lease, losses: int) -> Outcome | None:
+        self._check_stop(run)
+        connection = await self._connect(run)
+        if run.execution.instance_id is None:
+            await self._record_instance(run, connection)
+        # An earlier memory kill in the instance is not this execution's.
         await self._driver.limits.out_of_memory(connection.instance.handle)
-        if run.adopted:
-            # From the record, which may have only the beginning of it.
-            try:
-                request = await self._offload.request_of(execution)
-            except PermanentError as error:
-                return lost(
-                    ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
-                )
-            execution = dataclasses.replace(execution, request=request)
-        if run.stopped:
-            return cut_short(run)
-        execution = dataclasses.replace(
-            execution, instance_id=connection.instance.id, started_at=self._clock.now()
-        )
-        intake = run.bounded(self._settings, requested=True)
+        execution = await self._with_complete_request(run)
+        self._check_stop(run)
         try:
-            await self._provisioning.prepare_variables(connection.session)
-            job = self._job(connection, execution)
+            request = await self._requests.make(connection, execution)
         except PermanentError as error:
-            return _without(error)
-        # The last moment: what is sent now may not be sent by a replica that was given up.
+            return _not_started(error)
+        # The last moment: a replica that was given up must not send anything.
         lease.check()
-        if run.losses < self._leases.losses:
-            # While it waited others took this replica for lost, and may have taken it over.
-            run.losses = self._leases.losses
-            raise LeaseLost(f"Execution {execution.id} may be another replica's.")
-        # Its version may be newer by now: that it runs is recorded beside this (`_note`).
-        run.execution = dataclasses.replace(execution, version=run.execution.version)
+        if losses < self._leases.losses:
+            raise ReplicaWasLost(f"Another replica may own execution {run.id}.")
+        run.dispatched(execution.request, connection.instance.id, self._clock.now())
         deadline = self._deadline(execution)
         try:
             async with self._until(deadline):
-                raw = await connection.link.run(job, run, intake)
+                raw = await connection.link.run(request, run, run.events.intake(requested=True))
         except TimeoutError:
             return await self._end_overdue(run, connection)
         except ProtocolViolation:
             raise
         except LinkLost:
-            return await self._after_loss(run, connection, deadline)
-        except RunOver as error:
-            raise Superseded from error
-        except SessionOccupied as error:
-            run.execution = dataclasses.replace(run.execution, started_at=None)
-            if not run.stopped:
-                run.in_line = True
-                await self._let_end(connection, str(error.message))
-            return None
-        except ContextUnavailable as error:
-            return _without(error)
-        except StaleSession:
-            # Not begun: the session has been changed since this replica read it.
-            run.execution = dataclasses.replace(run.execution, started_at=None)
-            await self._sessions.connections.refresh(connection)
-            return None
-        except ExecutorLeaving:
-            # Not begun, and the instance goes: the one that takes its place runs it.
-            run.execution = dataclasses.replace(run.execution, started_at=None)
-            await asyncio.wait([connection.link.closed], timeout=LEAVING_SECONDS)
-            return None
+            return await self._after_link_loss(run, connection, deadline)
         except ExecutorError as error:
-            return lost(
-                ExecutionStatus.CRASHED, Cause.DRIVER, error.message, stdout=b"", stderr=b""
-            )
+            return await self._after_refusal(run, connection, error)
         return await self._conclude(run, connection, raw)
 
-    async def _placed(self, execution: Execution, connection: Connection) -> Execution:
+    async def _record_instance(self, run: Run, connection: Connection) -> None:
         """
-        Record where the next attempt begins: whoever takes it over can tell one that was lost with
-        its instance from one that never began.
+        Record where the next attempt begins: after a takeover, an execution that was lost with its
+        instance differs from one that never began.
         """
+        placed = dataclasses.replace(run.execution, instance_id=connection.instance.id)
         try:
-            return await self._store.executions.save(
-                dataclasses.replace(execution, instance_id=connection.instance.id)
-            )
+            run.placed(await self._store.executions.save(placed))
         except Conflict:
             raise StaleRecord from None
 
-    async def _let_end(self, connection: Connection, execution_id: str) -> None:
-        """Wait for a run that a lost replica left in the session; who adopts it stores it."""
+    async def _with_complete_request(self, run: Run) -> Execution:
+        """The execution as it was submitted; the record may have only the head of the request."""
+        if not run.adopted:
+            return run.execution
+        try:
+            request = await self._offload.request_of(run.execution)
+        except PermanentError as error:
+            message = error.message
+            raise _NoResult(
+                lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
+            ) from error
+        return dataclasses.replace(run.execution, request=request)
+
+    async def _after_refusal(
+        self, run: Run, connection: Connection, error: ExecutorError
+    ) -> Outcome | None:
+        if isinstance(error, RunOver):
+            raise Superseded from error
+        if isinstance(error, ContextUnavailable):
+            return _not_started(error)
+        if not isinstance(error, (SessionOccupied, StaleSession, ExecutorLeaving)):
+            message = error.message
+            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
+        run.refused()
+        if isinstance(error, StaleSession):
+            # The session was changed since this replica read it.
+            await self._sessions.connections.refresh(connection)
+        elif isinstance(error, ExecutorLeaving):
+            # The instance exits; the one that takes its place runs the execution.
+            await asyncio.wait([connection.link.closed], timeout=EXIT_TIMEOUT)
+        elif not run.stopped:
+            with run.waiting_for_others():
+                await self._wait_for_end(connection, str(error.message))
+        return None
+
+    async def _wait_for_end(self, connection: Connection, execution_id: str) -> None:
+        """Wait for an execution of a lost replica; whoever adopts it stores its result."""
         log.info("session.busy", session_id=connection.session.id, execution_id=execution_id)
         with contextlib.suppress(ExecutorError, LinkLost):
             await connection.link.attach(execution_id, 0, None)
 
-    async def _found_again(self, run: Run) -> Outcome | None:
-        execution = run.execution
-        try:
-            # Brought back if it has died: the journal stays with the workspace, and who takes that
-            # over may know how the run ended.
-            connection = await self._sessions.starter.connect(
-                execution.session_id, submitted_at=execution.created_at
-            )
-        except AtollError as error:
-            return await self._unreachable(run, error)
-        if run.cancelled:
-            with contextlib.suppress(ExecutorError, LinkLost):
-                await connection.link.call("cancel", id=execution.id, grace=self._grace)
-        intake = run.bounded(self._settings, requested=False)
-        if execution.started_at is None:
-            run.execution = dataclasses.replace(
-                execution, instance_id=connection.instance.id, started_at=self._clock.now()
-            )
-        # Of its time-out a part is over, but how much is known by wall clocks alone.
-        deadline = self._deadline(execution)
+    # Attach
+
+    async def _attach(self, run: Run, connection: Connection) -> RunResult:
+        """
+        Follow an execution that the executor has, from the last entry that arrived. Raises
+        `ExecutorError` if it does not have it.
+        """
+        intake = run.events.intake(requested=False)
+        return await connection.link.attach(run.id, run.events.sequence, run, intake)
+
+    async def _resume(self, run: Run) -> Outcome | None:
+        connection = await self._connect(run)
+        await self._forward_cancellation(run, connection)
+        instance_id, started_at = run.execution.instance_id, run.execution.started_at
+        if started_at is None:
+            run.located(connection.instance.id, self._clock.now())
+        # A part of the time-out has passed, but only wall clocks tell how much.
+        deadline = self._deadline(run.execution)
         try:
             async with self._until(deadline):
-                raw = await connection.link.attach(execution.id, run.sequence, run, intake)
+                raw = await self._attach(run, connection)
         except TimeoutError:
             return await self._end_overdue(run, connection)
         except ProtocolViolation:
             raise
         except LinkLost:
-            return await self._after_loss(run, connection, deadline)
+            return await self._after_link_loss(run, connection, deadline)
         except ExecutorError:
-            # Only these: that it runs may have been recorded meanwhile, with a new version.
-            run.execution = dataclasses.replace(
-                run.execution,
-                instance_id=execution.instance_id,
-                started_at=execution.started_at,
-            )
-            if execution.instance_id not in (None, connection.instance.id):
-                return _not_found(run)
-            return None
-        if execution.started_at is None:
-            # Not when it was found, but when it began.
+            run.located(instance_id, started_at)
+            if instance_id in (None, connection.instance.id):
+                return None
+            message = "The instance in which the execution may have started is gone."
+            return _lost(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
+        if started_at is None:
+            # When it began, which is not when it was found.
             began = datetime.fromtimestamp(raw["began"], UTC)
-            started_at = min(max(began, execution.created_at), self._clock.now())
-            run.execution = dataclasses.replace(run.execution, started_at=started_at)
+            began = min(max(began, run.execution.created_at), self._clock.now())
+            run.located(run.execution.instance_id, began)
         return await self._conclude(run, connection, raw)
 
-    async def _unreachable(self, run: Run, error: AtollError) -> Outcome:
-        """The session has no instance to run it in."""
-        if isinstance(error, (ProtocolViolation, BackendUnavailable)):
-            raise error
-        if isinstance(error, NodeUnreachable):
-            raise Elsewhere from error
-        if isinstance(error, (SessionEnded, SessionNotRunning)):
-            run.ended_by = await self._sessions.records.get(run.execution.session_id)
-        if run.stopped:
-            return cut_short(run)
-        return lost(
-            ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message, stdout=b"", stderr=b""
-        )
+    async def _forward_cancellation(self, run: Run, connection: Connection) -> None:
+        """The request to cancel may have been lost with a link or a replica."""
+        if run.cancelled:
+            grace = self._settings.cancel_grace.total_seconds()
+            with contextlib.suppress(ExecutorError, LinkLost):
+                await connection.link.call("cancel", id=run.id, grace=grace)
 
-    def _deadline(self, execution: Execution) -> float:
-        """When a run that begins now is overdue, on the monotonic clock."""
-        return self._clock.monotonic() + execution.request.timeout + OVERDUE_SECONDS
-
-    def _until(self, deadline: float) -> asyncio.Timeout:
-        return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
-
-    async def _end_overdue(self, run: Run, connection: Connection) -> Outcome:
-        """The result of an overdue run if there is one by now; else end it with its instance."""
-        execution = run.execution
-        intake = run.bounded(self._settings, requested=False)
-        try:
-            async with asyncio.timeout(LAST_LOOK_SECONDS):
-                again = await self._sessions.starter.connect(
-                    execution.session_id, submitted_at=execution.created_at
-                )
-                raw = await again.link.attach(execution.id, run.sequence, run, intake)
-        except ProtocolViolation:
-            raise
-        except (AtollError, TimeoutError) as error:
-            log.info("execution.no_result", execution_id=execution.id, error=str(error))
-        else:
-            return await self._conclude(run, again, raw)
-        log.warning(
-            "execution.overdue", execution_id=execution.id, instance_id=connection.instance.id
-        )
-        connection.link.close()
-        try:
-            await self._driver.stop(connection.instance.handle, grace=timedelta(0))
-        except TemporaryError as error:
-            # A process that waits in the kernel, for a mount as an example, ends when that answers.
-            # Until then the session has no other instance.
-            log.warning(
-                "instance.not_ended", instance_id=connection.instance.id, error=error.message
-            )
-        return timed_out(stdout=run.gathered("stdout"), stderr=run.gathered("stderr"))
-
-    async def _after_loss(self, run: Run, connection: Connection, deadline: float) -> Outcome:
-        """The link went: attach again if the instance is there, and say so if it is not."""
-        execution = run.execution
-        intake = run.bounded(self._settings, requested=False)
+    async def _after_link_loss(self, run: Run, connection: Connection, deadline: float) -> Outcome:
+        """Attach again while the instance runs; otherwise read the journal that it left."""
+        handle = connection.instance.handle
         while not await self._session_has_ended(run) and (
-            (await self._driver.observe(connection.instance.handle)).state
-            in (State.RUNNING, State.PAUSED)
+            (await self._driver.observe(handle)).state in (State.RUNNING, State.PAUSED)
         ):
             try:
                 again = await self._sessions.starter.connect(
-                    execution.session_id, submitted_at=execution.created_at
+                    run.execution.session_id, submitted_at=run.execution.created_at
                 )
-                if run.cancelled:
-                    # What was asked for may have gone with the link.
-                    await again.link.call("cancel", id=execution.id, grace=self._grace)
+                await self._forward_cancellation(run, again)
                 async with self._until(deadline):
-                    raw = await again.link.attach(execution.id, run.sequence, run, intake)
+                    raw = await self._attach(run, again)
                 return await self._conclude(run, again, raw)
             except ExecutorError:
-                break  # It does not know the run: it never had it.
+                break  # The executor never had the execution.
             except ProtocolViolation:
                 raise
+            except NodeUnreachable as error:
+                raise SessionMoved from error
             except (AtollError, TimeoutError) as error:
-                if isinstance(error, NodeUnreachable):
-                    raise Elsewhere from error
                 if self._clock.monotonic() >= deadline:
                     return await self._end_overdue(run, connection)
-                log.info("execution.reattach", execution_id=execution.id, error=str(error))
-                await asyncio.sleep(REATTACH_SECONDS)
-        if run.ended_by is not None:
-            return cut_short(run)
-        # Before the instance is replaced, and its control group goes.
-        out_of_memory = await self._driver.limits.out_of_memory(connection.instance.handle)
-        return await self._from_journal(run) or lost(
-            ExecutionStatus.FAILED if out_of_memory else ExecutionStatus.CRASHED,
-            Cause.OOM if out_of_memory else Cause.INSTANCE_LOST,
-            "The execution used more memory than it may, and its instance ended."
-            if out_of_memory
-            else "The instance ended while the execution ran.",
-            stdout=run.gathered("stdout"),
-            stderr=run.gathered("stderr"),
-        )
+                log.info("execution.reattach", execution_id=run.id, error=str(error))
+                await asyncio.sleep(REATTACH_PAUSE)
+        if run.ended_session is not None:
+            return outcome_of_stop(run)
+        # Before the instance is replaced, and its control group removed.
+        out_of_memory = await self._driver.limits.out_of_memory(handle)
+        outcome = await self._from_journal(run)
+        if outcome is not None:
+            return outcome
+        if out_of_memory:
+            message = "The execution used more memory than it may, and its instance ended."
+            return _lost(run, ExecutionStatus.FAILED, Cause.OOM, message)
+        message = "The instance ended while the execution ran."
+        return _lost(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
 
     async def _from_journal(self, run: Run) -> Outcome | None:
         """
-        What became of a run whose instance has ended, if its executor wrote that down: the one that
-        replaces it reads the same journal.
+        The outcome of an execution whose instance has ended, if its executor has written it to the
+        journal, which the next instance reads.
         """
-        execution = run.execution
         try:
             connection = await self._sessions.starter.connect(
-                execution.session_id, submitted_at=execution.created_at
+                run.execution.session_id, submitted_at=run.execution.created_at
             )
-            intake = run.bounded(self._settings, requested=False)
-            async with asyncio.timeout(JOURNAL_SECONDS):
-                raw = await connection.link.attach(execution.id, run.sequence, run, intake)
+            async with asyncio.timeout(JOURNAL_TIMEOUT):
+                raw = await self._attach(run, connection)
         except TimeoutError:
             return await self._end_overdue(run, connection)
         except (ProtocolViolation, BackendUnavailable):
             raise
         except NodeUnreachable as error:
-            raise Elsewhere from error
+            raise SessionMoved from error
         except AtollError:
             return None
         return await self._conclude(run, connection, raw)
 
-    async def _session_has_ended(self, run: Run) -> bool:
-        """By this replica, which says so, or by another, which only the record tells."""
-        if run.ended_by is None:
-            session = await self._sessions.records.get(run.execution.session_id)
-            rested = session.rested_at
-            if session.status.ended or (rested is not None and rested >= run.execution.created_at):
-                run.ended_by = session
-        return run.ended_by is not None
+    # Time
 
-    def _job(self, connection: Connection, execution: Execution) -> dict[str, Any]:
-        request, session, settings = execution.request, connection.session, self._settings
-        limits, watch = self._driver.limits.executor_limits(
-            connection.instance.handle, session.resources
-        )
-        return {
-            "id": execution.id,
-            "kind": "command" if request.command is not None else request.language,
-            "code": request.code,
-            "command": request.command,
-            "event": request.event,
-            "stdin": request.stdin,
-            "args": request.args,
-            # A context has the session's since it was made, and may have changed them; packages can
-            # be others since.
-            "env": {
-                **(
-                    self._provisioning.variables(session)
-                    if request.context_id is None
-                    else self._provisioning.package_variables(session)
-                ),
-                **request.env,
-                **_told(execution),
-            },
-            "cwd": inside(request.cwd),
-            "timeout": request.timeout,
-            "output_limit": settings.output_limit,
-            "return_limit": settings.return_limit,
-            "artifact_limit": MAX_ARTIFACTS,
-            "limits": limits,
-            "watch": watch,
-            "capacity": session.capacity,
-            "edition": session.version,
-            "function": request.function_name,
-            "body": request.body,
-            "terminal": request.terminal,
-            "stdin_open": request.stdin_open,
-            "context": request.context_id,
-            "approval_timeout": settings.approval_timeout.total_seconds(),
-            "results_limit": MAX_RESULTS_SIZE,
-            "heartbeat": self._heartbeat,
-        }
+    def _deadline(self, execution: Execution) -> float:
+        """When an execution that begins now is overdue, on the monotonic clock."""
+        return self._clock.monotonic() + execution.request.timeout + OVERDUE
+
+    def _until(self, deadline: float) -> asyncio.Timeout:
+        return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
+
+    async def _end_overdue(self, run: Run, connection: Connection) -> Outcome:
+        """Take the result of an overdue execution if there is one by now; else end its instance."""
+        try:
+            async with asyncio.timeout(LAST_ATTACH):
+                again = await self._sessions.starter.connect(
+                    run.execution.session_id, submitted_at=run.execution.created_at
+                )
+                raw = await self._attach(run, again)
+        except ProtocolViolation:
+            raise
+        except (AtollError, TimeoutError) as error:
+            log.info("execution.no_result", execution_id=run.id, error=str(error))
+        else:
+            return await self._conclude(run, again, raw)
+        instance = connection.instance
+        log.warning("execution.overdue", execution_id=run.id, instance_id=instance.id)
+        connection.link.close()
+        try:
+            await self._driver.stop(instance.handle, grace=timedelta(0))
+        except TemporaryError as error:
+            # A process that waits in the kernel, for a mount for example, ends when that answers.
+            # The session gets no other instance until then.
+            log.warning("instance.not_ended", instance_id=instance.id, error=error.message)
+        return timed_out(stdout=run.events.output("stdout"), stderr=run.events.output("stderr"))
+
+    # Conclude
 
     async def _conclude(self, run: Run, connection: Connection, raw: RunResult) -> Outcome:
         run.started()
-        value, error = parse_value(bytes(run.value), self._settings.return_limit)
+        value, error = parse_value(run.events.value, self._settings.return_limit)
         if raw["reason"] == "shutdown" and await self._session_has_ended(run):
-            # By another replica: its instance may stay until its files are saved, but not for us.
+            # Another replica ended the session. The instance stays until its files are saved.
             self._sessions.connections.disconnect(connection.session.id)
-            return cut_short(run)
+            return outcome_of_stop(run)
         failed = raw["exit_code"] != 0 and raw["reason"] is None
         started_at = run.execution.started_at
         if started_at is not None:
-            # It cannot have run for longer than it was waited for.
+            # An executor cannot claim more time than has passed.
             elapsed = max(0.0, (self._clock.now() - started_at).total_seconds())
             raw["duration"] = min(raw["duration"], elapsed)
         outcome = conclude(
             raw,
-            stdout=run.gathered("stdout"),
-            stderr=run.gathered("stderr"),
+            stdout=run.events.output("stdout"),
+            stderr=run.events.output("stderr"),
             return_json=value,
             error=error,
             out_of_memory=failed
             and await self._driver.limits.out_of_memory(connection.instance.handle),
         )
-        if outcome.status is ExecutionStatus.CANCELLED and run.reason is not None:
-            outcome = dataclasses.replace(outcome, error=_cancelled(run))
+        if outcome.status is ExecutionStatus.CANCELLED and run.cancel_reason is not None:
+            outcome = dataclasses.replace(outcome, error=_cancellation(run))
         return outcome
 
+    async def _session_has_ended(self, run: Run) -> bool:
+        """Whether the session has ended or was stopped, perhaps by another replica."""
+        if run.ended_session is None:
+            session = await self._sessions.records.get(run.execution.session_id)
+            stopped_at = session.rested_at
+            if session.status.ended or (
+                stopped_at is not None and stopped_at >= run.execution.created_at
+            ):
+                run.note_session_end(session)
+        return run.ended_session is not None
 
-def cut_short(run: Run) -> Outcome:
-    """The outcome of one that was ended from outside: cancelled, or its session ended."""
-    session = run.ended_by
-    expired = session is not None and session.status is SessionStatus.TIMEOUT
-    cause = (session.cause if session is not None else None) or Cause.USER
-    told = _cancelled(run) if session is None else {"message": _over(session)}
-    return lost(
+    def _check_stop(self, run: Run) -> None:
+        if run.stopped:
+            raise _NoResult(outcome_of_stop(run))
+
+
+class _StatusWriter:
+    """
+    Records that an execution runs, once it has run for `STATUS_DELAY`: other replicas and lists by
+    status know only the record.
+    """
+
+    def __init__(self, run: Run, store: Store, clock: Clock) -> None:
+        self._run = run
+        self._store = store
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._schedule()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            # The result has to follow the version that this writes.
+            await asyncio.wait([self._writing])
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(STATUS_DELAY, self._look)
+
+    def _look(self) -> None:
+        if self._run.execution.status is ExecutionStatus.RUNNING:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+        else:
+            self._schedule()
+
+    async def _write(self) -> None:
+        execution = self._run.execution
+        try:
+            event = execution_event(execution, "running", self._clock.now())
+            stored = await self._store.executions.save(execution, event=event)
+        except (Conflict, TemporaryError) as error:
+            # Whether this replica still owns it turns out when the result is written.
+            log.info("execution.status_not_stored", execution_id=self._run.id, error=error.message)
+        else:
+            self._run.version_read(stored.version)
+
+
+def outcome_of_stop(run: Run) -> Outcome:
+    """The outcome of an execution that was cancelled, or whose session ended or was stopped."""
+    session = run.ended_session
+    if session is None:
+        error = _cancellation(run)
+        return _lost(
+            run, ExecutionStatus.CANCELLED, Cause.USER, error["message"], code=error["code"]
+        )
+    expired = session.status is SessionStatus.TIMEOUT
+    return _lost(
+        run,
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
-        cause,
-        told["message"],
-        code=told.get("code"),
-        stdout=run.gathered("stdout"),
-        stderr=run.gathered("stderr"),
+        session.cause or Cause.USER,
+        "The session ended." if session.status.ended else "The session was stopped.",
     )
 
 
-def _over(session: Session) -> str:
-    return "The session ended." if session.status.ended else "The session was stopped."
+def _cancellation(run: Run) -> dict[str, str]:
+    reason = "." if run.cancel_reason is None else f": {run.cancel_reason}"
+    return {"code": "cancelled", "message": f"The execution was cancelled{reason}"}
 
 
-def _cancelled(run: Run) -> dict[str, str]:
-    said = "" if run.reason is None else f": {run.reason}"
-    return {"code": "cancelled", "message": f"The execution was cancelled{said or '.'}"}
-
-
-def _told(execution: Execution) -> dict[str, str]:
-    """What code can know of the request that it runs for."""
-    told = {"ATOLL_EXECUTION_ID": execution.id, "ATOLL_SESSION_ID": execution.session_id}
-    if execution.invocation_id is not None:
-        told["ATOLL_INVOCATION_ID"] = execution.invocation_id
-    if execution.request.content_type is not None:
-        told["ATOLL_CONTENT_TYPE"] = execution.request.content_type
-    return told
-
-
-def _not_found(run: Run) -> Outcome:
+def _lost(
+    run: Run, status: ExecutionStatus, cause: Cause, message: str, *, code: str | None = None
+) -> Outcome:
+    """An outcome without a result of the executor, with the output that has arrived."""
     return lost(
-        ExecutionStatus.CRASHED,
-        Cause.INSTANCE_LOST,
-        "The instance that it may have begun in is gone.",
-        stdout=run.gathered("stdout"),
-        stderr=run.gathered("stderr"),
+        status,
+        cause,
+        message,
+        code=code,
+        stdout=run.events.output("stdout"),
+        stderr=run.events.output("stderr"),
     )
 
 
-def inside(cwd: str | None) -> str:
-    """The working directory: beneath the workspace unless it is absolute."""
-    if cwd is None:
-        return "/workspace"
-    return cwd if cwd.startswith("/") else f"/workspace/{cwd}"
-
-
-def _without(error: PermanentError | ExecutorError) -> Outcome:
-    """Of one that was not begun, because something that it needs is not to be had."""
+def _not_started(error: PermanentError | ExecutorError) -> Outcome:
+    """The outcome of an execution that lacks something it needs."""
     return lost(
         ExecutionStatus.FAILED,
         Cause.DEPENDENCY,

@@ -1,13 +1,12 @@
 """
-How the end of an execution is known that another replica sees to.
-
-Who ends it tells, after the record is written; who waits is woken and looks at the record. A
-message can be lost, so the record is looked at now and then as well.
+Waits for executions that another replica owns: by notification if Redis is there, and by reading
+the record every 5 s, because a notification can be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -23,32 +22,29 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 5.0
-UNHEARD_SECONDS = 1.0
-"""The same while nobody can tell."""
+READ_INTERVAL = 5.0
+"""Seconds between two reads of a record while notifications work."""
+UNNOTIFIED_READ_INTERVAL = 1.0
+"""The same while coordination is unavailable."""
 
 
 class Completions:
-    def __init__(
-        self,
-        replica: Replica,
-        offload: Offload,
-    ) -> None:
+    def __init__(self, replica: Replica, offload: Offload) -> None:
         self._store = replica.store
         self._coordination = replica.coordination
         self._clock = replica.clock
         self._offload = offload
 
-    async def tell(self, execution_id: str) -> None:
-        """Wake those who wait for its end on any replica."""
+    async def announce(self, execution_id: str) -> None:
+        """Wake those who wait for the end of an execution on any replica."""
         try:
-            await self._coordination.notify(f"ended:{execution_id}")
+            await self._coordination.notify(_topic(execution_id))
         except TemporaryError as error:
-            # Who waits for it elsewhere looks now and then as well.
-            log.info("execution.not_told", execution_id=execution_id, error=error.message)
+            # Other replicas read the record now and then.
+            log.info("execution.not_announced", execution_id=execution_id, error=error.message)
 
     async def stored(self, execution_id: str) -> Execution | None:
-        """The record, however long the store is away."""
+        """The record, however long the store is unavailable."""
         backoff = Backoff()
         while True:
             try:
@@ -57,37 +53,38 @@ class Completions:
                 log.info("execution.waits", execution_id=execution_id, error=error.message)
                 await backoff.pause()
 
-    async def end_of(self, execution: Execution) -> Execution:
-        """The record of an execution that another replica sees to, when it has ended."""
+    async def wait_for_end(self, execution: Execution) -> Execution:
+        """The execution after another replica has ended it."""
         while not execution.status.ended:
             try:
-                found = await self.within(execution.id, LOOK_SECONDS * 12)
+                found = await self.wait(execution.id, READ_INTERVAL * 12)
             except TemporaryError as error:
                 log.info("execution.waits", execution_id=execution.id, error=error.message)
                 continue
             if found is None:
-                raise NotFound(f"Execution {execution.id} is gone.", code="execution_not_found")
+                raise NotFound(
+                    f"Execution {execution.id} does not exist any more.",
+                    code="execution_not_found",
+                )
             execution = found
         return await self._offload.fetch(execution)
 
-    async def within(self, execution_id: str, seconds: float) -> Execution | None:
+    async def wait(self, execution_id: str, seconds: float) -> Execution | None:
         """The record when another replica has ended it, or as it is after so many seconds."""
         deadline = self._clock.monotonic() + seconds
         while True:
-            try:
-                async with self._coordination.listen(f"ended:{execution_id}") as heard:
-                    return await self._told_of_end(execution_id, heard, deadline)
-            except CoordinationUnavailable:
-                pass
-            # Nobody can tell of it. The pause comes first: to fail may take no time at all.
+            with contextlib.suppress(CoordinationUnavailable):
+                async with self._coordination.listen(_topic(execution_id)) as notifications:
+                    return await self._wait(execution_id, notifications, deadline)
+            # The pause comes first: to fail may take no time at all.
             left = deadline - self._clock.monotonic()
-            await asyncio.sleep(max(0.0, min(left, UNHEARD_SECONDS)))
+            await asyncio.sleep(max(0.0, min(left, UNNOTIFIED_READ_INTERVAL)))
             execution = await self._store.executions.get(execution_id)
-            if execution is None or execution.status.ended or left <= UNHEARD_SECONDS:
+            if execution is None or execution.status.ended or left <= UNNOTIFIED_READ_INTERVAL:
                 return execution
 
-    async def _told_of_end(
-        self, execution_id: str, heard: Subscription, deadline: float
+    async def _wait(
+        self, execution_id: str, notifications: Subscription, deadline: float
     ) -> Execution | None:
         while True:
             left = deadline - self._clock.monotonic()
@@ -98,4 +95,8 @@ class Completions:
             except TemporaryError:
                 if left <= 0:
                     raise
-            await heard.wait(min(left, LOOK_SECONDS))
+            await notifications.wait(min(left, READ_INTERVAL))
+
+
+def _topic(execution_id: str) -> str:
+    return f"ended:{execution_id}"

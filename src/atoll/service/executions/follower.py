@@ -1,14 +1,16 @@
 """
-Executions that another replica sees to, as they are heard here.
+Follows executions that another replica owns, for clients that stream their events from this one.
 
-Their output comes from the executor itself, which tells it to as many as listen; their end from the
-record, which the other replica writes. One mirror serves all who listen here; it goes with the last
-of them, or with the execution.
+Output comes from the executor itself, which sends it to all who attach. The end comes from the
+record, which the other replica writes. One follower serves all clients of an execution here; it
+ends with the last of them, or with the execution.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,6 +19,8 @@ from atoll.errors import AtollError
 from atoll.service.executions.run import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from atoll.model.execution import Execution
     from atoll.service.background import BackgroundTasks
     from atoll.service.executions.completion import Completions
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AGAIN_SECONDS = 1.0
+ATTACH_PAUSE = 1.0
+"""Seconds before a follower that lost its link attaches again."""
 
 
 class Followers:
@@ -40,64 +45,60 @@ class Followers:
         self._completions = completions
         self._background = background
         self._settings = settings
-        self._followers: dict[str, Run] = {}
-        self._listeners: dict[Run, int] = {}
+        self._runs: dict[str, Run] = {}
+        self._clients: Counter[Run] = Counter()
 
-    def join(self, execution: Execution) -> Run:
-        """Listen, and `leave` in the end."""
-        mirror = self._followers.get(execution.id)
-        if mirror is None:
-            mirror = self._followers[execution.id] = Run(execution)
-            mirror.task = self._background.start(
-                self._follow(mirror), f"mirror {execution.id}", waits=True
-            )
-        self._listeners[mirror] = self._listeners.get(mirror, 0) + 1
-        return mirror
-
-    def leave(self, mirror: Run) -> None:
-        self._listeners[mirror] -= 1
-        if not self._listeners[mirror]:
-            del self._listeners[mirror]
-            if mirror.task is not None:
-                mirror.task.cancel()
-            self._forget(mirror)
-
-    def _forget(self, mirror: Run) -> None:
-        if self._followers.get(mirror.execution.id) is mirror:
-            del self._followers[mirror.execution.id]
-
-    async def _follow(self, mirror: Run) -> None:
-        hearing = asyncio.ensure_future(self._hear(mirror))
+    @contextlib.contextmanager
+    def follow(self, execution: Execution) -> Iterator[Run]:
+        """The execution as a run, which is followed inside the block."""
+        run = self._runs.get(execution.id)
+        if run is None:
+            run = self._runs[execution.id] = Run(execution, self._settings)
+            run.follow(self._follow(run), self._background)
+        self._clients[run] += 1
         try:
-            ended = await self._completions.end_of(mirror.execution)
-            mirror.complete(ended)
-            mirror.finish(ended)
+            yield run
         finally:
-            hearing.cancel()
-            self._forget(mirror)
-            # Also when there is no record any more: nobody is to wait for ever.
-            mirror.finish(mirror.execution)
+            self._clients[run] -= 1
+            if not self._clients[run]:
+                del self._clients[run]
+                run.detach()
+                self._forget(run)
 
-    async def _hear(self, mirror: Run) -> None:
+    def _forget(self, run: Run) -> None:
+        if self._runs.get(run.id) is run:
+            del self._runs[run.id]
+
+    async def _follow(self, run: Run) -> None:
+        attached = asyncio.ensure_future(self._attach(run))
+        try:
+            run.finish_from_record(await self._completions.wait_for_end(run.execution))
+        finally:
+            attached.cancel()
+            self._forget(run)
+            # Also if the record is gone: no client may wait for ever.
+            run.finish(run.execution)
+
+    async def _attach(self, run: Run) -> None:
         """
-        Until it ends; what is missed while nobody can be heard, the record brings. An instance that
-        was lost is followed by the next attempt, in the one that takes its place.
+        Receive output until the execution ends. After an instance was lost, the next attempt is
+        followed in the instance that replaces it; the record has what is missed meanwhile.
         """
         while True:
             try:
-                connection = await self._sessions.connections.reach(mirror.execution.session_id)
+                connection = await self._sessions.connections.reach(run.execution.session_id)
                 if connection is not None:
-                    intake = mirror.bounded(self._settings, requested=False)
+                    intake = run.events.intake(requested=False)
                     await connection.link.attach(
-                        mirror.execution.id, mirror.sequence, mirror, intake, expected=True
+                        run.id, run.events.sequence, run, intake, expected=True
                     )
                     return
             except AtollError as error:
-                log.debug("mirror.lost", execution_id=mirror.execution.id, error=error.message)
-            await asyncio.sleep(AGAIN_SECONDS)
-            stored = await self._completions.stored(mirror.execution.id)
+                log.debug("follower.lost", execution_id=run.id, error=error.message)
+            await asyncio.sleep(ATTACH_PAUSE)
+            stored = await self._completions.stored(run.id)
             if stored is None or stored.status.ended:
                 return
-            if stored.retry_count > mirror.execution.retry_count:
-                lost = stored.attempts[-1] if stored.attempts else None
-                mirror.next_attempt(stored, cause=None if lost is None else lost.cause)
+            if stored.retry_count > run.execution.retry_count:
+                failed = stored.attempts[-1] if stored.attempts else None
+                run.next_attempt(stored, {"cause": None if failed is None else failed.cause})

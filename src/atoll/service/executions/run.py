@@ -1,305 +1,326 @@
-"""Executions under way: what is heard of them, who hears it, and whose turn it is."""
+"""
+An execution in flight: its phase, its events, and the clients that wait for it.
+
+Only the methods of `Run` change its state. A stop (a cancellation, or the end of its session)
+interrupts every wait of the run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
 
-from atoll.link.output import Intake, RunLimits
-from atoll.model.execution import Execution, ExecutionStatus
+from atoll.model.execution import Execution, ExecutionStatus, Request
 from atoll.model.stream_event import StreamEvent
-from atoll.protocol import frames
 from atoll.service.executions import event_log
+from atoll.service.executions.event_log import EventLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from datetime import datetime, timedelta
 
-    from atoll.model.execution import Outcome
     from atoll.model.session import Session
+    from atoll.service.background import BackgroundTasks
+    from atoll.service.executions.slots import Slot
     from atoll.settings import ExecutionSettings
 
-RING_EVENTS = 8192
-"""The most events that are kept of a terminal, however small they are."""
 
-MAX_ARTIFACTS = 1000
-"""Artifacts that are listed for one execution; the rest is counted."""
-MAX_RESULTS_SIZE = 8 * 1024 * 1024
-"""Bytes kept of the results that a context displays in one execution; the rest is dropped."""
+class Phase(StrEnum):
+    QUEUED = "queued"
+    """Waits for a slot of the session on this replica."""
+    LEASING = "leasing"
+    """Has the slot; another replica still runs something in the session."""
+    DISPATCHED = "dispatched"
+    """An attempt is under way; output may arrive."""
+    BACKOFF = "backoff"
+    """An attempt was lost; the next one is due after a pause."""
+    HANDED_OVER = "handed_over"
+    """Another replica owns the execution; only its end is awaited here."""
+    DONE = "done"
+
+
+class Interrupted(Exception):
+    """The run was stopped while it waited for other executions."""
+
+
+class QuestionObserver(Protocol):
+    def question_changed(self, run: Run, question: dict[str, Any]) -> None:
+        """User code has asked a question, or the executor reports what became of one."""
 
 
 class Run:
-    """An execution under way: what is known of it so far, and who wants to know."""
+    """One execution in flight on this replica. Implements the link's `RunListener`."""
 
-    def __init__(self, execution: Execution) -> None:
-        self.execution = execution
-        self.done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self.events: list[StreamEvent] = []
-        """In order; bounded by the output limit, and on a terminal by `ring`."""
-        self.forgotten = 0
-        """How many events have left at the front."""
-        self.ring: int | None = None
-        """How many bytes of a terminal's output are kept."""
-        self.sequence = 0
-        """The last entry of the executor's log that was heard."""
-        self.log: list[tuple[int, int]] = []
-        """Channel and length of each entry of this attempt."""
-        self.changed = asyncio.Event()
-        self.beats = 0
-        """Heartbeats that were heard."""
-        self.value = bytearray()
-        self.lines = bytearray()
-        """Questions and displays of this attempt, as they came."""
-        self.on_question: Callable[[dict[str, Any]], None] = lambda line: None
-        """Told of each question, and of what became of it."""
-        self.turn: asyncio.Future[bool] | None = None
-        """Whether it may run now; set to False when it is not to run at all."""
-        self.queue: SlotQueue | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.cancelled = False
-        self.reason: str | None = None
-        """Why it was cancelled, in the words of who did."""
-        self.stopping = asyncio.Event()
-        """Set when it was ended from outside."""
-        self.ended_by: Session | None = None
-        self.adopted = False
+    def __init__(
+        self,
+        execution: Execution,
+        settings: ExecutionSettings,
+        *,
+        questions: QuestionObserver | None = None,
+        adopted: bool = False,
+    ) -> None:
+        self._execution = execution
+        self.events = EventLog(execution, settings)
+        self._questions = questions
+        self.adopted = adopted
         """Whether it was taken over from a replica that was lost."""
-        self.may_have_begun = False
-        """Whether it may have begun already: by that replica, or in an earlier attempt."""
-        self.losses = 0
-        """How often this replica had been lost when it was started."""
-        self.in_line = False
-        """Whether it waits for other replicas to be done with its session."""
-        self.called_out = False
-        """Whether it was called out of that line, by a cancellation of its task."""
-        self.noting: asyncio.Task[None] | None = None
-        """Who writes into its record that it runs."""
-        self._started = False
-        self._intake: Intake | None = None
-        self._partial = event_log.LineBuffer()
-        self._size = 0
-        self._gone = 0
-        """How many items of `log` are before the first output that is kept."""
+        self._may_have_started = adopted
+        self._phase = Phase.QUEUED
+        self._slot: Slot | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+        """The task that a stop has to interrupt."""
+        self._interrupted = False
+        self._cancelled = False
+        self._cancel_reason: str | None = None
+        self._ended_session: Session | None = None
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._heartbeats = 0
+        self._done: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        return self._execution.id
+
+    @property
+    def execution(self) -> Execution:
+        """The record, with what is known here beyond it."""
+        return self._execution
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def finished(self) -> bool:
+        return self._done.done()
+
+    @property
+    def may_have_started(self) -> bool:
+        """Whether an executor may have the execution, from an earlier attempt or replica."""
+        return self._may_have_started
+
+    @property
+    def queue_position(self) -> int | None:
+        """How many executions are before it; null when it waits for none."""
+        if self._slot is None or self._execution.started_at is not None:
+            return None
+        if self._slot.waiting:
+            return self._slot.position
+        return 1 if self._phase is Phase.LEASING else None
+
+    # Stops
 
     @property
     def stopped(self) -> bool:
-        """Whether it was ended from outside: cancelled, or its session ended."""
-        return self.cancelled or self.ended_by is not None
+        return self._cancelled or self._ended_session is not None
 
     @property
-    def told(self) -> int:
-        """How many events there were."""
-        return self.forgotten + len(self.events)
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     @property
-    def ahead(self) -> int | None:
-        """How many are before it; none when it waits for nobody."""
-        if self.turn is None or self.queue is None or self.execution.started_at is not None:
-            return None
-        if not self.turn.done():
-            return self.queue.ahead(self.turn)
-        return 1 if self.in_line else None
+    def cancel_reason(self) -> str | None:
+        return self._cancel_reason
 
-    # What is heard of it
+    @property
+    def ended_session(self) -> Session | None:
+        """The session, if its end or stop ends the execution."""
+        return self._ended_session
 
-    def bounded(self, settings: ExecutionSettings, *, requested: bool) -> Intake:
-        """
-        What bounds the output of this attempt, by whichever links it comes; `requested` when this
-        process requests the run.
-        """
-        terminal = self.execution.request.terminal is not None
-        if terminal:
-            # What is kept here of it is what the executor keeps.
-            self.ring = settings.output_limit
-        if self._intake is None:
-            limits = RunLimits(
-                output=settings.output_limit,
-                value=settings.return_limit,
-                results=MAX_RESULTS_SIZE,
-                artifacts=MAX_ARTIFACTS,
-                terminal=terminal,
-            )
-            self._intake = Intake(limits, requested=requested)
-        return self._intake
+    def cancel(self, reason: str | None) -> None:
+        """Stop at the next chance; the executor is asked separately. The first reason counts."""
+        if not self._cancelled:
+            self._cancelled, self._cancel_reason = True, reason
+        self._interrupt()
 
-    def started(self) -> None:
-        if not self._started:
-            # Its record may say so already.
-            self._started = True
-            self.execution = dataclasses.replace(self.execution, status=ExecutionStatus.RUNNING)
-            attempt = self.execution.retry_count
-            self._tell(event_log.number(attempt, 1), "started", {"attempt": attempt + 1})
+    def session_ended(self, session: Session) -> None:
+        self._ended_session = session
+        self._interrupt()
 
-    def output(self, sequence: int, channel: int, data: bytes) -> None:
-        if sequence - self.sequence > 1:
-            self.log.append((event_log.GAP, sequence - self.sequence - 1))
-        self.sequence = sequence
-        self.log.append((channel, len(data)))
-        here = event_log.of_entry(self.execution.retry_count, sequence)
-        if channel == frames.VALUE:
-            self.value += data
-        elif channel in event_log.OUTPUTS:
-            self._size += len(data)
-            self._tell(here, event_log.OUTPUTS[channel], data)
-            self._forget()
-        elif channel in event_log.LINES:
-            self.lines += data
-            for said in self._partial.feed(data):
-                line = event_log.told_of(channel, said)
-                if line is None:
-                    continue
-                self._tell(here, event_log.LINES[channel], line)
-                if channel == frames.APPROVAL:
-                    self.on_question(line)
+    def note_session_end(self, session: Session) -> None:
+        """The same, read from the session's record by the attempt itself."""
+        self._ended_session = session
 
-    def heartbeat(self) -> None:
-        self.beats += 1
-        self.changed.set()
+    def _interrupt(self) -> None:
+        self._stopping.set()
+        if self._slot is not None:
+            self._slot.give_up()
+        if self._waiting is not None and not self._interrupted:
+            self._interrupted = True
+            self._waiting.cancel()
 
-    def _tell(self, number: int, name: str, content: bytes | dict[str, Any]) -> None:
-        self.events.append(StreamEvent(number, name, content))
-        self.changed.set()
+    # Phases
 
-    def _forget(self) -> None:
-        while self.ring is not None and (
-            (self._size > self.ring and len(self.events) > 1) or len(self.events) > RING_EVENTS
-        ):
-            event = self.events.pop(0)
-            self.forgotten += 1
-            if isinstance(event.content, bytes):
-                self._size -= len(event.content)
-                if (event.number or 0) >= event_log.number(self.execution.retry_count, 0):
-                    self._forget_entry()
+    def begin(
+        self, work: Coroutine[Any, Any, None], background: BackgroundTasks, slot: Slot
+    ) -> None:
+        """Be driven by `work`, which begins when the slot is granted."""
+        self._slot = slot
+        self._task = background.start(work, f"run {self.id}")
 
-    def _forget_entry(self) -> None:
-        """The first entry of the log whose output is still kept becomes part of a gap."""
-        place = self._gone
-        while self.log[place][0] not in event_log.OUTPUTS:
-            place += 1
-        if place and self.log[place - 1][0] == event_log.GAP:
-            self.log[place - 1] = (event_log.GAP, self.log[place - 1][1] + 1)
-            del self.log[place]
-            self._gone = place
-        else:
-            self.log[place] = (event_log.GAP, 1)
-            self._gone = place + 1
+    def notify(self) -> None:
+        """Wake the clients that follow the events."""
+        self._changed.set()
 
-    def gathered(self, name: str) -> bytes:
-        """Output of this attempt."""
-        first = event_log.number(self.execution.retry_count, 0)
-        return b"".join(
-            event.content
-            for event in self.events
-            if event.name == name
-            and isinstance(event.content, bytes)
-            and (event.number or 0) >= first
+    @contextlib.contextmanager
+    def waiting_for_others(self) -> Iterator[None]:
+        """Phase `LEASING`; a stop raises `Interrupted` from the block."""
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        self._phase, self._waiting = Phase.LEASING, task
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Any other cancellation goes on.
+            if not self._interrupted or task.uncancel() > before:
+                raise
+            raise Interrupted from None
+        finally:
+            self._phase, self._waiting, self._interrupted = Phase.DISPATCHED, None, False
+
+    def dispatched(self, request: Request, instance_id: str, at: datetime) -> None:
+        """The execution is about to be sent to the executor of an instance."""
+        self._execution = dataclasses.replace(
+            self._execution, request=request, instance_id=instance_id, started_at=at
         )
 
-    def with_log(self, outcome: Outcome) -> Outcome:
-        """The outcome with what was heard besides output, and in what order."""
-        lines = bytes(self.lines) or None
-        return dataclasses.replace(outcome, log=tuple(self.log), results_json=lines)
+    def refused(self) -> None:
+        """The executor has not taken the execution."""
+        self._execution = dataclasses.replace(self._execution, started_at=None)
 
-    def next_attempt(self, execution: Execution, **told: Any) -> None:
-        """The attempt is lost and there is another; what the lost one wrote is not its result."""
-        self.execution = execution
-        self._started = False
-        self.sequence = 0
-        self._intake = None
-        self.log, self.value, self.lines = [], bytearray(), bytearray()
-        self._gone = 0
-        self._partial = event_log.LineBuffer()
-        attempt = execution.retry_count
-        self._tell(event_log.number(attempt, 0), "retry", {"attempt": attempt + 1, **told})
+    def located(self, instance_id: str | None, started_at: datetime | None) -> None:
+        """Where the execution runs, and since when, as far as is known after a takeover."""
+        self._execution = dataclasses.replace(
+            self._execution, instance_id=instance_id, started_at=started_at
+        )
 
-    def complete(self, ended: Execution) -> None:
-        """Tell what the record has beyond what was heard."""
-        last = max((event.number or 0 for event in self.events), default=0)
-        for event in event_log.replay(ended):
-            if (event.number or 0) > last and event.name != "result":
-                self.events.append(event)
-        self.changed.set()
+    def placed(self, stored: Execution) -> None:
+        """The instance of the next attempt was recorded."""
+        self._execution = stored
 
-    def give_up_turn(self) -> None:
-        """Stop waiting for the session to be free: this one is not going to run."""
-        self.stopping.set()
-        if self.turn is not None and not self.turn.done():
-            self.turn.set_result(False)
-        if self.in_line and self.task is not None:
-            self.in_line = False
-            self.called_out = True
-            self.task.cancel()
+    def version_read(self, version: int) -> None:
+        """The record has this version, whichever write of this replica made it."""
+        self._execution = dataclasses.replace(self._execution, version=version)
+
+    def unsettle(self) -> None:
+        """After an interrupted attempt: find out whether the executor has the execution."""
+        self._may_have_started |= self._execution.started_at is not None
+
+    def not_started(self) -> None:
+        """No executor has the execution: it may be dispatched."""
+        self._may_have_started = False
+
+    def next_attempt(self, execution: Execution, details: dict[str, Any]) -> None:
+        """Follow a recorded retry."""
+        self._execution = execution
+        self._may_have_started = False
+        self.events.next_attempt(execution.retry_count, details)
+        self.notify()
+
+    async def back_off(self, pause: timedelta) -> None:
+        """Wait before the next attempt, unless the run is stopped."""
+        self._phase = Phase.BACKOFF
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause.total_seconds()):
+                await self._stopping.wait()
+
+    def follow(self, work: Coroutine[Any, Any, None], background: BackgroundTasks) -> None:
+        """Be ended by `work`, which waits for the replica that owns the execution."""
+        self._phase = Phase.HANDED_OVER
+        self._task = background.start(work, f"await {self.id}", waits=True)
+
+    def detach(self) -> asyncio.Task[Any] | None:
+        """Stop driving or following it; the execution itself goes on."""
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
 
     def finish(self, execution: Execution) -> None:
-        self.execution = execution
-        if not self.done.done():
-            self.done.set_result(execution)
-        self.changed.set()
+        self._execution, self._phase = execution, Phase.DONE
+        if not self._done.done():
+            self._done.set_result(execution)
+        self.notify()
 
+    def finish_from_record(self, ended: Execution) -> None:
+        """Finish with a result that another replica has stored."""
+        self.events.complete(ended)
+        self.finish(ended)
 
-class SlotQueue:
-    """
-    Who may run in a session now: as many as its capacity, in the order they joined.
-
-    A turn is a future, True when it has come. Whoever holds one gives it to `leave` in the end,
-    whether it came, was given up or was cancelled.
-    """
-
-    def __init__(self, capacity: int = 1) -> None:
-        self.capacity = capacity
-        self._free = list(range(capacity - 1, -1, -1))
-        self._slots: dict[asyncio.Future[bool], int] = {}
-        self._told: dict[asyncio.Future[bool], Callable[[], None]] = {}
-        self.coming = 0
-        """How many are being recorded and will join."""
-        self.waiting: deque[asyncio.Future[bool]] = deque()
+    def leave_slot(self) -> None:
+        if self._slot is not None:
+            self._slot.leave()
 
     @property
-    def busy(self) -> bool:
-        return bool(self._slots)
+    def slot_number(self) -> int:
+        assert self._slot is not None
+        return self._slot.number
 
-    def join(self, told: Callable[[], None] | None = None) -> asyncio.Future[bool]:
-        """A turn; `told` is called when one before it has left."""
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if self._free:
-            self._slots[turn] = self._free.pop()
-            turn.set_result(True)
-        else:
-            self.waiting.append(turn)
-            if told is not None:
-                self._told[turn] = told
-        return turn
+    async def wait_for_slot(self) -> None:
+        assert self._slot is not None
+        await self._slot.wait()
+        self._phase = Phase.DISPATCHED
 
-    def slot(self, turn: asyncio.Future[bool]) -> int:
-        """Which of the session's places a turn that has come is for."""
-        return self._slots[turn]
+    # Reports of the executor
 
-    def ahead(self, turn: asyncio.Future[bool]) -> int:
-        """How many are before a turn that has not come."""
-        with contextlib.suppress(ValueError):
-            return len(self._slots) + self.waiting.index(turn)
-        return 0
+    def started(self) -> None:
+        if self.events.started():
+            # Its record may have the status already.
+            self._execution = dataclasses.replace(self._execution, status=ExecutionStatus.RUNNING)
+            self.notify()
 
-    def leave(self, turn: asyncio.Future[bool]) -> None:
-        self._told.pop(turn, None)
-        slot = self._slots.pop(turn, None)
-        if slot is None:
-            with contextlib.suppress(ValueError):  # Passed over already.
-                self.waiting.remove(turn)
-        else:
-            self._pass_on(slot)
-        for following in self.waiting:
-            if following in self._told:
-                self._told[following]()
+    def output(self, sequence: int, channel: int, data: bytes) -> None:
+        questions = self.events.append(sequence, channel, data)
+        self.notify()
+        if self._questions is not None:
+            for question in questions:
+                self._questions.question_changed(self, question)
 
-    def _pass_on(self, slot: int) -> None:
-        while self.waiting:
-            following = self.waiting.popleft()
-            if not following.done():
-                self._told.pop(following, None)
-                self._slots[following] = slot
-                following.set_result(True)
-                return
-        self._free.append(slot)
+    def heartbeat(self) -> None:
+        self._heartbeats += 1
+        self.notify()
+
+    # Clients
+
+    async def result(self) -> Execution:
+        """The execution once it has ended, wherever that happens."""
+        return await asyncio.shield(self._done)
+
+    async def wait(self, seconds: float) -> Execution:
+        """The execution when it has ended, or as it is after so many seconds."""
+        if seconds > 0 and not self.finished:
+            await asyncio.wait([self._done], timeout=seconds)
+        return self._execution
+
+    async def stream(self, after: int) -> AsyncIterator[StreamEvent]:
+        """Events after number `after`, until the one named `result`."""
+        position, heartbeats, queue_position = 0, self._heartbeats, None
+        while True:
+            self._changed.clear()
+            while position < self.events.end:
+                position, events = self.events.since(position)
+                position += len(events)
+                for event in events:
+                    if (event.number or 0) > after:
+                        yield event
+            if self.finished:
+                break
+            if self.queue_position != queue_position:
+                queue_position = self.queue_position
+                if queue_position is not None:
+                    yield StreamEvent(None, "queued", {"ahead": queue_position})
+                    continue  # Another reader may have cleared the flag meanwhile.
+            if self._heartbeats != heartbeats:
+                heartbeats = self._heartbeats
+                yield StreamEvent(None, "heartbeat", {})
+                continue
+            await self._changed.wait()
+        if self._execution.outcome is not None:
+            last = event_log.of_result(self._execution.retry_count)
+            if last > after:
+                yield StreamEvent(last, "result", self._execution)

@@ -1,16 +1,18 @@
 """
-Executions under way on this replica, each seen through to its end.
+Runs the executions that this replica owns, one task each, from accepted to stored result.
 
-As many at a time as the session's capacity, which is one unless it asked for more: a turn in the
-line of this replica, then the lease of that place in the session, which stands in line with other
-replicas. One that may have begun before (under a replica that was lost, or a lease that was) is
-looked for first. An attempt that was lost by no fault of the code is followed by another after a
-pause, as `model.retry` says; that is recorded before, so it holds whoever sees to it then.
+An execution waits for a slot of its session (first come, first served within this replica), then
+for the slot's lease (shared with other replicas), and then makes attempts until one has a final
+outcome. An attempt that was lost through no fault of the code is followed by another after a pause,
+as `model/retry.py` decides; it is recorded first, so the count holds whichever replica goes on. An
+execution that may have started under a lost replica, or before a lease was lost, is looked for in
+its executor first.
 
-The result is stored by compare-and-set before anybody is told, and acknowledged to the executor
-only then: a replica that dies in between leaves it in the executor's journal, for the next one. A
-replica that lost the execution to another is refused by its version and waits for that one's
-result. While the store is away the code goes on and the result waits.
+The outcome is committed by compare-and-set before any client learns of it, and acknowledged to the
+executor after the commit: a replica that dies in between leaves the result in the executor's
+journal, where its successor finds it. A replica that lost the execution to another is refused by
+the record's version, and waits for that one's result. While the store is unavailable the code goes
+on, and the result waits.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,12 +33,19 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.backoff import Backoff
-from atoll.service.executions.attempt import Elsewhere, StaleRecord, Superseded, cut_short
-from atoll.service.executions.run import Run, SlotQueue
+from atoll.service.executions.attempt import (
+    ReplicaWasLost,
+    SessionMoved,
+    StaleRecord,
+    Superseded,
+    outcome_of_stop,
+)
+from atoll.service.executions.run import Interrupted, Run
+from atoll.service.executions.slots import SlotQueue
 from atoll.service.sessions.observers import SessionObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
@@ -52,8 +62,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-QUICK_TRIES = 10
-"""How often an execution that the executor did not take is tried again without a pause."""
+IMMEDIATE_DISPATCHES = 10
+"""Dispatches that an executor may refuse before there is a pause between them."""
 REPLICA_LEFT = "leaving"
 """Message: executions lost their owner, because a replica ends or has released them."""
 
@@ -71,12 +81,11 @@ class Runner(SessionObserver):
         observers: SessionObservers,
         settings: ExecutionSettings,
     ) -> None:
+        self._replica = replica
         self._store = replica.store
-        self._coordination = replica.coordination
         self._leases = replica.leases
         self._background = replica.background
         self._clock = replica.clock
-        self._node_id = replica.node_id
         self._sessions = sessions
         self._attempts = attempts
         self._completions = completions
@@ -86,8 +95,8 @@ class Runner(SessionObserver):
         self._settings = settings
         self._runs: dict[str, Run] = {}
         self._queues: dict[str, SlotQueue] = {}
-        self.finished: dict[str, int] = {}
-        """How many executions have ended, by status."""
+        self.finished: Counter[str] = Counter()
+        """Executions that have ended here, by status."""
         self.seconds = 0.0
         """How long they took together."""
         observers.subscribe(self)
@@ -103,35 +112,39 @@ class Runner(SessionObserver):
         return len(self._runs)
 
     def session_ids(self) -> set[str]:
-        """Those in which something is under way."""
+        """Sessions in which something is under way."""
         return {run.execution.session_id for run in self._runs.values()}
 
-    def queue(self, session_id: str, capacity: int) -> SlotQueue:
-        """The session's line on this replica; who takes it gives it to `forget` in the end."""
+    def runs_of(self, session_id: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.execution.session_id == session_id]
+
+    @contextlib.contextmanager
+    def queue(self, session_id: str, capacity: int) -> Iterator[SlotQueue]:
+        """The session's slots on this replica."""
         queue = self._queues.get(session_id)
         if queue is None:
             queue = self._queues[session_id] = SlotQueue(capacity)
-        return queue
+        try:
+            yield queue
+        finally:
+            # Another queue may have taken the place of an unused one.
+            if not queue.used and self._queues.get(session_id) is queue:
+                del self._queues[session_id]
 
-    def forget(self, session_id: str, queue: SlotQueue) -> None:
-        """Drop a queue that nobody is in, and no other: a new one may have taken its place."""
-        if not queue.busy and not queue.coming and self._queues.get(session_id) is queue:
-            del self._queues[session_id]
+    # Ownership
 
     def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Run:
-        """See a recorded execution through; with `adopted`, one that may have begun already."""
-        run = self._runs[execution.id] = Run(execution)
-        run.on_question = lambda line: self._approvals.hear(run, line)
-        run.adopted = run.may_have_begun = adopted
-        run.losses = self._leases.losses
-        # Before the first await: the order of the turns is that of the calls.
-        queue = run.queue = self.queue(execution.session_id, capacity)
-        run.turn = queue.join(run.changed.set)
-        run.task = self._background.start(self._run(run, queue, run.turn), f"run {execution.id}")
+        """Own a stored execution until it ends; an adopted one may have started already."""
+        run = Run(execution, self._settings, questions=self._approvals, adopted=adopted)
+        self._runs[execution.id] = run
+        with self.queue(execution.session_id, capacity) as queue:
+            # Before the first await: slots are granted in the order of the calls.
+            slot = queue.join(run.notify)
+        run.begin(self._drive(run, capacity, self._leases.losses), self._background, slot)
         return run
 
     async def adopt(self, execution: Execution) -> None:
-        """Take over an execution whose holder is lost; nothing happens if somebody else did."""
+        """Take over an execution of a lost replica, unless another replica is faster."""
         if execution.id in self._runs:
             return
         capacity = await self.capacity_here(execution.session_id)
@@ -139,101 +152,95 @@ class Runner(SessionObserver):
             return
         try:
             execution = await self._store.executions.save(
-                dataclasses.replace(execution, holder=self._leases.replica)
+                dataclasses.replace(execution, holder=self._replica.id)
             )
         except Conflict:
             return
         log.info("execution.adopted", execution_id=execution.id)
         self.start(execution, capacity, adopted=True)
-        # Not before: it is seen to whatever this raises, and one that comes now is heard.
-        if await self._coordination.cancelled(execution.id) is not None:
+        # After the start: a cancellation that comes now reaches the run, whatever this raises.
+        if await self._replica.coordination.cancelled(execution.id) is not None:
             self.cancellation_requested(execution.id)
 
     async def capacity_here(self, session_id: str) -> int | None:
-        """
-        How many may run in a session at once; none when it is on a node that this replica does not
-        reach.
-        """
+        """The session's capacity; null if it is on a node that this replica does not reach."""
         session = await self._store.sessions.get(session_id)
         if session is None:
             return 1
-        return session.capacity if session.runtime_node == self._node_id else None
+        return session.capacity if self._sessions.records.is_here(session) else None
+
+    def stand_in(self, execution: Execution) -> Run:
+        """A run that ends when the replica that owns the execution ends it."""
+        run = Run(execution, self._settings)
+        if execution.status.ended:
+            run.finish(execution)
+        else:
+            self._follow(run)
+        return run
+
+    def _follow(self, run: Run) -> None:
+        run.follow(self._await_owner(run), self._background)
+
+    async def _await_owner(self, run: Run) -> None:
+        run.finish_from_record(await self._completions.wait_for_end(run.execution))
 
     async def revoke_later(self, execution_id: str) -> None:
         """
-        After a record whose fate is not known: who submitted it was told that it failed, so when
-        the store is back it must not be there to run.
+        Revoke an execution whose record may or may not have been written: its client got an error,
+        so it must not run when the store is back.
         """
         stored = await self._completions.stored(execution_id)
         if stored is not None and not stored.status.ended:
             await self.revoke(stored)
 
     async def revoke(self, execution: Execution) -> None:
-        """Record that an execution was never accepted, and so did not run."""
-        words = "The database did not answer in time when it was submitted; it was not run."
-        outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, words, stdout=b"", stderr=b"")
+        """Record that an execution was never accepted, and did not run."""
+        message = (
+            "The database did not answer in time when the execution was submitted; it was not run."
+        )
+        outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
         with contextlib.suppress(Superseded):
-            await self._finish(Run(execution), outcome)
-
-    def stand_in(self, execution: Execution) -> Run:
-        """An execution that another replica sees to, as one here: its end can be waited for."""
-        run = Run(execution)
-        if execution.status.ended:
-            run.finish(execution)
-        else:
-            run.task = self._background.start(
-                self._await_other(run), f"await {execution.id}", waits=True
-            )
-        return run
+            await self._commit(Run(execution, self._settings), outcome)
 
     def detach(self) -> None:
-        """Follow nothing any more: what runs goes on, and is found again by another replica."""
+        """Stop driving all runs; another replica takes over what goes on."""
         for run in self._runs.values():
-            if run.task is not None and run.ended_by is None:
-                run.task.cancel()
+            if run.ended_session is None:
+                run.detach()
 
     # To another node
 
-    def under_way(self, session_id: str) -> list[asyncio.Future[Execution]]:
-        """The ends of what this replica sees to in a session."""
-        return [run.done for run in self._of(session_id)]
-
-    def _of(self, session_id: str) -> list[Run]:
-        return [run for run in self._runs.values() if run.execution.session_id == session_id]
-
-    async def let_go_of(self, session_id: str) -> list[Run]:
+    async def release_runs(self, session_id: str) -> list[Run]:
         """
-        Follow what is under way in a session no more, because it leaves this node; to be given to
-        `hand_over` when it has.
+        Stop driving the runs of a session that leaves this node; to be given to `hand_over` when it
+        has left.
         """
-        found = [run for run in self._of(session_id) if not run.done.done()]
-        tasks = [run.task for run in found if run.task is not None]
-        for task in tasks:
-            task.cancel()
+        runs = [run for run in self.runs_of(session_id) if not run.finished]
+        tasks = [task for run in runs if (task := run.detach()) is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
-        left = [run for run in found if not run.done.done()]
-        for run in left:
-            # It is this replica's as long as its record says so.
-            self._runs[run.execution.id] = run
-        return left
+        released = [run for run in runs if not run.finished]
+        for run in released:
+            # Owned by this replica for as long as the record says so.
+            self._runs[run.id] = run
+        return released
 
-    async def hand_over(self, left: Sequence[Run]) -> None:
-        """Leave these to whoever reaches their session; who waits for them here goes on to."""
-        for run in left:
-            await self.release(run.execution.id)
-            if self._runs.get(run.execution.id) is run:
-                del self._runs[run.execution.id]
-            self._give_up(run)
-        if left:
+    async def hand_over(self, runs: Sequence[Run]) -> None:
+        """Leave the runs to a replica that reaches their session; clients here wait for it."""
+        for run in runs:
+            await self.release(run.id)
+            if self._runs.get(run.id) is run:
+                del self._runs[run.id]
+            self._lose(run)
+        if runs:
             with contextlib.suppress(TemporaryError):
-                await self._coordination.notify(REPLICA_LEFT)
+                await self._replica.coordination.notify(REPLICA_LEFT)
 
     async def release(self, execution_id: str) -> None:
-        """Record that nobody sees to an execution of ours, however long the store is away."""
+        """Record that no replica owns an execution of this one, when the store is available."""
         backoff = Backoff()
         while True:
             stored = await self._completions.stored(execution_id)
-            if stored is None or stored.status.ended or not self._is_ours(stored):
+            if stored is None or stored.status.ended or not self._is_own(stored):
                 return
             try:
                 await self._store.executions.save(dataclasses.replace(stored, holder=None))
@@ -248,177 +255,158 @@ class Runner(SessionObserver):
                 log.info("execution.released", execution_id=execution_id)
                 return
 
-    # From outside
+    # Stops
 
     async def cancel(self, run: Run, reason: str | None = None) -> None:
-        """End an execution: asked first, then made to."""
-        if not run.cancelled:
-            run.reason = reason
-        self._stop(run)
+        """Stop an execution: the executor asks the code to end, then kills it."""
+        run.cancel(reason)
         connection = self._sessions.connections.reachable(run.execution.session_id)
-        # Not begun: `_run` sees the mark. Or just over: then its result stands.
+        # If it has not started, the run itself ends. If it is just over, its result stands.
         if connection is not None:
             with contextlib.suppress(ExecutorError, LinkLost):
                 grace = self._settings.cancel_grace.total_seconds()
-                await connection.link.call("cancel", id=run.execution.id, grace=grace)
-
-    def _stop(self, run: Run) -> None:
-        run.cancelled = True
-        run.give_up_turn()
+                await connection.link.call("cancel", id=run.id, grace=grace)
 
     def cancellation_requested(self, execution_id: str) -> None:
         run = self._runs.get(execution_id)
         if run is not None:
-            self._background.start(self._cancel_as_asked(run), f"cancel {execution_id}")
+            self._background.start(self._cancel_as_requested(run), f"cancel {execution_id}")
 
-    async def _cancel_as_asked(self, run: Run) -> None:
+    async def _cancel_as_requested(self, run: Run) -> None:
         reason = None
         with contextlib.suppress(TemporaryError):
-            reason = await self._coordination.cancelled(run.execution.id)
+            reason = await self._replica.coordination.cancelled(run.id)
         await self.cancel(run, reason or None)
 
     def coordination_restored(self) -> None:
-        self._background.start(self._look_for_cancels(), "look for cancellations")
+        self._background.start(self._find_cancellations(), "find cancellations")
 
-    async def _look_for_cancels(self) -> None:
+    async def _find_cancellations(self) -> None:
         for execution_id in list(self._runs):
-            if await self._coordination.cancelled(execution_id) is not None:
+            if await self._replica.coordination.cancelled(execution_id) is not None:
                 self.cancellation_requested(execution_id)
 
     def session_stopping(self, session: Session) -> None:
-        self._end_runs(session)
+        self._stop_runs(session)
 
     def session_ended(self, session: Session) -> None:
-        self._end_runs(session)
+        self._stop_runs(session)
 
-    def _end_runs(self, session: Session) -> None:
-        for run in self._runs.values():
-            if run.execution.session_id == session.id and _is_cut_short(run.execution, session):
-                run.ended_by = session
-                run.give_up_turn()
+    def _stop_runs(self, session: Session) -> None:
+        for run in self.runs_of(session.id):
+            if _is_stopped_by(session, run.execution):
+                run.session_ended(session)
 
     def session_connected(self, connection: Connection) -> None:
         if connection.link.hello["runs"]:
-            work = self._settle_journal(connection)
+            work = self._acknowledge_stored(connection)
             self._background.start(work, f"settle journal of {connection.instance.id}")
 
-    async def _settle_journal(self, connection: Connection) -> None:
-        """Acknowledge what is stored, and was not acknowledged before the link went."""
+    async def _acknowledge_stored(self, connection: Connection) -> None:
+        """Acknowledge results that are stored, and were not acknowledged before a link broke."""
         for run in connection.link.hello["runs"]:
             stored = await self._store.executions.get(run["id"])
             if run["ended"] and (stored is None or stored.status.ended):
                 connection.link.acknowledge(run["id"])
 
-    # To the end
+    # The life of a run
 
-    async def _run(self, run: Run, queue: SlotQueue, turn: asyncio.Future[bool]) -> None:
-        try:
-            backoff = Backoff()
-            tries = 0
-            while not run.done.done():
-                try:
-                    if run.may_have_begun:
-                        await self._resume(run)
-                        continue
-                    await turn
-                    await self._try(run, queue, turn)
-                    tries += 1
-                    if tries > QUICK_TRIES and not run.done.done():
-                        # A hostile image can refuse for ever, and is not to keep this busy.
+    async def _drive(self, run: Run, capacity: int, losses: int) -> None:
+        """The whole life of a run. Read this first."""
+        backoff, dispatches = Backoff(), 0
+        with self.queue(run.execution.session_id, capacity):
+            try:
+                while not run.finished:
+                    try:
+                        if run.may_have_started:
+                            await self._resume(run)
+                            continue
+                        await run.wait_for_slot()
+                        await self._make_attempt(run, capacity, losses)
+                        dispatches += 1
+                        if dispatches > IMMEDIATE_DISPATCHES and not run.finished:
+                            # A hostile image can refuse for ever, and must not keep this busy.
+                            await backoff.pause()
+                    except LeaseLost as error:
+                        if isinstance(error, ReplicaWasLost):
+                            losses = self._leases.losses
+                        # This replica alone may have dispatched it, as long as it owns it.
+                        run.unsettle()
+                        if not await self._still_owned(run):
+                            return self._lose(run)
+                    except StaleRecord:
+                        if not await self._read_version(run):
+                            return self._lose(run)
+                        run.unsettle()
                         await backoff.pause()
-                except LeaseLost:
-                    # Nobody has sent it but this one, as long as it is this one's.
-                    run.may_have_begun |= run.execution.started_at is not None
-                    if not await self._still_ours(run):
-                        self._give_up(run)
-                        return
-                except StaleRecord:
-                    if not await self._caught_up(run):
-                        self._give_up(run)
-                        return
-                    run.may_have_begun |= run.execution.started_at is not None
-                    await backoff.pause()
-                except Superseded:
-                    self._give_up(run)
-                    return
-                except Elsewhere:
-                    await self.hand_over([run])
-                    return
-                except BackendUnavailable as error:
-                    # Sent to an instance before: it may have begun there, and does so once.
-                    run.may_have_begun |= run.execution.started_at is not None
-                    log.warning(
-                        "execution.waits", execution_id=run.execution.id, error=error.message
-                    )
-                    await backoff.pause()
-        finally:
-            queue.leave(turn)
-            self.forget(run.execution.session_id, queue)
-            self._runs.pop(run.execution.id, None)
+                    except Superseded:
+                        return self._lose(run)
+                    except SessionMoved:
+                        return await self.hand_over([run])
+                    except BackendUnavailable as error:
+                        # It may have been dispatched before, and must start only once.
+                        run.unsettle()
+                        log.warning("execution.waits", execution_id=run.id, error=error.message)
+                        await backoff.pause()
+            finally:
+                run.leave_slot()
+                self._runs.pop(run.id, None)
 
-    def _give_up(self, run: Run) -> None:
-        """Another replica has it; those who wait for it here are told what comes of it there."""
-        execution_id = run.execution.id
-        log.info("execution.superseded", execution_id=execution_id)
-        run.task = self._background.start(
-            self._await_other(run), f"await {execution_id}", waits=True
-        )
+    def _lose(self, run: Run) -> None:
+        """Another replica owns the execution: wait for its result."""
+        log.info("execution.superseded", execution_id=run.id)
+        self._follow(run)
 
-    async def _try(self, run: Run, queue: SlotQueue, turn: asyncio.Future[bool]) -> None:
+    async def _make_attempt(self, run: Run, capacity: int, losses: int) -> None:
         if run.stopped:
-            await self._finish(run, cut_short(run))
-            await self._completions.tell(run.execution.id)
+            await self._conclude(run, outcome_of_stop(run))
             return
-        execution = run.execution
-        lost = None
-        place, *others = _places(execution.session_id, queue.slot(turn), queue.capacity)
-        lease = self._leases.lease(place, execution.id, alternatives=others)
-        run.in_line = True
-        try:
-            async with lease:
-                run.in_line = False
-                outcome = await self._attempts.run(run, lease)
+        key, *others = _lease_keys(run.execution.session_id, run.slot_number, capacity)
+        lease = self._leases.lease(key, run.id, alternatives=others)
+        failed = None
+        with contextlib.suppress(Interrupted):
+            async with contextlib.AsyncExitStack() as stack:
+                with run.waiting_for_others():
+                    await stack.enter_async_context(lease)
+                outcome = await self._attempts.make(run, lease, losses)
                 if outcome is not None and self._is_retried(run, outcome):
-                    lost = outcome
+                    failed = outcome
                 elif outcome is not None:
-                    await self._finish(run, outcome)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            # Any other cancellation goes on.
-            if not run.called_out or task is None or task.uncancel() > 0:
-                raise
-            run.called_out = False
-        finally:
-            run.in_line = False
-        if lost is not None:
-            await self._again(run, lost)
-        if run.done.done():
-            await self._completions.tell(execution.id)
+                    await self._commit(run, outcome)
+        # Without the lease: other replicas may use the session during the pause.
+        if failed is not None:
+            await self._retry(run, failed)
+        elif run.finished:
+            await self._completions.announce(run.id)
 
     async def _resume(self, run: Run) -> None:
         """
-        See to an execution that may have begun before: to its end if the executor has it. That
-        takes neither a turn nor a lease, as nothing new is started; two who do it are told apart by
-        the record's version.
+        Find out what became of an execution that may have started, and follow it to its end. It
+        needs neither slot nor lease, since it starts nothing; of two replicas that do so, the
+        record's version lets one win.
         """
         outcome = await self._attempts.resume(run)
         if outcome is None:
-            run.may_have_begun = False
-        elif self._is_retried(run, outcome):
-            await self._again(run, outcome)
+            run.not_started()
         else:
-            await self._finish(run, outcome)
-            await self._completions.tell(run.execution.id)
+            await self._conclude(run, outcome)
+
+    async def _conclude(self, run: Run, outcome: Outcome) -> None:
+        if self._is_retried(run, outcome):
+            await self._retry(run, outcome)
+        else:
+            await self._commit(run, outcome)
+            await self._completions.announce(run.id)
 
     def _is_retried(self, run: Run, outcome: Outcome) -> bool:
         return not run.stopped and retry.is_retried(run.execution, outcome, self._settings.retries)
 
-    async def _again(self, run: Run, outcome: Outcome) -> None:
-        """Record that the attempt is lost, tell, and pause before the next one."""
-        execution = run.execution
-        following = execution.retried(outcome, at=self._clock.now(), node_id=self._node_id)
+    async def _retry(self, run: Run, outcome: Outcome) -> None:
+        """Record that the attempt is lost, and pause before the next one."""
+        execution, now = run.execution, self._clock.now()
+        following = execution.retried(outcome, at=now, node_id=self._replica.node_id)
         try:
-            event = execution_event(following, "retried", self._clock.now())
+            event = execution_event(following, "retried", now)
             following = await self._store.executions.save(following, event=event)
         except Conflict:
             raise StaleRecord from None
@@ -426,110 +414,103 @@ class Runner(SessionObserver):
             following.retry_count,
             first=self._settings.retry_backoff,
             most=self._settings.retry_max_backoff,
-        ).total_seconds()
+        )
         message = None if outcome.error is None else outcome.error.get("message")
         log.warning(
             "execution.retried",
             execution_id=execution.id,
             cause=outcome.cause,
             retry=following.retry_count,
-            pause=pause,
+            pause=pause.total_seconds(),
         )
-        run.may_have_begun = False
         self._approvals.forget(run)
-        run.next_attempt(following, cause=outcome.cause, message=message, delay=pause)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await run.stopping.wait()
+        details = {"cause": outcome.cause, "message": message, "delay": pause.total_seconds()}
+        run.next_attempt(following, details)
+        await run.back_off(pause)
 
-    async def _finish(self, run: Run, outcome: Outcome) -> None:
-        """Store the result, then tell: not before, however long the store is away."""
+    # The commit
+
+    async def _commit(self, run: Run, outcome: Outcome) -> None:
+        """Store the result, however long that takes; then let the executor and clients know."""
         connection = self._sessions.connections.reachable(run.execution.session_id)
         if connection is not None:
             await self._autosave.before_result(connection)
-        outcome = run.with_log(outcome)
-        execution = run.execution.ended(outcome, at=self._clock.now(), node_id=self._node_id)
-        event = execution_event(execution, execution.status, self._clock.now())
-        backoff = Backoff()
-        while True:
-            try:
-                away = await self._offload.put_away(execution)
-                stored = await self._store.executions.save(away, event=event)
-                if away is execution:
-                    execution = stored
-                else:
-                    version, kept = stored.version, stored.kept
-                    execution = dataclasses.replace(execution, version=version, kept=kept)
-                break
-            except TemporaryError as error:
-                log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
-                await backoff.pause()
-            except Conflict:
-                # Somebody else stored a result first, and that one counts; or sees to it now.
-                found = await self._completions.stored(execution.id)
-                if found is None or not found.status.ended:
-                    seen_to = self._runs.get(execution.id) is run
-                    if found is None or not seen_to or not self._is_ours(found):
-                        raise Superseded from None
-                    # Written by this very one, though the store did not say so.
-                    execution = dataclasses.replace(execution, version=found.version)
-                    continue
-                execution = await self._offload.fetch(found)
-                run.complete(execution)
-                break
+        outcome = run.events.attached_to(outcome)
+        now = self._clock.now()
+        ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
+        execution = await self._store_result(run, ended)
         connection = self._sessions.connections.reachable(execution.session_id)
         if connection is not None:
             connection.link.acknowledge(execution.id)
-        self.finished[execution.status] = self.finished.get(execution.status, 0) + 1
+        self.finished[execution.status] += 1
         self.seconds += outcome.execution_time
         run.finish(execution)
         self._approvals.forget(run)
 
-    # Seen to by others
+    async def _store_result(self, run: Run, execution: Execution) -> Execution:
+        """The stored result: this one, or that of a replica that was faster."""
+        event = execution_event(execution, execution.status, self._clock.now())
+        backoff = Backoff()
+        while True:
+            try:
+                row = await self._offload.put_away(execution)
+                stored = await self._store.executions.save(row, event=event)
+                if row is execution:
+                    return stored
+                return dataclasses.replace(execution, version=stored.version, kept=stored.kept)
+            except TemporaryError as error:
+                log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
+                await backoff.pause()
+            except Conflict:
+                found = await self._completions.stored(execution.id)
+                if found is not None and found.status.ended:
+                    result = await self._offload.fetch(found)
+                    run.events.complete(result)
+                    return result
+                owned = found is not None and self._runs.get(run.id) is run and self._is_own(found)
+                if found is None or not owned:
+                    raise Superseded from None
+                # This run has written the record itself, and the store's answer was lost.
+                execution = dataclasses.replace(execution, version=found.version)
 
-    async def _still_ours(self, run: Run) -> bool:
-        """After a lease was lost: the record tells whose the execution is."""
-        stored = await self._completions.stored(run.execution.id)
-        return stored is not None and not stored.status.ended and self._is_ours(stored)
+    # Owned by other replicas
 
-    async def _caught_up(self, run: Run) -> bool:
+    async def _still_owned(self, run: Run) -> bool:
+        stored = await self._completions.stored(run.id)
+        return stored is not None and not stored.status.ended and self._is_own(stored)
+
+    async def _read_version(self, run: Run) -> bool:
         """
-        Take the version of the record, if it is this replica's: a write whose answer was lost is
-        repeated then. False when another replica owns the execution, or it has ended.
+        Take the version of the record, whose last write got no answer. False if another replica
+        owns the execution, or it has ended.
         """
-        execution = run.execution
-        stored = await self._completions.stored(execution.id)
+        stored = await self._completions.stored(run.id)
         if (
             stored is None
             or stored.status.ended
-            or not self._is_ours(stored)
-            or self._runs.get(execution.id) is not run
+            or not self._is_own(stored)
+            or self._runs.get(run.id) is not run
         ):
             return False
-        run.execution = dataclasses.replace(execution, version=stored.version)
+        run.version_read(stored.version)
         return True
 
-    def _is_ours(self, stored: Execution) -> bool:
-        return stored.holder == self._leases.replica
-
-    async def _await_other(self, run: Run) -> None:
-        ended = await self._completions.end_of(run.execution)
-        run.complete(ended)
-        run.finish(ended)
+    def _is_own(self, stored: Execution) -> bool:
+        return stored.holder == self._replica.id
 
 
-def _is_cut_short(execution: Execution, session: Session) -> bool:
-    """Whether the end or the rest of its session is that of the execution."""
-    rested = session.rested_at
-    if session.status.ended or rested is None:
+def _is_stopped_by(session: Session, execution: Execution) -> bool:
+    """Whether the end or the stop of its session ends the execution."""
+    stopped_at = session.rested_at
+    if session.status.ended or stopped_at is None:
         return True
     if session.cause is Cause.IDLE and execution.started_at is None:
-        return False  # It came when nobody seemed to need the session, and starts it again.
-    # What was asked for after it was stopped does so too.
-    return execution.created_at <= rested
+        return False  # It was submitted while the session seemed idle, and starts it again.
+    # An execution that was submitted after the stop starts the session again too.
+    return execution.created_at <= stopped_at
 
 
-def _places(session_id: str, slot: int, capacity: int) -> list[str]:
-    """The session's places by name, this one first: other replicas may be in any of them."""
+def _lease_keys(session_id: str, slot: int, capacity: int) -> list[str]:
+    """The session's slots as leases, the preferred one first: any may be in use elsewhere."""
     slots = [(slot + further) % capacity for further in range(capacity)]
     return [session_id if number == 0 else f"{session_id}#{number}" for number in slots]

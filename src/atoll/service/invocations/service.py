@@ -21,7 +21,7 @@ from atoll.model.invocation import (
     invocation_of,
 )
 from atoll.model.page import Page
-from atoll.service.executions.service import Overtaken
+from atoll.service.executions.submit import Overtaken
 
 if TYPE_CHECKING:
     from atoll.model.execution import Execution, Request
@@ -161,4 +161,4 @@ class Invocations:
         return page.items[0] if page.items else None
 
     def _as_it_is(self, latest: Execution) -> Invocation:
-        return invocation_of(latest if latest.status.ended else self._executions.under_way(latest))
+        return invocation_of(latest if latest.status.ended else self._executions.in_flight(latest))
