@@ -184,11 +184,11 @@ class Session:
     auto_start: bool = True
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
     idle_timeout: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
-    """Seconds without a request after which it is stopped."""
+    """Seconds without a request after which it is stopped; never if null."""
     archive_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
-    """Seconds that it stays stopped before it is archived."""
+    """Seconds that it stays stopped before it is archived; never if null."""
     delete_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
-    """Seconds that it stays stopped or archived before it is terminated."""
+    """Seconds that it stays stopped or archived before it is terminated; never if null."""
     active_at: datetime | None = None
     """The time of its last request; written down now and then, not for each request."""
     rested_at: datetime | None = None

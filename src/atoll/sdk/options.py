@@ -39,11 +39,13 @@ class CreateOptions(TypedDict, total=False):
     auto_start: bool | None
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
     idle_timeout: int | None
-    """Seconds without a request after which it is stopped."""
+    """Seconds without a request after which the session is stopped; 0 means never."""
     archive_after: int | None
-    """Seconds that it stays stopped before it is archived."""
+    """Seconds that the session stays stopped before it is archived; 0 means never."""
     delete_after: int | None
-    """Seconds that it stays stopped or archived before it is terminated."""
+    """
+    Seconds that the session stays stopped or archived before it is terminated; 0 means never.
+    """
     capacity: int | None
     """How many executions may run at the same time."""
     env: Mapping[str, str] | None
@@ -120,11 +122,13 @@ class UpdateOptions(TypedDict, total=False):
     auto_start: bool | None
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
     idle_timeout: int | None
-    """Seconds without a request after which it is stopped."""
+    """Seconds without a request after which the session is stopped; 0 means never."""
     archive_after: int | None
-    """Seconds that it stays stopped before it is archived."""
+    """Seconds that the session stays stopped before it is archived; 0 means never."""
     delete_after: int | None
-    """Seconds that it stays stopped or archived before it is terminated."""
+    """
+    Seconds that the session stays stopped or archived before it is terminated; 0 means never.
+    """
     cpu: str | float | None
     """Cores, like `1`, `0.5` or `"500m"`."""
     memory: str | int | None

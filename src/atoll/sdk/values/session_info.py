@@ -38,27 +38,21 @@ class SessionInfo:
     auto_start: bool = True
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
     idle_timeout: int | None = None
-    """Seconds without a request after which it is stopped."""
+    """Seconds without a request after which it is stopped; never if null."""
     archive_after: int | None = None
-    """Seconds that it stays stopped before it is archived."""
+    """Seconds that it stays stopped before it is archived; never if null."""
     delete_after: int | None = None
-    """Seconds that it stays stopped or archived before it is terminated."""
+    """Seconds that it stays stopped or archived before it is terminated; never if null."""
     capacity: int = 1
     """How many executions may run at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
     """Environment variables of everything that it runs."""
     workspace_mode: str = "sync"
-    """
-    `sync`: on the node's disk, copied to the blob store. `mount`: in the blob store itself, mounted
-    by the node.
-    """
+    """Where its files are: `sync` or `mount`."""
     durability: str = "background"
-    """
-    When the changes of an execution are in the blob store. `background`: soon after its result.
-    `execution`: before its result is final.
-    """
+    """When what an execution changed is in the blob store: `background` or `execution`."""
     started_from: str | None = None
-    """A session, running or ended, from whose last checkpoint this one starts."""
+    """The session from whose last checkpoint it started."""
     labels: dict[str, str] = field(default_factory=dict)
     """Names and values chosen by its user."""
     node_labels: dict[str, str] = field(default_factory=dict)

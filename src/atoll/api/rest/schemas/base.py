@@ -83,6 +83,8 @@ def _without_bounds(annotation: Any) -> Any:
 
 class Schema(BaseModel):
     entity: ClassVar[type | None] = None
+    described_by_entity: ClassVar[set[str]] = set()
+    """Fields whose own description is for requests alone."""
 
     def __init_subclass__(cls, of: type | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -101,6 +103,8 @@ class Schema(BaseModel):
             for name, field in cls.model_fields.items():
                 source = _source(name, field)
                 if isinstance(source, str) and source in texts:
+                    if name in cls.described_by_entity:
+                        described[name].pop("description", None)
                     described[name].setdefault("description", texts[source])
         return schema
 
@@ -139,6 +143,7 @@ class ResponseBody(Schema):
             cls.__pydantic_fields__[name] = FieldInfo(
                 annotation=_without_bounds(field.annotation), description=field.description
             )
+        cls.described_by_entity = {name for name, _ in _inherited(cls, ResponseBody)}
         cls.model_rebuild(force=True)
 
 

@@ -51,9 +51,19 @@ Timer = Annotated[int, Field(ge=0, le=MAX_TIMER)]
 
 class SessionFields(Schema, of=Session):
     auto_start: bool = True
-    idle_timeout: Timer | None = None
-    archive_after: Timer | None = None
-    delete_after: Timer | None = None
+    idle_timeout: Timer | None = Field(
+        None,
+        description="Seconds without a request after which the session is stopped; 0 means never.",
+    )
+    archive_after: Timer | None = Field(
+        None,
+        description="Seconds that the session stays stopped before it is archived; 0 means never.",
+    )
+    delete_after: Timer | None = Field(
+        None,
+        description="Seconds that the session stays stopped or archived before it is terminated; "
+        "0 means never.",
+    )
 
 
 class CreatedSessionFields(SessionFields):
@@ -88,10 +98,7 @@ SESSION_FIELDS = CreatedSessionFields.model_fields.keys() - EXTRAS - {"env_vars"
 
 
 class CreateSession(InstallOptions, ResourcesIn, CreatedSessionFields, of=Session):
-    """
-    `idle_timeout`, `archive_after` and `delete_after` are in seconds: 0 means never, null the
-    server's default.
-    """
+    """All fields are optional. Those that are omitted have the template's or server's defaults."""
 
     template_id: Name | None = Field(None, description="`python` if omitted.")
     timeout: int | None = Field(None, ge=1)
@@ -160,10 +167,7 @@ class CreateSession(InstallOptions, ResourcesIn, CreatedSessionFields, of=Sessio
 
 
 class UpdateSession(ResourcesIn, SessionFields, PatchBody, of=Session):
-    """
-    Only the fields that are given are changed. For `idle_timeout`, `archive_after` and
-    `delete_after`, 0 means never.
-    """
+    """Only the fields that are given are changed."""
 
     resources: ResourcesIn | None = Field(None, description="The four limits as one object.")
     timeout: int | None = Field(
@@ -197,8 +201,6 @@ class WarningOut(ResponseBody, of=Warning):
 
 
 class SessionOut(CreatedSessionFields, Stale, of=Session):
-    """For `idle_timeout`, `archive_after` and `delete_after`, null means never."""
-
     id: str
     template_id: str
     status: SessionStatus
