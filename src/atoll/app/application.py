@@ -182,13 +182,15 @@ def _web(groups: ControlGroups, services: Services, keys: ApiKeys | None) -> ASG
     registry = CollectorRegistry()
     prometheus.register(
         registry,
-        groups.sessions.service,
-        groups.sessions.access.connections,
-        groups.executions.runner,
-        groups.compute.pool,
-        groups.backends.spool,
-        groups.nodes.nodes,
-        groups.nodes.migrations,
+        prometheus.MetricsSources(
+            sessions=groups.sessions.service,
+            connections=groups.sessions.access.connections,
+            runner=groups.executions.runner,
+            pool=groups.compute.pool,
+            spool=groups.backends.spool,
+            nodes=groups.nodes.nodes,
+            migrations=groups.nodes.migrations,
+        ),
     )
     web = build(services, keys, registry)
     tokens = groups.compute.tokens

@@ -40,12 +40,12 @@ def test_only_names_of_the_server_are_its_own(
 ) -> None:
     headers = [(b"host", host.encode())]
     scope = {"type": "http", "scheme": "http", "headers": headers, "server": server}
-    assert host_header.is_own(scope, ("trusted.example", "other.example:443")) is own
+    assert host_header.is_trusted(scope, ("trusted.example", "other.example:443")) is own
     twice = {**scope, "headers": [*headers, (b"host", b"evil.example")]}
-    assert not host_header.is_own(twice, ())
+    assert not host_header.is_trusted(twice, ())
 
 
 @pytest.mark.parametrize(("host", "own"), [(b"any.example", True), (host_header.UNKNOWN, False)])
 def test_the_node_that_passes_a_request_on_has_checked_it(host: bytes, own: bool) -> None:
     scope = {"type": "http", "scheme": "http", "headers": [(b"host", host)], "server": ("a", 1)}
-    assert host_header.is_own({**scope, host_header.FORWARDED: True}, ()) is own
+    assert host_header.is_trusted({**scope, host_header.FORWARDED: True}, ()) is own

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 PREFIX = "/api/v1"
 
 
-def build(found: Services, keys: ApiKeys | None, registry: CollectorRegistry) -> ASGIApp:
-    """The application; `keys` is none for the embedded one, which nobody else can reach."""
+def build(services: Services, keys: ApiKeys | None, registry: CollectorRegistry) -> ASGIApp:
+    """The application. Without `keys`, in the embedded mode, requests need no API key."""
     app = FastAPI(
         title="Atoll",
         version=__version__,
-        description="Runs the code that AI agents write: isolated, at once, on machines you own.",
+        description="Runs code that AI agents write: isolated, at once, on machines that you own.",
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
@@ -71,7 +71,7 @@ def build(found: Services, keys: ApiKeys | None, registry: CollectorRegistry) ->
             Exception: problems.on_unexpected,
         },
     )
-    app.state.services = found
+    app.state.services = services
     app.state.registry = registry
     app.include_router(health.router)
     app.include_router(html_pages.router)
@@ -96,29 +96,30 @@ def build(found: Services, keys: ApiKeys | None, registry: CollectorRegistry) ->
     ):
         app.include_router(module.router, prefix=PREFIX)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    return _guarded(app, found, keys)
+    return _with_middleware(app, services, keys)
 
 
-def _guarded(app: ASGIApp, found: Services, keys: ApiKeys | None) -> ASGIApp:
-    """What every request passes on its way in, outermost last."""
-    app = ConsoleRoute(ExecuteRoute(JsonByDefault(app), found), found)
+def _with_middleware(app: ASGIApp, services: Services, keys: ApiKeys | None) -> ASGIApp:
+    """Middleware in the order of its nesting, innermost first."""
+    settings = services.settings
+    app = ConsoleRoute(ExecuteRoute(JsonByDefault(app), services), services)
     app = Idempotency(
         app,
-        store=found.store,
-        blobs=found.blobs,
-        coordination=found.coordination,
-        clock=found.clock,
-        ttl=found.settings.idempotency_ttl,
+        store=services.store,
+        blobs=services.blobs,
+        coordination=services.coordination,
+        clock=services.clock,
+        ttl=settings.idempotency_ttl,
     )
-    app = Forwarding(app, found)
+    app = Forwarding(app, services)
     app = ValueLimit(app)
-    app = BodyLimit(app, limit=found.settings.max_body, upload_limit=found.settings.max_upload)
-    app = RequestLimit(app, max(1, connection_limit(found.settings.connection) // 2))
+    app = BodyLimit(app, limit=settings.max_body, upload_limit=settings.max_upload)
+    app = RequestLimit(app, max(1, connection_limit(settings.connection) // 2))
     app = Authentication(app, keys)
-    if found.settings.cors_origins:
+    if settings.cors_origins:
         app = CORSMiddleware(
             app,
-            allow_origins=list(found.settings.cors_origins),
+            allow_origins=list(settings.cors_origins),
             allow_methods=["*"],
             allow_headers=[
                 "Authorization",
@@ -148,9 +149,9 @@ _IDEMPOTENCY_KEY = {
     "in": "header",
     "required": False,
     "description": (
-        "Makes it safe to send the request again: with the same key and body it is done once, and "
-        "its first answer is given again. 409 `idempotency_in_flight` while the first is being "
-        "worked on; 422 `idempotency_key_reused` for another request with this key."
+        "Makes it safe to repeat the request: with the same key and body it is served once, and "
+        "its first response is returned again. 409 `idempotency_in_flight` while the first request is "
+        "in progress; 422 `idempotency_key_reused` if the key was used for a different request."
     ),
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
@@ -158,7 +159,7 @@ _IDEMPOTENCY_KEY = {
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """
-    The generated schema, with the keys, the body of `execute` and the problem documents added.
+    The generated document, plus authentication, the body of `execute` and the problem documents.
     """
     if app.openapi_schema is None:
         schema = get_openapi(

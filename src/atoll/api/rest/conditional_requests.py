@@ -1,8 +1,8 @@
 """
-Conditional requests and ranges, RFC 9110: what the headers ask for, and whether it holds.
+Conditional requests and ranges (RFC 9110): parsing the headers and evaluating the conditions.
 
-A range is one range of bytes; more than one, or another unit, is answered with the whole, as the
-RFC allows. Tags are compared by the strong rule for `If-Match` and `If-Range`.
+One range of bytes is supported; several ranges or another unit get the complete file, as the RFC
+allows. `If-Match` and `If-Range` compare ETags by the strong rule.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX_DIGITS = 19
 CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
-def tags(value: str | None) -> list[str] | None:
-    """The tags of a header, without their quotes; weak ones with their `W/`."""
+def parse_tags(value: str | None) -> list[str] | None:
+    """The ETags of a header without quotes, weak ones with `W/`."""
     if value is None:
         return None
     found, at = [], 0
@@ -36,7 +36,7 @@ def tags(value: str | None) -> list[str] | None:
         match = _TAG.match(value, at)
         if match is None:
             raise InvalidRequest(
-                'If-Match and If-None-Match take "*" or tags in double quotes.',
+                'If-Match and If-None-Match must be "*" or ETags in double quotes.',
                 code="bad_condition",
             )
         whole, inner = match.group(1), match.group(2)
@@ -57,9 +57,9 @@ def is_conditional(headers: Headers) -> bool:
     return any(name in headers for name in CONDITIONAL)
 
 
-def outcome(headers: Headers, entry: FileInfo) -> int | None:
-    """304 or 412 when a condition says so."""
-    match, none = tags(headers.get("if-match")), tags(headers.get("if-none-match"))
+def evaluate(headers: Headers, entry: FileInfo) -> int | None:
+    """The status, 304 or 412, that the conditions demand; None if the request is to be served."""
+    match, none = parse_tags(headers.get("if-match")), parse_tags(headers.get("if-none-match"))
     modified = entry.modified_at.replace(microsecond=0)
     if match is not None:
         if not {"*", entry.etag} & set(match):
@@ -74,10 +74,10 @@ def outcome(headers: Headers, entry: FileInfo) -> int | None:
     return None
 
 
-def part(headers: Headers, entry: FileInfo | None = None) -> ByteRange | None:
+def requested_range(headers: Headers, entry: FileInfo | None = None) -> ByteRange | None:
     """
-    The range that is asked for. A date in `If-Range` needs the entry to be compared with; without
-    one it is taken for another date.
+    The requested range; None for the complete file. A date in `If-Range` is compared with `entry`,
+    and does not match without one.
     """
     match = _RANGE.fullmatch(headers.get("range", ""))
     if match is None or not any(match.groups()):
@@ -96,8 +96,8 @@ def part(headers: Headers, entry: FileInfo | None = None) -> ByteRange | None:
     return ByteRange(first, last, entry.etag)
 
 
-def needs_entry(headers: Headers) -> bool:
-    """Whether the headers cannot be judged without the file."""
+def needs_file_info(headers: Headers) -> bool:
+    """Whether evaluating the headers takes the file's time or ETag."""
     dated = not headers.get("if-range", '"').startswith(("W/", '"'))
     return is_conditional(headers) or dated
 
@@ -108,5 +108,5 @@ def _date(value: str | None) -> datetime | None:
     try:
         moment = parsedate_to_datetime(value)
     except (TypeError, ValueError, IndexError):
-        return None  # As the RFC has it: ignored.
+        return None  # The RFC demands that invalid dates are ignored.
     return moment if moment.tzinfo is not None else None

@@ -37,8 +37,8 @@ async def add_dependencies(
     Install packages in a running session, for executions that start after the response. If the
     installation fails, the session keeps the packages that it has.
     """
-    found = services_of(request)
-    install = await found.dependencies.add(
+    services = services_of(request)
+    install = await services.dependencies.add(
         session_id,
         tuple(item.dependency() for item in body.dependencies),
         timeout=body.install_timeout,

@@ -1,8 +1,8 @@
 """
-A file as an answer: whole or a range of it, with or without its content.
+Responses that are files, ranges of files, or archives.
 
-What user code wrote must not run as a page of this origin: it is sent as an attachment, is not
-sniffed, and is sandboxed where a browser shows it nevertheless.
+Files that user code wrote must not run as pages of this origin: they are sent as attachments,
+browsers may not guess their type, and are told to sandbox them if they show them nevertheless.
 """
 
 from __future__ import annotations
@@ -39,40 +39,41 @@ _SAFE = {
 }
 
 
-async def answer(
+async def file_response(
     request: Request, files: Files, session_id: str, path: str, *, filename: str | None = None
 ) -> Response:
-    """GET or HEAD of a file."""
+    """The response to GET or HEAD."""
     headers = request.headers
-    part = conditional_requests.part(headers)
-    if request.method == "HEAD" or conditional_requests.needs_entry(headers):
-        found = await files.read(session_id, path, part, head=True)
-        verdict = conditional_requests.outcome(headers, found.entry)
-        if verdict == 304:
-            return Response(status_code=304, headers=_about(found.entry, filename))
-        if verdict == 412:
+    requested = conditional_requests.requested_range(headers)
+    if request.method == "HEAD" or conditional_requests.needs_file_info(headers):
+        found = await files.read(session_id, path, requested, head=True)
+        status = conditional_requests.evaluate(headers, found.entry)
+        if status == 304:
+            return Response(status_code=304, headers=_headers(found.entry, filename))
+        if status == 412:
             return precondition_failed()
-        part = conditional_requests.part(headers, found.entry)
+        requested = conditional_requests.requested_range(headers, found.entry)
         if request.method == "HEAD":
-            if part is None or part.if_range not in (None, found.entry.etag):
+            if requested is None or requested.if_range not in (None, found.entry.etag):
                 found = await files.read(session_id, path, None, head=True)
-            return _answer(found, part, filename, body=False)
-    return _answer(await files.read(session_id, path, part), part, filename, body=True)
+            return _response(found, requested, filename, body=False)
+    found = await files.read(session_id, path, requested)
+    return _response(found, requested, filename, body=True)
 
 
-def _answer(
-    found: Download, part: ByteRange | None, filename: str | None, *, body: bool
+def _response(
+    found: Download, requested: ByteRange | None, filename: str | None, *, body: bool
 ) -> Response:
     entry = found.entry
     if found.start is None:
         return range_not_satisfiable(entry.size)
-    headers = _about(entry, filename)
+    headers = _headers(entry, filename)
     headers["Content-Length"] = str(found.stop - found.start)
-    # A range that an `If-Range` turned into the whole is told as the whole.
-    whole = part is None or part.if_range not in (None, entry.etag)
-    if not whole:
+    # `If-Range` did not match: the complete file.
+    is_complete = requested is None or requested.if_range not in (None, entry.etag)
+    if not is_complete:
         headers["Content-Range"] = f"bytes {found.start}-{found.stop - 1}/{entry.size}"
-    status, kind = 200 if whole else 206, media_type(entry)
+    status, kind = 200 if is_complete else 206, media_type(entry)
     if not body:
         return Response(status_code=status, headers=headers, media_type=kind)
     return StreamedFile(found.content, status, headers, kind)
@@ -82,7 +83,7 @@ def media_type(entry: FileInfo) -> str:
     return mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
 
 
-def _about(entry: FileInfo, filename: str | None) -> dict[str, str]:
+def _headers(entry: FileInfo, filename: str | None) -> dict[str, str]:
     headers = {
         **_SAFE,
         "Accept-Ranges": "bytes",
@@ -97,12 +98,12 @@ def _about(entry: FileInfo, filename: str | None) -> dict[str, str]:
 
 
 def _attachment(name: str) -> str:
-    # A name, never a path, and nothing that makes it look like another one.
+    # Never a path, and no invisible characters that disguise the name.
     safe = "".join("_" if char in "/\\" or not char.isprintable() else char for char in name)
     return f"attachment; filename*=UTF-8''{quote(safe if safe.strip('.') else 'file', safe='')}"
 
 
-def archive(content: AsyncIterator[bytes], name: str, form: str) -> Response:
+def archive_response(content: AsyncIterator[bytes], name: str, form: str) -> Response:
     headers = {
         **_SAFE,
         "Cache-Control": "no-store",
@@ -113,8 +114,8 @@ def archive(content: AsyncIterator[bytes], name: str, form: str) -> Response:
 
 class StreamedFile(StreamingResponse):
     """
-    One whose content may fail in the middle. The connection is cut then, because an answer that has
-    begun cannot say so in any other way.
+    Closes the connection if its content fails halfway, because that is the only way to report an
+    error after the response has started.
     """
 
     async def stream_response(self, send: Send) -> None:

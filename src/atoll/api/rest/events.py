@@ -71,7 +71,7 @@ async def get_events(
     place = await feed.position(after)
     held = services_of(request).streams.open(request.scope)
     check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
-    return sse.raw_answer(_texts(feed.follow(place, chosen, subject, check)), held)
+    return sse.encoded_stream(_texts(feed.follow(place, chosen, subject, check)), held)
 
 
 def _number(text: str) -> int:

@@ -1,9 +1,8 @@
 """
-The hot route, `execute`, straight on ASGI.
+`POST sessions/{id}/execute`, straight on ASGI.
 
-The framework's routing, dependency solving and response building take longer than everything else
-in this request. The same function answers here and in the documented route, so there is one
-behaviour.
+It is the hot path: the framework's routing, dependency injection and response classes would take
+longer than the rest of the request. The documented route calls the same function.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from atoll.api.rest.services import Services
 
-MANY_ERRORS = 1000
+MAX_DESCRIBED_ERRORS = 1000
 _WAIT = re.compile(
     rb"(?:^|[,;])\s*wait\s*=\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(?:[,;]|$)", re.IGNORECASE
 )
@@ -34,28 +33,28 @@ PREFIX, SUFFIX = "/api/v1/sessions/", "/execute"
 
 
 async def execute(
-    found: Services, session_id: str, data: bytes, scope: Scope
+    services: Services, session_id: str, data: bytes, scope: Scope
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of `POST sessions/{id}/execute`."""
+    """Returns the status code and the content of the response."""
     try:
         body = Execute.model_validate_json(data)
     except ValidationError as error:
-        if error.error_count() > MANY_ERRORS:
-            # To describe each of a hundred thousand would take half a second.
+        if error.error_count() > MAX_DESCRIBED_ERRORS:
+            # Describing a hundred thousand would take half a second.
             raise InvalidRequest(
-                f"{error.error_count()} fields are not understood.", code="invalid_request"
+                f"{error.error_count()} fields are invalid.", code="invalid_request"
             ) from None
         raise invalid(list(error.errors(include_url=False, include_input=False))) from None
     seed: ids.Seed | None = scope.get("atoll.seed")
     seeded = None if seed is None else ids.execution_id(seed.at, seed)
-    running = await found.executions.submit(
+    running = await services.executions.submit(
         session_id,
-        body.request(found.settings.execution.timeout.total_seconds()),
+        body.request(services.settings.execution.timeout.total_seconds()),
         execution_id=body.execution_id or seeded,
     )
     wait = body.wait or preferred_wait(scope)
     if wait:
-        execution = await found.executions.await_end(running, wait)
+        execution = await services.executions.await_end(running, wait)
         if execution.outcome is not None:
             if may_be_large(size_of(execution.outcome)):
                 offer_short_response(scope, submitted_out(execution), 202)
@@ -64,7 +63,7 @@ async def execute(
 
 
 def preferred_wait(scope: Scope) -> float:
-    """Seconds of `Prefer: wait=…` (RFC 7240); 0 when there are none."""
+    """Seconds of `Prefer: wait=…` (RFC 7240); 0 without that header."""
     for name, value in scope["headers"]:
         if name == b"prefer" and (match := _WAIT.search(value)):
             return float(match[1])
@@ -72,11 +71,11 @@ def preferred_wait(scope: Scope) -> float:
 
 
 class ExecuteRoute:
-    """Answers `execute` itself and leaves the rest to the application behind it."""
+    """Serves `execute` and passes all other requests on."""
 
-    def __init__(self, app: ASGIApp, found: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._found = found
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -89,15 +88,15 @@ class ExecuteRoute:
             return
         try:
             data = await _body(receive)
-            status, answer = await execute(self._found, session_id, data, scope)
+            status, answer = await execute(self._services, session_id, data, scope)
             content = encode_json(answer)
-            del answer  # Not twice in memory while the client reads.
+            del answer  # It would stay in memory beside its encoding while the client reads.
         except ClientDisconnected:
             return
         except AtollError as error:
             await problem(error)(scope, receive, send)
             return
-        except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
+        except Exception as error:  # noqa: BLE001 - logged by on_unexpected
             await (await on_unexpected(path, error))(scope, receive, send)
             return
         length = str(len(content)).encode()
@@ -107,7 +106,7 @@ class ExecuteRoute:
 
 
 class ClientDisconnected(Exception):
-    """The client left before its request was whole."""
+    """The client left before its request was complete."""
 
 
 async def _body(receive: Receive) -> bytes:

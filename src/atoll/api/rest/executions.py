@@ -240,15 +240,15 @@ async def get_events(
     `approval`, `heartbeat`, `retry`, and finally `result`. Send the id of the last event that you
     received as `Last-Event-ID` to get exactly the events after it.
     """
-    found = services_of(request)
-    execution = await found.executions.get(execution_id)
-    held = [found.streams.open(request.scope)]
+    services = services_of(request)
+    execution = await services.executions.get(execution_id)
+    held = [services.streams.open(request.scope)]
     if execution.outcome is not None:
         # The replayed output stays in memory while the client reads.
         size = size_of(execution.outcome)
         try:
-            held.append(found.response_memory.reserve(key_of(request.scope), size))
+            held.append(services.response_memory.reserve(key_of(request.scope), size))
         except AtollError:
             held[0].close()
             raise
-    return sse.answer(found.executions.events(execution_id, last_event_id or 0), *held)
+    return sse.event_stream(services.executions.events(execution_id, last_event_id or 0), *held)

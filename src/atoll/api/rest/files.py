@@ -17,9 +17,15 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from atoll.api.rest import conditional_requests, downloads, path_encoding, sse
+from atoll.api.rest import conditional_requests, downloads, sse
 from atoll.api.rest.multipart import parts
 from atoll.api.rest.parameters import Cursor
+from atoll.api.rest.path_encoding import (
+    path_in_query,
+    path_in_url,
+    percent_encoded,
+    readable,
+)
 from atoll.api.rest.public_urls import absolute_url
 from atoll.api.rest.responses import JsonResponse, page_of
 from atoll.api.rest.schemas.base import timestamp
@@ -92,7 +98,7 @@ async def list_files(
     List a directory, ordered by name; with `recursive` everything below it, with `glob` everything
     that matches. With either of them, a page may have fewer than `limit` items and a `next_cursor`.
     """
-    files, path = services_of(request).files, path_encoding.in_query(request)
+    files, path = services_of(request).files, path_in_query(request)
     if recursive or glob is not None:
         page = await files.tree(session_id, path, glob=glob, cursor=cursor, limit=limit)
     else:
@@ -121,7 +127,7 @@ async def search_files(
         return await _download(request, session_id, "search")
     page = await services_of(request).files.search(
         session_id,
-        path_encoding.in_query(request),
+        path_in_query(request),
         Search(query, regex, ignore_case, glob),
         cursor=cursor,
         limit=limit,
@@ -141,29 +147,26 @@ async def watch_files(
     """
     if path is None and sse.MEDIA_TYPE not in request.headers.get("accept", ""):
         return await _download(request, session_id, "watch")
-    found = services_of(request)
-    path = path_encoding.in_query(request)
-    held = found.streams.open(request.scope)
+    services = services_of(request)
+    path = path_in_query(request)
+    reservation = services.streams.open(request.scope)
     try:
-        notices = await found.files.watch(session_id, path, recursive=recursive)
+        changes = await services.files.watch(session_id, path, recursive=recursive)
     except BaseException:
-        held.close()
+        reservation.close()
         raise
-    return sse.raw_answer(_events(notices), held)
+    return sse.encoded_stream(_events(changes), reservation)
 
 
-async def _events(notices: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def _events(changes: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     yield "event: watching\ndata: {}\n\n"
     try:
-        async for notice in notices:
-            kind, path, source = notice["type"], notice["path"], notice.get("from")
-            told = {"path": path_encoding.shown(path), "encoded_path": path_encoding.encoded(path)}
-            if source is not None:
-                told |= {
-                    "from": path_encoding.shown(source),
-                    "encoded_from": path_encoding.encoded(source),
-                }
-            yield f"event: {kind}\ndata: {json.dumps(told)}\n\n"
+        async for change in changes:
+            path = change["path"]
+            content = {"path": readable(path), "encoded_path": percent_encoded(path)}
+            if (source := change.get("from")) is not None:
+                content |= {"from": readable(source), "encoded_from": percent_encoded(source)}
+            yield f"event: {change['type']}\ndata: {json.dumps(content)}\n\n"
     except AtollError as error:
         # The instance was lost. The client reconnects and compares the files.
         yield f"event: end\ndata: {json.dumps({'code': error.code})}\n\n"
@@ -186,7 +189,7 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
     one file as the raw body, as the file `path`. Each file is written completely or not at all. If
     a form fails, the files of earlier parts stay; the problem document lists them in `written`.
     """
-    files, path = services_of(request).files, path_encoding.in_query(request)
+    files, path = services_of(request).files, path_in_query(request)
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         if not path:
@@ -246,7 +249,7 @@ async def put_file(
     With `archive`, the body is an archive that is unpacked into the directory `path`, completely or
     not at all. A tar may be compressed with gzip. Directories are merged, files replace files.
     """
-    return await _put(request, session_id, path_encoding.in_url(request), mode, archive)
+    return await _put(request, session_id, path_in_url(request), mode, archive)
 
 
 async def _put(
@@ -255,14 +258,14 @@ async def _put(
     files = services_of(request).files
     if archive is not None:
         count = await files.unpack(session_id, path, archive, _body(request))
-        return JsonResponse({"path": path_encoding.shown(path), "entries": count})
+        return JsonResponse({"path": readable(path), "entries": count})
     entry = await files.write(
         session_id,
         path,
         _body(request),
         mode=0o644 if mode is None else int(mode, 8),
-        if_match=conditional_requests.tags(request.headers.get("if-match")),
-        if_none_match=conditional_requests.tags(request.headers.get("if-none-match")),
+        if_match=conditional_requests.parse_tags(request.headers.get("if-match")),
+        if_none_match=conditional_requests.parse_tags(request.headers.get("if-none-match")),
     )
     tag = conditional_requests.etag(entry)
     return JsonResponse(entry_out(entry), 201, None if tag is None else {"ETag": tag})
@@ -351,7 +354,7 @@ async def get_file(
     and ETag (an `EntryOut`) instead; with `archive`, download a directory as an archive.
     Conditional requests and HEAD follow RFC 9110.
     """
-    return await _download(request, session_id, path_encoding.in_url(request), metadata, archive)
+    return await _download(request, session_id, path_in_url(request), metadata, archive)
 
 
 async def _download(
@@ -368,8 +371,8 @@ async def _download(
     if archive is not None:
         content = await files.pack(session_id, path, archive)
         name = path.rstrip("/").rpartition("/")[2] or "workspace"
-        return downloads.archive(content, name, archive)
-    return await downloads.answer(request, files, session_id, path)
+        return downloads.archive_response(content, name, archive)
+    return await downloads.file_response(request, files, session_id, path)
 
 
 @router.delete("/{path:anything}", status_code=204)
@@ -377,6 +380,6 @@ async def delete_file(
     request: Request, session_id: str, path: str, recursive: bool = False
 ) -> Response:
     """Delete a file, or with `recursive` a directory and its contents."""
-    path = path_encoding.in_url(request)
+    path = path_in_url(request)
     await services_of(request).files.remove(session_id, path, recursive=recursive)
     return Response(status_code=204)

@@ -1,10 +1,10 @@
 """
-Whether the `Host` of a request is a name of this server.
+Checks whether the `Host` header of a request names this server.
 
-Links with a token in them begin with it, and a client writes into it whatever it likes. Without a
-setting it is trusted when it is the address that the connection came to, loopback, or the name of
-this machine, with the port that is listened on. Where another node passed the request on, that node
-has checked it.
+Links that contain a token start with it, and clients choose its value. By default it is trusted if
+it is the address of the connection, a loopback address, or this machine's name, with the port that
+the server listens on; a setting adds names. If another node forwarded the request, that node has
+checked it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 UNKNOWN = b"unknown.invalid"
-"""The `Host` of a request that is passed on to another node when the client's was not trusted."""
+"""The `Host` of a request that is forwarded to another node if the client's is not trusted."""
 FORWARDED = "atoll.forwarded"
-"""Set in the scope of a request that another node passed on."""
+"""Key in the scope of a request that another node forwarded."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
-def is_own(scope: Scope, trusted: Collection[str]) -> bool:
+def is_trusted(scope: Scope, trusted: Collection[str]) -> bool:
     found = [value for name, value in scope["headers"] if name == b"host"]
     server = scope.get("server")
     if not found:
-        return True  # The framework then takes the address that the connection came to.
+        return True  # The framework then uses the address of the connection.
     if len(found) > 1 or found[0] == UNKNOWN:
         return False
     if scope.get(FORWARDED):

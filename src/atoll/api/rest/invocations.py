@@ -52,14 +52,14 @@ async def invoke(request: Request, body: Invoke) -> Response:
     `console` runs it on a terminal that clients can attach to, or on pipes with `stdin_open` and
     without `terminal`.
     """
-    found = services_of(request)
-    limits = found.settings.execution
+    services = services_of(request)
+    limits = services.settings.execution
     # The person at the console ends it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
     # Before anything runs: later it could not be refused.
-    held = found.streams.open(request.scope) if body.mode is Mode.STREAM else None
+    held = services.streams.open(request.scope) if body.mode is Mode.STREAM else None
     try:
-        running = await found.invocations.submit(
+        running = await services.invocations.submit(
             body.session_id,
             body.request(timeout.total_seconds()),
             invocation_id=body.invocation_id,
@@ -70,13 +70,13 @@ async def invoke(request: Request, body: Invoke) -> Response:
             held.close()
         raise
     if held is not None:
-        return _stream(found, running, held)
+        return _stream(services, running, held)
     if body.mode is Mode.SYNC:
-        most = found.settings.execution.max_wait.total_seconds()
-        await found.executions.await_end(
+        most = services.settings.execution.max_wait.total_seconds()
+        await services.executions.await_end(
             running, most if body.wait_ms is None else body.wait_ms / 1000
         )
-    return await _answer(found, running, request.scope)
+    return await _respond(services, running, request.scope)
 
 
 def _seeded(request: Request, body: Invoke) -> str | None:
@@ -88,9 +88,9 @@ def _seeded(request: Request, body: Invoke) -> str | None:
     return None if seed is None or body.invocation_id else ids.execution_id(seed.at, seed)
 
 
-async def _answer(found: Services, running: Run, scope: Scope) -> JsonResponse:
+async def _respond(services: Services, running: Run, scope: Scope) -> JsonResponse:
     execution = running.execution
-    invocation = await found.invocations.of(execution)
+    invocation = await services.invocations.of(execution)
     if execution.outcome is not None and may_be_large(size_of(execution.outcome)):
         offer_short_response(scope, invocation_out(invocation), 202)
     return JsonResponse(
@@ -98,7 +98,7 @@ async def _answer(found: Services, running: Run, scope: Scope) -> JsonResponse:
     )
 
 
-def _stream(found: Services, running: Run, held: Reservation) -> StreamingResponse:
+def _stream(services: Services, running: Run, held: Reservation) -> StreamingResponse:
     execution = running.execution
 
     async def events() -> AsyncIterator[StreamEvent]:
@@ -108,10 +108,10 @@ def _stream(found: Services, running: Run, held: Reservation) -> StreamingRespon
             "session_id": execution.session_id,
         }
         yield StreamEvent(None, "accepted", accepted)
-        async for event in found.executions.events(execution.id, 0):
+        async for event in services.executions.events(execution.id, 0):
             yield event
 
-    return sse.answer(events(), held)
+    return sse.event_stream(events(), held)
 
 
 @router.get("", responses={200: {"model": InvocationPage}})
@@ -127,10 +127,10 @@ async def list_invocations(
     started to run may be listed as `accepted`. A page with fewer than `limit` items is the last
     only if `next_cursor` is null.
     """
-    found = services_of(request)
+    services = services_of(request)
     if session_id is not None:
-        await found.sessions.get(session_id)
-    page = await found.invocations.list(
+        await services.sessions.get(session_id)
+    page = await services.invocations.list(
         session_id=session_id, status=status, cursor=cursor, limit=limit
     )
     return page_of([invocation_out(item) for item in page.items], page.next_cursor)
@@ -139,11 +139,11 @@ async def list_invocations(
 @router.get("/{invocation_id}", responses={200: {"model": InvocationOut}})
 async def get_invocation(request: Request, invocation_id: str) -> JsonResponse:
     """Get an invocation, with its result if it has ended."""
-    found = services_of(request)
-    invocation = await found.invocations.get(invocation_id)
+    services = services_of(request)
+    invocation = await services.invocations.get(invocation_id)
     execution = None
     if invocation.status.ended:
-        execution = await found.executions.get(invocation.execution_id)
+        execution = await services.executions.get(invocation.execution_id)
     return JsonResponse(invocation_out(invocation, execution))
 
 
@@ -155,9 +155,9 @@ async def list_executions_of(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> JsonResponse:
     """List the executions of an invocation, newest first."""
-    found = services_of(request)
-    await found.invocations.get(invocation_id)
-    page = await found.executions.list(invocation_id=invocation_id, cursor=cursor, limit=limit)
+    services = services_of(request)
+    await services.invocations.get(invocation_id)
+    page = await services.executions.list(invocation_id=invocation_id, cursor=cursor, limit=limit)
     return page_of([execution_out(item) for item in page.items], page.next_cursor)
 
 

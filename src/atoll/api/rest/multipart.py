@@ -1,7 +1,8 @@
 """
-multipart/form-data as a stream: each part is handed on while it arrives, nothing is gathered.
+Parses multipart/form-data as a stream: each part is passed on while it arrives.
 
-Starlette's own parser spools to disk before the route sees a byte; the parser beneath it does not.
+Starlette's own parser writes the complete form to disk before the route sees a byte; this uses the
+parser below it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BEGIN, _DATA, _END = range(3)
 
 
 class Part:
-    """One part. Its content must be read, or is skipped, before the next one."""
+    """One part. What is not read of its content is skipped when the next part is asked for."""
 
     def __init__(self, events: _Events, name: str, filename: str | None) -> None:
         self._events = events
@@ -122,7 +123,7 @@ async def parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncIterator[
     events = _Events(boundary, body)
     while (event := await events.next()) is not None:
         if event[0] != _BEGIN:
-            continue  # The rest of a part that nobody read.
+            continue  # The rest of a part that was not read.
         _, disposition = parse_options_header(events.headers().get(b"content-disposition", b""))
         filename = disposition.get(b"filename")
         yield Part(
@@ -132,5 +133,5 @@ async def parts(content_type: str, body: AsyncIterator[bytes]) -> AsyncIterator[
         )
 
 
-def _bad(why: str) -> InvalidRequest:
-    return InvalidRequest(f"The multipart body cannot be read: {why}.", code="bad_multipart")
+def _bad(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid multipart body: {reason}.", code="bad_multipart")

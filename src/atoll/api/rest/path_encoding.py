@@ -1,9 +1,9 @@
 """
 Paths of files on the wire.
 
-A file's name is bytes. In a URL they are percent-encoded, whatever they are. In JSON a path is text
-in which what is not UTF-8 is U+FFFD, and beside it stands `encoded_path`, the same percent-encoded;
-a body may give `{"encoded": "a%FF"}` wherever it may give a path.
+File names are bytes. In URLs they are percent-encoded. In JSON, `path` is text in which bytes that
+are not UTF-8 are U+FFFD, and `encoded_path` is the exact path, percent-encoded. Requests may give
+`{"encoded": "a%FF"}` wherever they may give a path.
 """
 
 from __future__ import annotations
@@ -15,34 +15,32 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
-def text_of(raw: bytes) -> str:
+def from_bytes(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def shown(path: str) -> str:
-    """As it can be read."""
+def readable(path: str) -> str:
     if path.isascii():
         return path
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def encoded(path: str) -> str:
-    """As it can stand in a URL."""
+def percent_encoded(path: str) -> str:
     return quote(path.encode("utf-8", "surrogateescape"), safe="/")
 
 
-def decoded(text: str) -> str:
-    return text_of(unquote_to_bytes(text))
+def percent_decoded(text: str) -> str:
+    return from_bytes(unquote_to_bytes(text))
 
 
-def in_url(request: Request) -> str:
-    """The path behind `/files/`, with its bytes as they came."""
+def path_in_url(request: Request) -> str:
+    """The exact path after `/files/`."""
     raw: bytes = request.scope["raw_path"]
-    return text_of(unquote_to_bytes(raw.partition(b"/files/")[2]))
+    return from_bytes(unquote_to_bytes(raw.partition(b"/files/")[2]))
 
 
-def in_query(request: Request, name: str = "path") -> str:
-    """The last value of that name, with its bytes as they came."""
+def path_in_query(request: Request, name: str = "path") -> str:
+    """The exact path in the query: the last value of that name."""
     query = request.scope["query_string"].decode("latin-1")
     pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     return next((value for key, value in reversed(pairs) if key == name), "")

@@ -1,10 +1,9 @@
-"""
-Numbers for Prometheus, taken from the services when they are asked for: no cost while nobody asks.
-"""
+"""Metrics for Prometheus, read from the services when Prometheus asks for them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -23,73 +22,81 @@ if TYPE_CHECKING:
     from atoll.service.sessions.service import Sessions
 
 
+@dataclass(frozen=True)
+class MetricsSources:
+    """The services whose counters are exported."""
+
+    sessions: Sessions
+    connections: Connections
+    runner: Runner
+    pool: Pool
+    spool: Spool | None
+    nodes: Nodes
+    migrations: Migrations
+
+
 class _Collector:
-    def __init__(
-        self,
-        sessions: Sessions,
-        connections: Connections,
-        runs: Runner,
-        pool: Pool,
-        spool: Spool | None,
-        nodes: Nodes,
-        migrations: Migrations,
-    ) -> None:
-        self._nodes = nodes
-        self._migrations = migrations
-        self._sessions = sessions
-        self._connections = connections
-        self._runs = runs
-        self._pool = pool
-        self._spool = spool
+    def __init__(self, sources: MetricsSources) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         started = CounterMetricFamily(
             "atoll_sessions_created", "Sessions created, by how they started.", labels=["start"]
         )
-        for start, count in self._sessions.created.items():
+        for start, count in self._sources.sessions.created.items():
             started.add_metric([start], count)
         yield started
         yield GaugeMetricFamily(
-            "atoll_sessions_live", "Sessions that this process reaches.", self._connections.count
+            "atoll_sessions_live",
+            "Sessions that this process has a connection to.",
+            self._sources.connections.count,
         )
         ended = CounterMetricFamily(
-            "atoll_executions", "Executions that have ended, by status.", labels=["status"]
+            "atoll_executions", "Ended executions, by status.", labels=["status"]
         )
-        for status, count in self._runs.finished.items():
+        for status, count in self._sources.runner.finished.items():
             ended.add_metric([status], count)
         yield ended
         yield CounterMetricFamily(
-            "atoll_execution_seconds", "Time that executions took.", self._runs.seconds
+            "atoll_execution_seconds",
+            "Total run time of ended executions.",
+            self._sources.runner.seconds,
         )
         yield GaugeMetricFamily(
             "atoll_executions_running",
-            "Executions under way, waiting ones too.",
-            self._runs.count,
+            "Unfinished executions, including waiting ones.",
+            self._sources.runner.count,
         )
         ready = GaugeMetricFamily(
             "atoll_pool_ready", "Ready instances, by template.", labels=["template"]
         )
-        for template, count in self._pool.sizes().items():
+        for template, count in self._sources.pool.sizes().items():
             ready.add_metric([template], count)
         yield ready
-        yield from self._of_nodes()
+        yield from self._nodes()
         yield from self._pools()
-        if self._spool is not None:
-            away, waiting = self._spool.away, self._spool.usage
+        if self._sources.spool is not None:
+            away, waiting = self._sources.spool.away, self._sources.spool.usage
             yield GaugeMetricFamily(
-                "atoll_blobs_away", "1 while the blob store does not answer.", away is not None
+                "atoll_blobs_away", "1 while the blob store is unavailable.", away is not None
             )
             yield GaugeMetricFamily(
-                "atoll_spool_objects", "What waits on this node for it.", waiting.objects
+                "atoll_spool_objects",
+                "Objects on this node that wait for the blob store.",
+                waiting.objects,
             )
-            yield GaugeMetricFamily("atoll_spool_bytes", "How large that is.", waiting.size)
+            yield GaugeMetricFamily(
+                "atoll_spool_bytes",
+                "Bytes on this node that wait for the blob store.",
+                waiting.size,
+            )
 
-    def _of_nodes(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def _nodes(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         by_status: Counter[tuple[str, bool]] = Counter()
         sessions = GaugeMetricFamily(
             "atoll_node_sessions", "Sessions with an instance, by node.", labels=["node"]
         )
-        for node in self._nodes.known:
+        for node in self._sources.nodes.known:
             by_status[node.status.value, node.cordoned] += 1
             sessions.add_metric([node.id], node.sessions)
         nodes = GaugeMetricFamily(
@@ -101,46 +108,39 @@ class _Collector:
         yield sessions
         moved = CounterMetricFamily(
             "atoll_sessions_moved",
-            "Sessions that this process has moved to another node, by cause.",
+            "Sessions that this process moved to another node, by cause.",
             labels=["cause"],
         )
-        for cause, count in self._migrations.moved.items():
+        for cause, count in self._sources.migrations.moved.items():
             moved.add_metric([cause], count)
         yield moved
 
     def _pools(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         by = ["template"]
         target = GaugeMetricFamily(
-            "atoll_pool_target", "Instances that are to be ready, by template.", labels=by
+            "atoll_pool_target", "Target number of ready instances, by template.", labels=by
         )
         start = GaugeMetricFamily(
-            "atoll_pool_start_seconds", "What a start takes, by template.", labels=by
+            "atoll_pool_start_seconds",
+            "Time that starting an instance takes, by template.",
+            labels=by,
         )
         hits = CounterMetricFamily(
-            "atoll_pool_hits", "Creates that found a ready instance, by template.", labels=by
+            "atoll_pool_hits", "Creates that got a ready instance, by template.", labels=by
         )
         misses = CounterMetricFamily(
-            "atoll_pool_misses", "Creates that found none, by template.", labels=by
+            "atoll_pool_misses", "Creates that had to wait for a start, by template.", labels=by
         )
-        for template, plan in self._pool.plans.items():
+        for template, plan in self._sources.pool.plans.items():
             target.add_metric([template], plan.target)
-            seconds = self._pool.stats.start_seconds(template)
+            seconds = self._sources.pool.stats.start_seconds(template)
             if seconds is not None:
                 start.add_metric([template], seconds)
-            hit, missed = self._pool.stats.counts(template)
+            hit, missed = self._sources.pool.stats.counts(template)
             hits.add_metric([template], hit)
             misses.add_metric([template], missed)
         yield from (target, start, hits, misses)
 
 
-def register(
-    registry: CollectorRegistry,
-    sessions: Sessions,
-    connections: Connections,
-    runs: Runner,
-    pool: Pool,
-    spool: Spool | None,
-    nodes: Nodes,
-    migrations: Migrations,
-) -> None:
-    registry.register(_Collector(sessions, connections, runs, pool, spool, nodes, migrations))
+def register(registry: CollectorRegistry, sources: MetricsSources) -> None:
+    registry.register(_Collector(sources))

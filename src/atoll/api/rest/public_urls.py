@@ -30,6 +30,6 @@ def absolute_url_or_none(request: Request, url: str) -> str | None:
     settings = services_of(request).settings
     if settings.public_url is not None:
         return settings.public_url.rstrip("/") + url
-    if not host_header.is_own(request.scope, settings.trusted_hosts):
+    if not host_header.is_trusted(request.scope, settings.trusted_hosts):
         return None
     return str(request.base_url).rstrip("/") + url

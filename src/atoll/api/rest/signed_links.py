@@ -31,11 +31,11 @@ _OPEN: dict[str, Any] = {"security": []}
 )
 async def get_signed(request: Request, token: str) -> Response:
     """Download the file that the link grants, with ranges and conditions as with an API key."""
-    found = services_of(request)
-    grant = await found.signed_urls.verify(token, "GET")
+    services = services_of(request)
+    grant = await services.signed_urls.verify(token, "GET")
     may_start.set(grant.may_start)
-    return await downloads.answer(
-        request, found.files, grant.session_id, grant.path, filename=grant.filename
+    return await downloads.file_response(
+        request, services.files, grant.session_id, grant.path, filename=grant.filename
     )
 
 
@@ -47,9 +47,9 @@ async def get_signed(request: Request, token: str) -> Response:
 )
 async def put_signed(request: Request, token: str) -> JsonResponse:
     """Write the file that the link grants."""
-    found = services_of(request)
-    grant = await found.signed_urls.verify(token, "PUT")
-    entry = await found.files.write(grant.session_id, grant.path, _body(request))
+    services = services_of(request)
+    grant = await services.signed_urls.verify(token, "PUT")
+    entry = await services.files.write(grant.session_id, grant.path, _body(request))
     return JsonResponse(entry_out(entry), 201)
 
 

@@ -1,8 +1,8 @@
 """
-Server-sent events, of an execution above all.
+Responses that are streams of server-sent events.
 
-Written as fast as the reader takes them: nothing is queued for a slow one, which reads from what is
-kept of the execution anyway.
+An event is taken from its source when the client has read the previous one, so nothing is queued
+for a slow client.
 """
 
 from __future__ import annotations
@@ -25,59 +25,60 @@ if TYPE_CHECKING:
     from atoll.model.execution import Execution
     from atoll.model.stream_event import StreamEvent
 
-PING_SECONDS = 15.0
+PING_INTERVAL = 15.0
+"""Seconds without an event after which a comment is sent."""
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def answer(events: AsyncIterator[StreamEvent], *held: Reservation) -> StreamingResponse:
-    """The events as they come; at the end, what is held for the stream is given back."""
-    return _Stream(_texts(events), held)
+def event_stream(
+    events: AsyncIterator[StreamEvent], *reservations: Reservation
+) -> StreamingResponse:
+    """The reservations are given back when the stream ends."""
+    return _EventStream(_encode_events(events), reservations)
 
 
-def raw_answer(events: AsyncIterator[str], *held: Reservation) -> StreamingResponse:
-    """Of events that are written already."""
-    return _Stream(_encoded(events), held)
+def encoded_stream(events: AsyncIterator[str], *reservations: Reservation) -> StreamingResponse:
+    """A stream of events that are encoded already."""
+    return _EventStream(_encode_texts(events), reservations)
 
 
-class _Stream(StreamingResponse):
-    def __init__(self, texts: AsyncIterator[bytes], held: tuple[Reservation, ...]) -> None:
-        super().__init__(_kept_alive(texts), media_type=MEDIA_TYPE, headers=_HEADERS)
-        self._held = held
+class _EventStream(StreamingResponse):
+    def __init__(self, events: AsyncIterator[bytes], reservations: tuple[Reservation, ...]) -> None:
+        super().__init__(_with_pings(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+        self._reservations = reservations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            for one in self._held:
-                one.close()
+            for reservation in self._reservations:
+                reservation.close()
 
 
-async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+async def _encode_texts(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
     async for text in texts:
         yield text.encode()
 
 
-async def _texts(events: AsyncIterator[StreamEvent]) -> AsyncIterator[bytes]:
+async def _encode_events(events: AsyncIterator[StreamEvent]) -> AsyncIterator[bytes]:
     async for event in events:
-        yield _text(event)
+        yield _encode(event)
 
 
-def _text(event: StreamEvent) -> bytes:
-    """Its own function: a stream whose client does not read holds the event's bytes alone."""
+def _encode(event: StreamEvent) -> bytes:
+    """A function of its own, so that a stalled stream references the bytes and not the event."""
     number = "" if event.number is None else f"id: {event.number}\n"
     content = json.dumps(_content(event.content)).encode("ascii")
     return b"%sevent: %s\ndata: %s\n\n" % (number.encode(), event.name.encode(), content)
 
 
-async def _kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """
-    A comment after a while without an event, so that nobody in between takes the line for dead.
-    """
+async def _with_pings(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Adds comments while there are no events, so that no proxy closes an idle connection."""
     following = asyncio.ensure_future(anext(events))
     try:
         while True:
-            done, _ = await asyncio.wait([following], timeout=PING_SECONDS)
+            done, _ = await asyncio.wait([following], timeout=PING_INTERVAL)
             if not done:
                 yield b": ping\n\n"
                 continue

@@ -44,16 +44,16 @@ async def create_template(request: Request, body: CreateTemplate) -> JsonRespons
     template with packages, a Dockerfile or an image that must be pulled is built first; its
     `status` shows the progress.
     """
-    found = services_of(request)
+    services = services_of(request)
     seed = request.scope.get("atoll.seed")
-    wanted = _template_of(found, body.id or ids.template_id(seed), body)
+    wanted = _template_of(services, body.id or ids.template_id(seed), body)
     try:
-        template = await found.templates.create(wanted, credentials=_credentials(body))
+        template = await services.templates.create(wanted, credentials=_credentials(body))
     except Conflict:
         if body.id is not None or seed is None:
             raise
         # Its id follows from the Idempotency-Key: an earlier try of this request created it.
-        template = await found.templates.get(wanted.id)
+        template = await services.templates.get(wanted.id)
     return JsonResponse(template_out(template), 201)
 
 
@@ -76,9 +76,9 @@ async def get_template(request: Request, template_id: str) -> JsonResponse:
 @router.put("/{template_id}", responses={200: {"model": TemplateOut}})
 async def replace_template(request: Request, template_id: str, body: TemplateIn) -> JsonResponse:
     """Replace all fields, as a new version. Existing sessions keep the version they have."""
-    found = services_of(request)
-    wanted = _template_of(found, template_id, body)
-    template = await found.templates.replace(wanted, credentials=_credentials(body))
+    services = services_of(request)
+    wanted = _template_of(services, template_id, body)
+    template = await services.templates.replace(wanted, credentials=_credentials(body))
     return JsonResponse(template_out(template))
 
 
@@ -124,7 +124,7 @@ async def get_log(
     text = await builds.log(template_id, version)
     if follow:
         held = services_of(request).streams.open(request.scope)
-        return sse.answer(builds.follow(template_id, version), held)
+        return sse.event_stream(builds.follow(template_id, version), held)
     headers = {"X-Content-Type-Options": "nosniff"}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 

@@ -91,7 +91,7 @@ class Forwarding:
         await self._app(scope, receive, send)
 
     def _hide_untrusted_host(self, scope: Scope) -> None:
-        if scope["type"] == "http" and not host_header.is_own(scope, self._trusted_hosts):
+        if scope["type"] == "http" and not host_header.is_trusted(scope, self._trusted_hosts):
             others = [(name, value) for name, value in scope["headers"] if name != b"host"]
             scope["headers"] = [*others, (b"host", host_header.UNKNOWN)]
 

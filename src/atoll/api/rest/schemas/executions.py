@@ -26,6 +26,7 @@ from atoll.api.rest.schemas.base import (
     encoder_of,
     timestamp,
 )
+from atoll.api.rest.schemas.files import PathFields
 from atoll.api.rest.schemas.types import Argument, Base64, Env, Id, Json, Path, Reason
 from atoll.model.execution import (
     RESULT_STATUS,
@@ -278,7 +279,7 @@ def result_out(execution: Execution, outcome: Outcome) -> dict[str, Any]:
         "execution_id": execution.id,
         "status": RESULT_STATUS[outcome.status],
         **_outcome_out(outcome),
-        "artifacts": [path_encoding.shown(artifact.path) for artifact in outcome.artifacts],
+        "artifacts": [path_encoding.readable(artifact.path) for artifact in outcome.artifacts],
         "shortened": [name for name in _shortened(execution) if name in _NAMES.values()],
     }
 
@@ -336,13 +337,7 @@ class StatusOut(Stale, of=Execution):
 status_out = encoder_of(StatusOut)
 
 
-class ArtifactOut(ResponseBody, of=Artifact):
-    path: Annotated[str, From(lambda artifact: path_encoding.shown(artifact.path))] = Field(
-        description="Bytes that are not UTF-8 are shown as U+FFFD."
-    )
-    encoded_path: Annotated[str, From(lambda artifact: path_encoding.encoded(artifact.path))] = (
-        Field(description="The exact path, percent-encoded for a URL.")
-    )
+class ArtifactOut(PathFields, of=Artifact):
     size: int
     mime_type: str
     type: Literal["artifact", "log", "output"]

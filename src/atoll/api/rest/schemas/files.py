@@ -49,18 +49,18 @@ class Presign(RequestBody):
 
 
 class PathFields(ResponseBody):
-    path: Annotated[str, From(lambda item: path_encoding.shown(item.path))] = Field(
+    path: Annotated[str, From(lambda item: path_encoding.readable(item.path))] = Field(
         description="Bytes that are not UTF-8 are shown as U+FFFD."
     )
-    encoded_path: Annotated[str, From(lambda item: path_encoding.encoded(item.path))] = Field(
-        description="The exact path, percent-encoded for a URL."
+    encoded_path: Annotated[str, From(lambda item: path_encoding.percent_encoded(item.path))] = (
+        Field(description="The exact path, percent-encoded for a URL.")
     )
 
 
 class EntryOut(PathFields):
     """A file or directory of a workspace; `path` is relative to /workspace."""
 
-    name: Annotated[str, From(lambda entry: path_encoding.shown(entry.path).rpartition("/")[2])]
+    name: Annotated[str, From(lambda entry: path_encoding.readable(entry.path).rpartition("/")[2])]
     type: Literal["file", "directory", "symlink", "other"]
     size: int
     mode: Annotated[str, From(lambda entry: f"{entry.mode:04o}")] = Field(examples=["0644"])

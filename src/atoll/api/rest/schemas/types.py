@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from atoll.api.rest.path_encoding import decoded
+from atoll.api.rest.path_encoding import percent_decoded
 from atoll.api.rest.schemas.base import RequestBody
 from atoll.model.session import MAX_ENV_VARS, MAX_LABELS
 
@@ -43,7 +43,7 @@ PathIn = Path | EncodedPath
 
 
 def path_of(given: str | EncodedPath) -> str:
-    return given if isinstance(given, str) else decoded(given.encoded)
+    return given if isinstance(given, str) else percent_decoded(given.encoded)
 
 
 def _check_base64(text: str) -> str:
