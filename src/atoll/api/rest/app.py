@@ -150,8 +150,8 @@ _IDEMPOTENCY_KEY = {
     "required": False,
     "description": (
         "Makes it safe to repeat the request: with the same key and body it is served once, and "
-        "its first response is returned again. 409 `idempotency_in_flight` while the first request is "
-        "in progress; 422 `idempotency_key_reused` if the key was used for a different request."
+        "its first response is returned again. 409 `idempotency_in_flight` while the first request "
+        "is in progress; 422 `idempotency_key_reused` if the key was used for a different request."
     ),
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
