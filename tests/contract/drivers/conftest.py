@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from atoll import ids
-from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.drivers.docker.driver import DockerDriver
 from atoll.drivers.docker.labels import Label
+from atoll.drivers.docker.node_identity import NAME_FILE
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
@@ -190,7 +191,7 @@ class Node:
             return not [
                 child for helper in own_children() - self._others for child in below(helper)
             ]
-        name = (self.data_dir / "node" / NAME).read_text()
+        name = (self.data_dir / "node" / NAME_FILE).read_text()
         return not self._engine.containers(label=[f"{Label.NODE}={name}"])
 
 

@@ -220,7 +220,7 @@ async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_p
     # The whole path is longer than a socket's name can be.
     (tmp_path / "short").symlink_to(directory(node, handle) / "link")
     path = str(tmp_path / "short" / "link.sock")
-    for wrong in (None, "", "0" * 64, node.driver._token(other.instance_id)):
+    for wrong in (None, "", "0" * 64, node.driver._identity.token(other.instance_id)):
         with pytest.raises(ExecutorError) as caught:
             await Link.connect(path, LinkSettings(), timeout=timedelta(seconds=5), token=wrong)
         assert caught.value.code == "unauthenticated"

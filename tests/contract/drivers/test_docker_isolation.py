@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll import ids
-from atoll.drivers.docker.driver import NAME, DockerDriver
+from atoll.drivers.docker.driver import DockerDriver
+from atoll.drivers.docker.node_identity import NAME_FILE
 from atoll.errors import PermanentError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Callback, Handle, State
@@ -103,7 +104,7 @@ async def test_docker_inspect_shows_no_secret(node: Node) -> None:
     assert isinstance(driver, DockerDriver)
     callback = Callback("http://callback.test/path", "the-callback-token")
     handle = await driver.ensure(spec(callback=callback))
-    token = driver._token(handle.instance_id)
+    token = driver._identity.token(handle.instance_id)
     process = Path(f"/proc/{node.pid_1(handle)}")
     seen = [
         json.dumps(told(node, handle)),
@@ -369,7 +370,7 @@ async def test_a_container_with_inherited_labels_is_not_an_instance(
     """Containers of packages that are installed have the node's label, and the image's own."""
     precious = tmp_path / "precious"
     precious.mkdir()
-    name = (node.data_dir / "node" / NAME).read_text()
+    name = (node.data_dir / "node" / NAME_FILE).read_text()
     for number, instance in enumerate((str(precious), "../../x", ids.instance_id())):
         labels = {"atoll.node": name, "atoll.instance": instance, "atoll.workspace": "/home"}
         about = {"Image": PYTHON, "Cmd": ["true"], "Labels": labels}

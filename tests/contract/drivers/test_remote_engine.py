@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.docker import container_config, exec_link
-from atoll.drivers.docker.driver import NAME, REMAPPED_UIDS, DockerDriver
+from atoll.drivers.docker.driver import REMAPPED_UIDS, DockerDriver
+from atoll.drivers.docker.node_identity import NAME_FILE
 from atoll.errors import AtollError, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.executor.connection import Connection
 from atoll.executor.event_loop import Loop
@@ -319,7 +320,7 @@ async def test_requests_without_the_token_are_refused(node: Node) -> None:
     entry = shown["Config"]["Entrypoint"]
     for token in ("", "0" * 64):
         with pytest.raises(ExecutorError) as refused:
-            await driver._relays.connect(
+            await driver._exec_links.connect(
                 str(handle.data["container"]),
                 entry[: entry.index("-I")],
                 "/run/atoll/executor.pyz",
@@ -329,7 +330,7 @@ async def test_requests_without_the_token_are_refused(node: Node) -> None:
             )
         assert refused.value.code == "unauthenticated"
     # Neither the config nor the token is to be seen by who may look at the container.
-    assert driver._token(handle.instance_id) not in str(shown)
+    assert driver._identity.token(handle.instance_id) not in str(shown)
     assert await printed(driver, link, "print('well')") == "well"
     link.close()
 
@@ -428,7 +429,7 @@ async def test_leftovers_of_a_start_do_not_block_removing_a_workspace(node: Node
     handle = await node.driver.ensure(spec())
     await node.driver.destroy(handle)
     workspace = node.driver.workspaces.of(handle)
-    name = (node.data_dir / "node" / NAME).read_text()
+    name = (node.data_dir / "node" / NAME_FILE).read_text()
     about = {
         "Image": "atoll-workspace:1",
         "Cmd": ["/nothing"],
@@ -455,7 +456,7 @@ async def test_a_removed_shared_volume_is_restored_for_concurrent_starts(
         one["Name"]
         for one in node.engine.ask("GET", "/volumes").json()["Volumes"]
         if "atoll.shared" in (one["Labels"] or {})
-        and one["Name"].startswith(f"atoll-{(node.data_dir / 'node' / NAME).read_text()}-")
+        and one["Name"].startswith(f"atoll-{(node.data_dir / 'node' / NAME_FILE).read_text()}-")
     )
     node.engine.ask("DELETE", f"/volumes/{shared}")
     for _, link in await asyncio.gather(*(started(node.driver, spec()) for _ in range(3))):

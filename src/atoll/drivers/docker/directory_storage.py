@@ -63,12 +63,12 @@ class DirectoryStorage:
         bucket: Bucket | None,
         packages: Path,
         *,
-        trouble: str | None,
+        obstacle: str | None,
     ) -> None:
-        """`trouble` is why containers cannot be given file system images; null when they can."""
+        """`obstacle` is why containers cannot use file system images; null if they can."""
         self._node = node
-        self._trouble = trouble
-        self.quota = trouble is None
+        self._obstacle = obstacle
+        self.quota = obstacle is None
         self._lent: Path | None = None
         """The interpreter for images that have none, once it was needed."""
         self._lending = asyncio.Lock()
@@ -90,7 +90,7 @@ class DirectoryStorage:
         self._node.chmod(0o700)
         self._instances.mkdir(exist_ok=True, mode=0o700)
         self._workspaces.open()
-        self.volumes.open(images=self._trouble)
+        self.volumes.open(images=self._obstacle)
         self._shared = container_config.shared_mounts(
             str(executor_bundle.write(self._node)),
             str(executor_bundle.write_inside(self._node)),
@@ -140,7 +140,7 @@ class DirectoryStorage:
         if found.kind == IMAGE:
             raise InstanceNotStarted(
                 f"Workspace {name} is a file system image, which cannot be mounted on this node "
-                f"any more: {self._trouble}.",
+                f"any more: {self._obstacle}.",
             )
         return found
 

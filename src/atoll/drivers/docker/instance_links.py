@@ -1,0 +1,69 @@
+"""Opens links to the executors of containers, and prepares them for user code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers.docker import socket_link
+from atoll.drivers.docker.labels import LinkKind
+from atoll.drivers.shared import cgroups
+from atoll.drivers.shared.paths import EXECUTOR
+from atoll.drivers.shared.zygote_confinement import Confinement
+from atoll.errors import PermanentError
+
+if TYPE_CHECKING:
+    from atoll.drivers.docker.exec_link import ExecLinks
+    from atoll.drivers.docker.node_identity import NodeIdentity
+    from atoll.drivers.docker.storage import Storage
+    from atoll.link.client import Link
+    from atoll.model.instance import Handle
+    from atoll.settings import LinkSettings
+
+
+class InstanceLinks:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        storage: Storage,
+        exec_links: ExecLinks,
+        settings: LinkSettings,
+    ) -> None:
+        self._identity = identity
+        self._storage = storage
+        self._exec_links = exec_links
+        self._settings = settings
+        self.new: set[str] = set()
+        """Instances that had no link yet: theirs may take longer."""
+
+    async def open(self, handle: Handle, inspected: dict[str, Any]) -> Link:
+        """A link to the executor of a running container, which can run user code from now on."""
+        link = await self._connect(handle, inspected["Config"]["Entrypoint"])
+        try:
+            # Before user code runs, and for every link: the one before may have been interrupted.
+            await self._storage.seal(handle.instance_id, str(handle.data["workspace"]))
+            failed = await Confinement(cgroups.NoControlGroups(), handle.instance_id, link).settle()
+            if failed:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+                raise PermanentError(f"Preloading failed: {reasons}", code="preload_failed")
+        except BaseException:
+            link.close()
+            raise
+        self.new.discard(handle.instance_id)
+        return link
+
+    async def _connect(self, handle: Handle, entrypoint: list[str]) -> Link:
+        settings = self._settings
+        is_new = handle.instance_id in self.new
+        timeout = settings.start_timeout if is_new else settings.connect_timeout
+        token = self._identity.token(handle.instance_id)
+        directory = self._storage.socket(handle.instance_id)
+        if handle.data["link"] == LinkKind.SOCKET and directory is not None:
+            return await socket_link.connect(directory, settings, timeout=timeout, token=token)
+        return await self._exec_links.connect(
+            str(handle.data["container"]),
+            entrypoint[: entrypoint.index("-I")],
+            EXECUTOR,
+            settings,
+            timeout=timeout,
+            token=token,
+        )

@@ -1,0 +1,38 @@
+"""Pauses and resumes containers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from atoll.model.instance import State
+
+if TYPE_CHECKING:
+    from atoll.drivers.docker.instance_containers import InstanceContainers
+    from atoll.model.instance import Handle
+
+
+class DockerPausing:
+    def __init__(self, containers: InstanceContainers) -> None:
+        self._containers = containers
+
+    async def pause(self, handle: Handle) -> None:
+        await self._post(handle, "pause")
+
+    async def resume(self, handle: Handle) -> None:
+        await self._post(handle, "unpause")
+
+    async def _post(self, handle: Handle, verb: str) -> None:
+        posting = asyncio.ensure_future(self._post_if_needed(handle, verb))
+        try:
+            await asyncio.shield(posting)
+        except asyncio.CancelledError:
+            # The engine continues; the opposite request must not overtake this one.
+            await asyncio.wait([posting])
+            raise
+
+    async def _post_if_needed(self, handle: Handle, verb: str) -> None:
+        _, before = await self._containers.find(handle)
+        if before.state is not (State.RUNNING if verb == "pause" else State.PAUSED):
+            return
+        await self._containers.post(str(handle.data["container"]), verb)
