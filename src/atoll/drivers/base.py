@@ -183,11 +183,11 @@ class Images(Protocol):
         template: Template,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
         inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         """
-        Make what `is_built` misses; `say` is called with the output. Raises `PermanentError` with
+        Make what `is_built` misses; `on_output` receives the output. Raises `PermanentError` with
         code `build_failed` or a more specific one, or `TemporaryError` if a retry may succeed. The
         caller ensures that nobody else builds the same layer on this node at the same time.
         """

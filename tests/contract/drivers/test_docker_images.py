@@ -191,7 +191,7 @@ async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
     found = await ground.puller.pull_and_hold(
-        pulled, "abc", right(registry), timeout=LONG, say=ground.said.append
+        pulled, "abc", right(registry), timeout=LONG, on_output=ground.said.append
     )
 
     assert found.entrypoint == ("/bin/tool",)
@@ -219,7 +219,7 @@ async def test_a_failed_pull_reports_its_cause(
     auth = None if password is None else right(registry, password)
     with refused(PermanentError, code) as caught:
         await ground.puller.pull(
-            f"{registry.server}/{name}", auth, timeout=LONG, say=ground.said.append
+            f"{registry.server}/{name}", auth, timeout=LONG, on_output=ground.said.append
         )
     assert PASSWORD not in str(caught.value)
 
@@ -233,7 +233,7 @@ async def test_credentials_are_only_sent_to_their_own_server(
             pulled,
             RegistryAuth("elsewhere.example.com", USER, PASSWORD),
             timeout=LONG,
-            say=ground.said.append,
+            on_output=ground.said.append,
         )
 
 
@@ -242,10 +242,12 @@ async def test_an_unreachable_registry_is_a_temporary_error(
 ) -> None:
     registry.stop()
     with refused(TemporaryError, "registry_unavailable"):
-        await ground.puller.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+        await ground.puller.pull(
+            pulled, right(registry), timeout=LONG, on_output=ground.said.append
+        )
     registry.start()
     await ground.puller.pull_and_hold(
-        pulled, "a", right(registry), timeout=LONG, say=ground.said.append
+        pulled, "a", right(registry), timeout=LONG, on_output=ground.said.append
     )
 
 
@@ -255,9 +257,11 @@ async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
     registry.pause()
     short = timedelta(milliseconds=200)
     with refused(PermanentError, "build_failed"):
-        await ground.puller.pull(pulled, right(registry), timeout=short, say=ground.said.append)
+        await ground.puller.pull(
+            pulled, right(registry), timeout=short, on_output=ground.said.append
+        )
     pulling = asyncio.ensure_future(
-        ground.puller.pull(pulled, right(registry), timeout=LONG, say=ground.said.append)
+        ground.puller.pull(pulled, right(registry), timeout=LONG, on_output=ground.said.append)
     )
     await asyncio.sleep(0.2)
     pulling.cancel()
@@ -274,7 +278,7 @@ def building(
     ground: Ground, dockerfile: str, context: BuildFiles | None = None, **given: Any
 ) -> Any:
     build = ImageBuild(dockerfile, "built", ImageInputs(files=context), fresh=False)
-    options: dict[str, Any] = {"timeout": LONG, "say": ground.said.append}
+    options: dict[str, Any] = {"timeout": LONG, "on_output": ground.said.append}
     return ground.templates.builder.build(build, **options | given)
 
 
@@ -322,12 +326,14 @@ async def test_a_build_ends_when_it_is_cancelled_or_times_out(
 ) -> None:
     begun = asyncio.Event()
 
-    def say(data: bytes) -> None:
+    def on_output(data: bytes) -> None:
         if b"Running in" in data:
             begun.set()
 
     made = asyncio.ensure_future(
-        building(ground, f"FROM {SHELL}\nRUN sleep 600\n", say=say, timeout=timeout or LONG)
+        building(
+            ground, f"FROM {SHELL}\nRUN sleep 600\n", on_output=on_output, timeout=timeout or LONG
+        )
     )
     first = asyncio.ensure_future(begun.wait())
     await asyncio.wait([made, first], return_when=asyncio.FIRST_COMPLETED)
@@ -418,7 +424,7 @@ def settled(ground: Ground, template: Template, fresh: str = "") -> Template:
 
 async def build(ground: Ground, template: Template, inputs: ImageInputs | None = None) -> None:
     await ground.templates.build(
-        template, timeout=LONG, say=ground.said.append, inputs=inputs or ImageInputs()
+        template, timeout=LONG, on_output=ground.said.append, inputs=inputs or ImageInputs()
     )
 
 

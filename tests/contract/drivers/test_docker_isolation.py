@@ -378,7 +378,7 @@ async def test_a_container_with_inherited_labels_is_not_an_instance(
         made = node.engine.ask("POST", "/containers/create", params=where, json=about).json()["Id"]
         try:
             assert await node.driver.handles() == []
-            with pytest.raises(ValueError, match="is no instance's"):
+            with pytest.raises(ValueError, match="is not an instance id"):
                 await node.driver.destroy(Handle("../x", "docker", 1, {"container": made}))
         finally:
             node.engine.remove(made)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers.docker import container_config
-from atoll.drivers.docker.directory_storage import EXECUTOR_SIZE
+from atoll.drivers.docker.executor_files import IMAGE_SIZE
 from atoll.drivers.shared.disk_images import make_file_system
 from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import mount_points
@@ -66,7 +66,7 @@ async def test_a_hostile_image_cannot_exceed_the_disk_limit(node: Node) -> None:
     assert caught.value.code == "instance_failed"
     taken = dict(re.findall(r"(/\S+)=(\d+)", caught.value.message))
     own = int(taken["/run/atoll/link"]) + int(taken["/run/atoll/journal"])
-    assert 0 < own * MiB < EXECUTOR_SIZE
+    assert 0 < own * MiB < IMAGE_SIZE
     assert 0 < int(taken["/workspace"]) * MiB < LIMITS.disk
     assert (await node.driver.handles()) == []
 

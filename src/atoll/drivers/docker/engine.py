@@ -156,6 +156,9 @@ class Engine:
             connection.abort()
         docker = getattr(self, "docker", None)
         if docker is not None:
+            # Idle TLS connections would wait for a closing handshake of the engine.
+            if docker.session.connector is not None:
+                await docker.session.connector.close(abort_ssl=True)
             await docker.session.close()
             await docker.close()
 

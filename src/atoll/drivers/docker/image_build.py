@@ -72,7 +72,7 @@ class ImageBuilder:
         self._scratch = scratch
 
     async def build(
-        self, build: ImageBuild, *, timeout: timedelta, say: Callable[[bytes], None]
+        self, build: ImageBuild, *, timeout: timedelta, on_output: Callable[[bytes], None]
     ) -> None:
         """
         Raises `BuildFailed`, `PermanentError` with code `build_context_invalid`, and
@@ -96,7 +96,7 @@ class ImageBuilder:
                             raise _build_error(error_text(message), last_lines)
                         if text := progress.text(message):
                             last_lines.extend(line for line in text.splitlines() if line.strip())
-                            say(text.encode("utf-8", "replace"))
+                            on_output(text.encode("utf-8", "replace"))
                 except DockerError as error:
                     if error.status == UNREACHABLE:
                         raise

@@ -52,7 +52,7 @@ class ImagePuller:
         auth: RegistryAuth | None,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
     ) -> Image:
         """
         Raises `PermanentError` with code `image_not_found` or `image_denied`, `BuildFailed` after
@@ -71,7 +71,7 @@ class ImagePuller:
                         if "error" in message:
                             raise _pull_error(reference, error_text(message))
                         if text := progress.text(message):
-                            say(text.encode("utf-8", "replace"))
+                            on_output(text.encode("utf-8", "replace"))
                 except DockerError as error:
                     if error.status == UNREACHABLE:
                         raise
@@ -89,11 +89,11 @@ class ImagePuller:
         auth: RegistryAuth | None,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
     ) -> Image:
         """Pull an image and keep it as `name`, without leaving another name behind."""
         was_tagged = await self._images.find(reference) is not None
-        found = await self.pull(reference, auth, timeout=timeout, say=say)
+        found = await self.pull(reference, auth, timeout=timeout, on_output=on_output)
         await self._images.hold(found.id, name)
         if not was_tagged:
             await self._images.untag(reference)

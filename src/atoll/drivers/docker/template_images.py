@@ -220,7 +220,7 @@ class TemplateImages:
         template: Template,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
         inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         if await self.is_built(template):
@@ -229,22 +229,22 @@ class TemplateImages:
         if template.dockerfile:
             fresh = recorded is not None and recorded.anew
             build = ImageBuild(template.dockerfile, name, inputs, fresh)
-            await self.builder.build(build, timeout=timeout, say=say)
+            await self.builder.build(build, timeout=timeout, on_output=on_output)
         else:
             reference, digest = self._reference(template), _recorded_digest(template)
             if digest is not None:
                 reference = parse(reference).pinned(digest)
             found = await self.puller.pull_and_hold(
-                reference, name, inputs.auth, timeout=timeout, say=say
+                reference, name, inputs.auth, timeout=timeout, on_output=on_output
             )
             await self._hold_digest(template, found)
-        await self._describe(template, say)
+        await self._describe(template, on_output)
 
-    async def _describe(self, template: Template, say: Callable[[bytes], None]) -> None:
+    async def _describe(self, template: Template, on_output: Callable[[bytes], None]) -> None:
         image = await self.find(template)
         python = await self.pythons.find(image, template.python)
         inside = f"Python is {python}" if python else "It has no Python"
-        say(f"Image {image.id}, {image.size} bytes. {inside}.\n".encode())
+        on_output(f"Image {image.id}, {image.size} bytes. {inside}.\n".encode())
 
     async def inspect(self, template: Template) -> ImageInfo:
         found = await self.find(template)

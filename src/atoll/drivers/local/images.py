@@ -91,13 +91,13 @@ class LocalImages:
         template: Template,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
         inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):
             below = found[: found.index(layer)]
-            await self._layers.build(template.root, below, layer, timeout=timeout, say=say)
+            await self._layers.build(template.root, below, layer, timeout=timeout, say=on_output)
 
     async def names(self) -> list[str]:
         return await asyncio.to_thread(self._layers.names)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import processes
+from atoll.drivers.shared.threads import run_until_abandoned
 from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.errors import NodeFull, TemporaryError
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
+    import threading
+
     from atoll.drivers.local.handle_files import HandleFiles
     from atoll.drivers.local.instance_state import InstanceStates
     from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
@@ -37,17 +39,7 @@ class LocalWorkspaces:
         await asyncio.to_thread(self._files.remove, name)
 
     async def copy(self, name: str, new: str) -> bool:
-        abandoned = threading.Event()
-        copying = asyncio.ensure_future(asyncio.to_thread(self._copy, name, new, abandoned))
-        try:
-            return await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled; it must end before the next call begins.
-            abandoned.set()
-            await asyncio.wait([copying])
-            if not copying.cancelled():
-                copying.exception()
-            raise
+        return await run_until_abandoned(lambda abandoned: self._copy(name, new, abandoned))
 
     def _copy(self, name: str, new: str, abandoned: threading.Event) -> bool:
         source = self._files.get(name)

@@ -185,7 +185,7 @@ class Builds:
         await self._driver.images.build(
             template,
             timeout=self._settings.build_timeout,
-            say=say,
+            on_output=say,
             inputs=await self._inputs.of(template),
         )
 
