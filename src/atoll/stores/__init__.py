@@ -1,1 +1,1 @@
-"""What Atoll remembers. Every back-end keeps the contract of `base`."""
+"""The storage contract (`base`), its implementation on SQL databases, and a stale-read cache."""

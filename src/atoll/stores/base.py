@@ -1,19 +1,26 @@
 """
 The storage contract.
 
-Every method is its own small transaction and is durable when it returns: the process may be killed
-right after. Writes that race are settled by compare-and-set on `version`: the entity given is the
-one that was read, changed; it is written as version + 1 if the stored version is still the one
-given, and `Conflict` is raised (nothing written) otherwise. Entities come back equal to what was
-put in.
+Every method is one small transaction. When it returns, what it wrote is durable: the process may be
+killed immediately afterwards.
 
-Lists are newest first, at most `limit` items and no more than some megabytes a page, and paged by a
-cursor that stays valid while rows are added and removed: a page never repeats or skips an item that
-was there all along. A cursor that this store did not make raises `InvalidRequest` with code
-`bad_cursor`. A page costs the same however deep it is.
+Concurrent writes are settled by compare-and-set on `version`. The caller passes the entity as it
+was read, with changes. If the stored version is still that of the entity, the store writes the
+entity with version + 1; otherwise it writes nothing and raises `Conflict`.
 
-Adding an id that exists raises `Conflict`. Reading what is not there gives None. A back-end that
-cannot be reached raises `TemporaryError` with code `database_unavailable`.
+- Entities come back equal to what was stored.
+- Adding an id that exists raises `Conflict`. Reading an id that does not exist returns None.
+- Removing an id that does not exist does nothing.
+- If the back-end cannot be reached, every method raises `DatabaseUnavailable`.
+- With `event`, the event is stored in the same transaction, and only if the change is.
+
+Methods named `page` list entities newest first. A page has at most `limit` items and a few
+megabytes. Its cursor stays valid while rows are added and removed: following pages never repeat or
+skip an item that existed all the time. A cursor that the store did not make raises `InvalidRequest`
+with code `bad_cursor`. A page costs the same however deep it is.
+
+Methods with `after` and `limit` list entities by id: the first `limit` whose id is greater than
+`after`.
 """
 
 from __future__ import annotations
@@ -41,17 +48,16 @@ if TYPE_CHECKING:
 class Sessions(Protocol):
     async def add(self, session: Session, *, event: Event | None = None) -> None:
         """
-        Store a new session, and the event if one is given; in the same transaction its
-        `instance_id`, when set, is recorded as that instance's owner (`Conflict` when the instance
-        is not stored or has another owner).
+        Add a session. If it has an `instance_id`, the same transaction makes it the owner of that
+        instance; raises `Conflict` if the instance does not exist or has another owner.
         """
 
     async def get(self, session_id: str) -> Session | None: ...
 
     async def save(self, session: Session, *, event: Event | None = None) -> Session:
         """
-        Compare-and-set, with the event if one is given; returns the session with its new version.
-        Unless the session has ended, `instance_id` is carried over to the instances as in `add`.
+        Compare-and-set; returns the session with its new version. A new `instance_id` is treated as
+        in `add`, unless the session has ended.
         """
 
     async def page(
@@ -64,26 +70,26 @@ class Sessions(Protocol):
     ) -> Page[Session]: ...
 
     async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
-        """Those of a node whose `plan.unsettled_at` is not after `now`, oldest first."""
+        """Sessions of a node whose `plan.unsettled_at` is not after `now`, oldest first."""
 
     async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
-        """Those of a node whose `plan.timer_at` is not after `now`, oldest first."""
+        """Sessions of a node whose `plan.timer_at` is not after `now`, oldest first."""
 
     async def touch(self, session: Session, at: datetime) -> bool:
         """
-        Write its `active_at` and nothing else, its version included; False, and nothing written,
-        when it is no longer at the version given.
+        Set `active_at` and leave everything else, also the version, unchanged. Returns False and
+        writes nothing if the stored version is not that of `session`.
         """
 
     async def unfinished(
         self, *, limit: int, after: str = "", node_id: str | None = None
     ) -> list[Session]:
-        """Sessions that have not ended, of one node or all, in order of id, beyond `after`."""
+        """Sessions that have not ended, of one node or of all."""
 
     async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
         """
-        What sessions of a node have there, in order of id, beyond `after`; of those that have ended
-        the ones alone that are not cleared yet.
+        The instances and workspaces that sessions have on a node. Sessions that have ended are
+        listed as long as something of theirs remains there.
         """
 
     async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int: ...
@@ -92,25 +98,24 @@ class Sessions(Protocol):
 class Executions(Protocol):
     async def add(self, execution: Execution, *, event: Event | None = None) -> None:
         """
-        Store it, and the event if one is given, as do the others here. An invocation has one
-        execution of each `ordinal`: another is a `Conflict` as well, so of those that race to be
-        its first one is.
+        Add an execution. Raises `Conflict` also if its invocation has an execution with the same
+        `ordinal`: of several that race to be the first of an invocation, one succeeds.
         """
 
     async def add_after(
         self, execution: Execution, previous: Execution, *, event: Event | None = None
     ) -> None:
         """
-        Store the next execution of an invocation and, in the same transaction, that `previous` is
-        superseded: a compare-and-set of that one.
+        Add the next execution of an invocation and, in the same transaction, mark `previous` as
+        superseded by compare-and-set.
         """
 
     async def get(self, execution_id: str) -> Execution | None: ...
 
     async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
         """
-        Compare-and-set of status, instance, holder, times, retry count, attempts, outcome and what
-        is kept elsewhere; the request never changes, nor does its place in its invocation.
+        Compare-and-set; returns the execution with its new version. The request, the session, the
+        creation time and the place in the invocation never change and are not written.
         """
 
     async def page(
@@ -122,7 +127,7 @@ class Executions(Protocol):
         cursor: str | None = None,
         limit: int = 50,
     ) -> Page[Execution]:
-        """Those of one invocation in the order of their ordinals, the last one first."""
+        """With `invocation_id`, ordered by ordinal, the last one first."""
 
     async def latest(
         self,
@@ -133,21 +138,18 @@ class Executions(Protocol):
         limit: int = 50,
     ) -> Page[Execution]:
         """
-        Executions that are the latest of their invocations, of any of these statuses if some are
-        given. The others are left out of what a page would hold, so it may hold fewer than `limit`,
-        or none, and not be the last.
+        Executions that are the latest of their invocations, with one of `statuses` if any are
+        given. The others are filtered out of each page, so that a page may have fewer than `limit`
+        items, or none, without being the last.
         """
 
     async def unfinished(
         self, *, limit: int, after: str = "", holder: str | None = None
     ) -> list[Execution]:
-        """
-        Executions that have not ended, in order of id, beyond the id `after`; with `holder`, those
-        that it holds.
-        """
+        """Executions that have not ended, of one holder or of all."""
 
     async def holders(self) -> set[str | None]:
-        """Who holds executions that have not ended."""
+        """The holders of executions that have not ended."""
 
 
 class Instances(Protocol):
@@ -158,26 +160,25 @@ class Instances(Protocol):
     async def all(self) -> list[Instance]: ...
 
     async def count_unclaimed(self, node_id: str, *, except_holder: str) -> dict[str, int]:
-        """How many of a node wait for a session, by template, without those of that holder."""
+        """
+        The number of instances of a node without a session, by template, leaving out those in the
+        warm pool of `except_holder`.
+        """
 
     async def claim(self, instance_id: str, *, holder: str, previous_holder: str | None) -> bool:
         """
-        Make an instance that waits for a session `holder`'s; False, and nothing changed, when it is
-        gone, has a session, or is not `instead_of`'s any more.
+        Move an instance without a session to the pool of `holder`. Returns False and changes
+        nothing if it is gone, has a session, or is not in the pool of `previous_holder`.
         """
 
     async def remove_unclaimed(self, instance_id: str) -> bool:
-        """Forget one that no session has; False, and nothing changed, when one has it."""
+        """Remove an instance without a session; returns False if it has one."""
 
-    async def remove(self, instance_id: str) -> None:
-        """Forget it; nothing happens when it is not there."""
+    async def remove(self, instance_id: str) -> None: ...
 
 
 class Templates(Protocol):
-    """
-    A template is its newest version; those before are kept until they are dropped. An event that is
-    given is stored in the same transaction.
-    """
+    """A template is its newest version. Previous versions are kept until they are dropped."""
 
     async def add(self, template: Template, *, event: Event | None = None) -> None: ...
 
@@ -185,71 +186,72 @@ class Templates(Protocol):
         """The newest version."""
 
     async def save(self, template: Template, *, event: Event | None = None) -> Template:
-        """Compare-and-set of the newest version, which keeps its number."""
+        """Compare-and-set of the newest version, whose number stays the same."""
 
     async def supersede(
         self, before: Template, template: Template, *, event: Event | None = None
     ) -> Template:
         """
-        A new version, numbered one higher: compare-and-set by `before`, which is kept as it is
-        given here.
+        Add a version with the next number, by compare-and-set on `before`, which becomes a
+        previous version as it is passed here.
         """
 
     async def numbered(self, template_id: str, number: int) -> Template | None: ...
 
     async def ready(self, template_id: str) -> Template | None:
-        """The newest version whose status is `ready`."""
+        """The newest version with status `ready`."""
 
     async def before(
         self, template_id: str, *, number: int | None = None, limit: int = 50
     ) -> list[Template]:
-        """Versions that are not the newest, below `number` if one is given, newest first."""
+        """Previous versions, newest first; with `number`, those with smaller numbers."""
 
     async def drop(self, template_id: str, number: int) -> None:
-        """Forget a version that is not the newest; nothing happens when it is not there."""
+        """Remove a previous version."""
 
     async def unbuilt(self, *, limit: int, after: str = "") -> list[Template]:
-        """Those `pending` or `building`, in order of id, beyond the id `after`."""
+        """Templates whose status is `pending` or `building`."""
 
     async def remove(self, template_id: str, *, event: Event | None = None) -> bool:
-        """With all its versions; whether it was there. The event only if it was."""
+        """Remove all versions; returns whether there were any."""
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]: ...
 
 
 class Keys(Protocol):
     async def add(self, key: Key) -> None:
-        """Nothing happens when a key with this digest is there."""
+        """Does nothing if there is a key with the same digest."""
 
     async def all(self) -> list[Key]: ...
 
-    async def remove(self, key_id: str) -> bool: ...
+    async def remove(self, key_id: str) -> bool:
+        """Returns whether the key existed."""
 
 
 class KeyedRequests(Protocol):
     async def claim(self, request: KeyedRequest) -> KeyedRequest | None:
         """
-        Store it if its id is new or what is there has expired by its `created_at`; then None,
-        otherwise the one that is there.
+        Add a request and return None; if one with this id exists and has not expired at the new
+        one's `created_at`, return that one instead.
         """
 
     async def take_over(self, request: KeyedRequest, holder: str) -> bool:
         """
-        Make one that was not answered `holder`'s, with the fingerprint that is given; False when it
-        has moved on meanwhile.
+        Make `holder` the holder of an unanswered request and set its fingerprint. Returns False if
+        the request was answered or has another holder by now.
         """
 
     async def answer(self, request: KeyedRequest) -> bool:
         """
-        Record fingerprint and answer; False, and nothing written, when its holder is another or it
-        is answered.
+        Record fingerprint and answer. Returns False and writes nothing if the request was answered
+        already or has another holder.
         """
 
     async def forget(self, request_id: str, holder: str) -> None:
-        """Remove one that `holder` did not answer, so that it can be asked again."""
+        """Remove a request that `holder` did not answer, so that it can be made again."""
 
     async def expire(self, now: datetime, *, limit: int) -> list[KeyedRequest]:
-        """Remove some that have expired; what was removed, without bodies."""
+        """Remove some expired requests and return them without headers and bodies."""
 
 
 class Checkpoints(Protocol):
@@ -261,10 +263,9 @@ class Checkpoints(Protocol):
         """Compare-and-set; returns the checkpoint with its new version."""
 
     async def expired(self, now: datetime, *, limit: int) -> list[Checkpoint]:
-        """Those whose `kept_until` is not after `now`, oldest first."""
+        """Checkpoints whose `kept_until` is not after `now`, oldest first."""
 
-    async def remove(self, session_id: str) -> None:
-        """Forget it; nothing happens when it is not there."""
+    async def remove(self, session_id: str) -> None: ...
 
 
 class Volumes(Protocol):
@@ -273,24 +274,27 @@ class Volumes(Protocol):
     async def get(self, volume_id: str) -> Volume | None: ...
 
     async def remove(self, volume_id: str) -> bool:
-        """Whether it was there."""
+        """Returns whether the volume existed."""
 
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Volume]: ...
 
 
 class Nodes(Protocol):
-    """What nodes tell of themselves, and what others say of them; each is written by itself."""
+    """
+    A node is written from two sides: it reports on itself, and others judge it (health, cordon,
+    drain). Neither side overwrites fields of the other.
+    """
 
     async def report(self, node: Node, *, event: Event | None = None) -> None:
         """
-        Store what a node tells of itself, whether it is new or not. What others say of it stays as
-        it is; that of a new one is as given.
+        Store what a node reports on itself and add the node if it is new. The fields that others
+        write are taken from `node` for a new one and stay unchanged otherwise.
         """
 
     async def get(self, node_id: str) -> Node | None: ...
 
     async def all(self) -> list[Node]:
-        """In order of id."""
+        """Ordered by id."""
 
     async def record_probe(
         self,
@@ -302,33 +306,36 @@ class Nodes(Protocol):
         event: Event | None = None,
     ) -> bool:
         """
-        Write what a probe found; False, and nothing written, when status and failures are no longer
-        those of `node`.
+        Record the result of a probe. Returns False and writes nothing if status and failures are no
+        longer those of `node`.
         """
 
     async def cordon(self, node_id: str, cordoned: bool, *, event: Event | None = None) -> bool:
-        """Whether it is there."""
+        """Returns whether the node exists."""
 
     async def drain(self, node_id: str, drain: Drain | None, *, event: Event | None = None) -> bool:
-        """Begin to empty it, or end that with None; whether it is there."""
+        """Start to drain a node, or stop with None; returns whether the node exists."""
 
     async def update_drain(self, node_id: str, drain: Drain, *, event: Event | None = None) -> bool:
-        """Write how far that is; False, and nothing written, when it is not being emptied."""
+        """Record the progress of a drain; returns False if the node is not being drained."""
 
     async def remove(self, node_id: str, *, event: Event | None = None) -> bool:
-        """Forget a node; whether it was there."""
+        """Returns whether the node existed."""
 
 
 class Events(Protocol):
     """
-    The feed: what was stored as `event` with other things, in one order for all.
+    The feed: all events that were stored with changes, in one order.
 
-    An event has no place on the feed until it is numbered. Numbers grow by one without gaps, and
-    whoever has read up to a number has read all that will ever be up to it.
+    An event is on the feed once it has a number. Numbers increase by one without gaps, and no event
+    ever appears at or below a number that was visible.
     """
 
     async def number(self, *, limit: int = 1000) -> int:
-        """Give numbers to at most so many that have none; how many. Any replica may, at once."""
+        """
+        Number up to `limit` events that have no number, and return how many there were. Replicas
+        may do this at the same time.
+        """
 
     async def range(self) -> FeedRange: ...
 
@@ -341,14 +348,14 @@ class Events(Protocol):
         limit: int = 100,
     ) -> FeedPage:
         """
-        Events beyond a number, in order, whose type one of `types` (`session.*` too) matches. It
-        may look through a part of the feed only, and says how far it got.
+        Events with greater numbers, in order, whose type matches one of `types` (`session.stopped`,
+        `session.*`). May search only a part of the feed; the result says how far it got.
         """
 
     async def expire(self, before: datetime, *, limit: int) -> int:
         """
-        Forget at most so many of the lowest numbers, up to the first that is not from before; how
-        many.
+        Remove up to `limit` events from the start of the feed, until the first that is not older
+        than `before`; returns how many.
         """
 
 
@@ -361,10 +368,10 @@ class Webhooks(Protocol):
         """Compare-and-set; returns the webhook with its new version."""
 
     async def all(self) -> list[Webhook]:
-        """Oldest first. They are few."""
+        """Oldest first; there are few."""
 
     async def remove(self, webhook_id: str) -> bool:
-        """Whether it was there."""
+        """Returns whether the webhook existed."""
 
 
 class Store(Protocol):
@@ -381,15 +388,15 @@ class Store(Protocol):
     webhooks: Webhooks
 
     async def cluster(self) -> str:
-        """An id of this database, made when it is first asked for and the same for all."""
+        """The id of this database, created by the first call; the same for all replicas."""
 
     async def secret(self) -> str:
-        """256 random bits that the replicas of this database share, made in the same way."""
+        """256 random bits, created by the first call; the same for all replicas."""
 
     async def open(self) -> None:
-        """Bring the schema up where the back-end may, and connect."""
+        """Connect, and upgrade the schema where the back-end permits it."""
 
     async def close(self) -> None: ...
 
     async def ping(self) -> None:
-        """Raise `TemporaryError` when the back-end does not answer."""
+        """Raises `DatabaseUnavailable` if the back-end does not answer."""

@@ -20,7 +20,7 @@ from atoll.errors import PermanentError
 from atoll.stores.sql import migrations
 from atoll.stores.sql.metadata import metadata
 from atoll.stores.sql.paging import statement
-from atoll.stores.sql.revisions import HEAD, current, ensure_schema
+from atoll.stores.sql.revisions import HEAD, ensure_schema, sqlite_revision
 
 from .store_entities import make_session
 
@@ -55,7 +55,7 @@ def test_a_new_database_has_the_schema_that_the_migrations_lead_to(
         ensure_schema(new)
 
         assert schema(new) == schema(connection)
-        assert current(new) == current(connection) == HEAD
+        assert sqlite_revision(new) == sqlite_revision(connection) == HEAD
 
 
 def test_the_migrations_lead_to_the_tables(connection: sqlite3.Connection) -> None:
@@ -141,7 +141,7 @@ async def test_an_older_database_is_brought_up_when_it_is_opened(
 
     for store in stores:
         await store.sessions.add(make_session())
-    assert current(connection) == HEAD
+    assert sqlite_revision(connection) == HEAD
 
 
 @pytest.mark.anyio
@@ -155,7 +155,7 @@ async def test_a_database_of_a_newer_version_is_left_alone(
         await open_file()
 
     assert caught.value.code == "database_unknown_version"
-    assert current(connection) == "9999"
+    assert sqlite_revision(connection) == "9999"
 
 
 def test_opening_a_database_of_this_version_loads_neither_sqlalchemy_nor_alembic() -> None:

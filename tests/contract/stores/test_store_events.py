@@ -168,7 +168,7 @@ async def test_types_subject_and_limit_choose(store: Store) -> None:
 async def test_a_look_that_finds_nothing_says_how_far_it_got(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_events, "SPAN", 4)
+    monkeypatch.setattr(sql_events, "SEARCH_LIMIT", 4)
     await tell(store, *(event("a.x") for _ in range(9)), event("b.x"))
     await store.events.number()
 

@@ -1,14 +1,13 @@
 """
-What changed, written in the same transaction as the change, and numbered afterwards.
+Events, stored in the transaction of the change that they report, and numbered afterwards.
 
-The ids of rows are given when they are written, and rows become visible in another order: who read
-up to one could miss another that has a lower id and comes later. So readers go by `number`, which
-rows get once they are there, in one transaction at a time: it begins with an update of the counter,
-a row on which all others wait. Numbers grow by one and have no gaps, whatever fails; what is read
-at one moment is followed only by higher ones.
+Row ids are assigned when rows are written, but rows become visible in another order: a reader that
+has seen id 5 could miss 4, which is committed later. So readers go by `number`, which visible rows
+get in one transaction at a time: it starts with an update of the counter's row, on which the others
+wait. Numbers increase by one and have no gaps, whatever fails, and what is read at one moment is
+only followed by greater numbers.
 
-Rows whose ids follow each other are numbered by one statement. What expires is always what has the
-lowest numbers.
+Rows with consecutive ids are numbered by one statement. Events expire in order of their numbers.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
 
     from atoll.stores.sql.engine import Connection, Engine
 
-SPAN = 5000
-"""Events that one look goes through at most, whether they match or not."""
+SEARCH_LIMIT = 5000
+"""Events that one call searches at most, whether they match or not."""
 
 MAPPER = Mapper(Event, tables.EVENTS, columns={"at": "created_at"})
 _COUNTER = "events"
-_WAITING = "SELECT id FROM events WHERE number IS NULL ORDER BY id LIMIT :limit"
-_LOCK = "UPDATE properties SET value = value WHERE name = :id"
-_FIRST = "INSERT INTO properties (name, value) VALUES (:id, :value)"
-_GIVEN = "SELECT value FROM properties WHERE name = :id"
-_GIVE = "UPDATE properties SET value = :value WHERE name = :id"
+_UNNUMBERED = "SELECT id FROM events WHERE number IS NULL ORDER BY id LIMIT :limit"
+_LOCK_COUNTER = "UPDATE properties SET value = value WHERE name = :id"
+_ADD_COUNTER = "INSERT INTO properties (name, value) VALUES (:id, :value)"
+_SELECT_COUNTER = "SELECT value FROM properties WHERE name = :id"
+_SET_COUNTER = "UPDATE properties SET value = :value WHERE name = :id"
 _NUMBER = """
     UPDATE events SET number = id + :offset
     WHERE id >= :first AND id <= :last AND number IS NULL
 """
 _OLDEST = "SELECT min(number) AS number FROM events"
-_OLD = """
+_OLDEST_ROWS = """
     SELECT number, created_at FROM events WHERE number IS NOT NULL ORDER BY number LIMIT :limit
 """
 _EXPIRE = "DELETE FROM events WHERE number <= :number"
@@ -60,10 +59,10 @@ class SqlEvents:
         self._engine = engine
 
     async def number(self, *, limit: int = 1000) -> int:
-        waiting = await self._engine.read(
-            lambda connection: connection.execute(_WAITING, {"limit": 1}).fetchone()
+        unnumbered = await self._engine.read(
+            lambda connection: connection.execute(_UNNUMBERED, {"limit": 1}).fetchone()
         )
-        if waiting is None:
+        if unnumbered is None:
             return 0
 
         def write(connection: Connection) -> int:
@@ -72,11 +71,11 @@ class SqlEvents:
         try:
             return await self._engine.write(write, again=write)
         except Conflict:
-            # Another replica made the counter at the same time.
+            # Another replica created the counter at the same time.
             return await self._engine.write(write, again=write)
 
     async def range(self) -> FeedRange:
-        return await self._engine.read(_bounds)
+        return await self._engine.read(_range)
 
     async def after(
         self,
@@ -87,64 +86,63 @@ class SqlEvents:
         limit: int = 100,
     ) -> FeedPage:
         where, values = _matching(types)
-        statement = "SELECT * FROM events WHERE number > :after AND number <= :upto"
+        statement = "SELECT * FROM events WHERE number > :after AND number <= :end"
         if subject is not None:
             statement += " AND subject = :subject"
             values["subject"] = subject
         statement += f"{where} ORDER BY number LIMIT :limit"
 
         def read(connection: Connection) -> FeedPage:
-            last = _given(connection)
-            upto = min(number + SPAN, last)
-            asked = {**values, "after": number, "upto": upto, "limit": limit}
-            found = tuple(MAPPER.entity(row) for row in connection.execute(statement, asked))
+            last = _last_number(connection)
+            end = min(number + SEARCH_LIMIT, last)
+            bound = {**values, "after": number, "end": end, "limit": limit}
+            found = tuple(MAPPER.entity(row) for row in connection.execute(statement, bound))
             if len(found) == limit:
-                upto = found[-1].number or upto
-            # After the events: what is gone by now may have been gone when they were read.
-            return FeedPage(found, max(upto, number), _oldest(connection, last))
+                end = found[-1].number or end
+            # Read after the events: what is gone now may have been gone when they were read.
+            return FeedPage(found, max(end, number), _oldest(connection, last))
 
         return await self._engine.read(read)
 
     async def expire(self, before: datetime, *, limit: int) -> int:
-        moment_before = micros(before)
+        oldest_kept = micros(before)
 
         def write(connection: Connection) -> int:
-            upto, count = None, 0
-            for row in connection.execute(_OLD, {"limit": limit}).fetchall():
-                if row["created_at"] >= moment_before:
+            end, count = None, 0
+            for row in connection.execute(_OLDEST_ROWS, {"limit": limit}).fetchall():
+                if row["created_at"] >= oldest_kept:
                     break
-                upto, count = row["number"], count + 1
-            if upto is not None:
-                connection.execute(_EXPIRE, {"number": upto})
+                end, count = row["number"], count + 1
+            if end is not None:
+                connection.execute(_EXPIRE, {"number": end})
             return count
 
         return await self._engine.write(write, again=write)
 
 
 def _number(connection: Connection, limit: int) -> int:
-    """How many were numbered. Whoever does the same meanwhile waits at the first statement."""
-    if connection.execute(_LOCK, {"id": _COUNTER}).rowcount == 0:
-        insert(connection, _FIRST, {"id": _COUNTER, "value": "0"}, "Property")
-    given = _given(connection)
-    rows = connection.execute(_WAITING, {"limit": limit}).fetchall()
-    number = given
+    """Returns how many were numbered. Concurrent calls wait at the first statement."""
+    if connection.execute(_LOCK_COUNTER, {"id": _COUNTER}).rowcount == 0:
+        insert(connection, _ADD_COUNTER, {"id": _COUNTER, "value": "0"}, "Property")
+    number = _last_number(connection)
+    rows = connection.execute(_UNNUMBERED, {"limit": limit}).fetchall()
     for first, last in _runs(row["id"] for row in rows):
         values = {"first": first, "last": last, "offset": number + 1 - first}
         connection.execute(_NUMBER, values)
         number += last + 1 - first
     if rows:
-        connection.execute(_GIVE, {"id": _COUNTER, "value": str(number)})
+        connection.execute(_SET_COUNTER, {"id": _COUNTER, "value": str(number)})
     return len(rows)
 
 
-def _given(connection: Connection) -> int:
-    row = connection.execute(_GIVEN, {"id": _COUNTER}).fetchone()
+def _last_number(connection: Connection) -> int:
+    row = connection.execute(_SELECT_COUNTER, {"id": _COUNTER}).fetchone()
     return 0 if row is None else int(row["value"])
 
 
-def _bounds(connection: Connection) -> FeedRange:
-    # The last one first: what is numbered in between must not seem to be gone.
-    last = _given(connection)
+def _range(connection: Connection) -> FeedRange:
+    # The last number first: events that are numbered in between must not seem to be gone.
+    last = _last_number(connection)
     return FeedRange(_oldest(connection, last), last)
 
 
@@ -154,18 +152,18 @@ def _oldest(connection: Connection, last: int) -> int:
 
 
 def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last of each row of ids that follow each other."""
+    """The first and last of each run of consecutive ids."""
     runs: list[tuple[int, int]] = []
-    for one in ids:
-        if runs and runs[-1][1] + 1 == one:
-            runs[-1] = (runs[-1][0], one)
+    for id in ids:
+        if runs and runs[-1][1] + 1 == id:
+            runs[-1] = (runs[-1][0], id)
         else:
-            runs.append((one, one))
+            runs.append((id, id))
     return runs
 
 
 def _matching(types: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The condition that a row's type is one of these, if any are given."""
+    """SQL and values of the condition that the type matches one of these, if any are last."""
     values: dict[str, Any] = {}
     if not types or "*" in types:
         return "", values
@@ -173,7 +171,7 @@ def _matching(types: Sequence[str]) -> tuple[str, dict[str, Any]]:
     for place, pattern in enumerate(types):
         name = f"type{place}"
         if pattern.endswith(".*"):
-            # Whatever begins like this: "/" comes right after ".".
+            # All types with this prefix: "/" is the character after ".".
             choices.append(f"(type >= :{name} AND type < :{name}_end)")
             values[name], values[f"{name}_end"] = pattern[:-1], f"{pattern[:-2]}/"
         else:

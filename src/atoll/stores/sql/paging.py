@@ -1,8 +1,8 @@
 """
 Pages of a table, newest first.
 
-A cursor names the last row that was seen, by its place in the order and not by a count, so rows
-that come and go do not move it, and the index leads straight to where the next page starts.
+A cursor identifies the last row of a page by its position in the order, not by a count. Rows that
+are added or removed do not move it, and the index leads directly to the start of the next page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAGE_BYTES = 8 * 1024 * 1024
-"""A page ends sooner than asked for where its rows are large: each holds what user code wrote."""
+"""A page ends early if its rows are large: they contain what user code wrote."""
 
 INDEXES_OF_TWO = {"executions_session_status"}
 
@@ -104,33 +104,33 @@ def _rows(
 
 def _order(columns: tuple[str, ...]) -> str:
     """
-    What a list is in the order of. The executions of an invocation are numbered; the clocks of
-    the replicas that made them may differ.
+    The column that a list is ordered by. Executions of an invocation are ordered by number, because
+    the clocks of the replicas that created them may differ.
     """
     return "ordinal" if "invocation_id" in columns else "created_at"
 
 
 @lru_cache
 def statement(table: str, columns: tuple[str, ...], continued: bool) -> str:
-    """The names are ours, values are bound; an index is named after its columns before the time."""
+    """Table and columns are constants, values are bound. Indexes are named after their columns."""
     names = [name.removesuffix("_id") for name in columns] or ["created"]
     index = "_".join((table, *names))
     if len(names) > 1 and index not in INDEXES_OF_TWO:
         index = f"{table}_{names[0]}"
     conditions = [f"{name} = :{name}" for name in columns[:2]]
-    # Such that SQLite does not prefer an index of two of them to that of the first, which leads to
+    # So that SQLite does not prefer an index on two columns to the one on the first, which leads to
     # fewer rows.
     conditions += [f"coalesce({name}, '') = :{name}" for name in columns[2:]]
     order = _order(columns)
     if continued and order == "ordinal":
         conditions.append("ordinal < :after_time")
     elif continued:
-        # Not `(created_at, id) < (…)`, which MariaDB does not look up in an index.
+        # Not `(created_at, id) < (…)`, for which MariaDB does not use an index.
         conditions.append("created_at <= :after_time")
         conditions.append("(created_at < :after_time OR id < :after_id)")
     return (
-        # A comment to all but MariaDB, which would look up the first column and then walk the rows
-        # of all pages before this one.
+        # A comment except on MariaDB, which would otherwise look up the first column and then read
+        # the rows of all previous pages.
         f"SELECT * FROM {table} /*! FORCE INDEX ({index}) */ "  # noqa: S608
         + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
         + f"ORDER BY {'ordinal DESC' if order == 'ordinal' else 'created_at DESC, id DESC'} "
@@ -149,12 +149,12 @@ def read_cursor(cursor: str) -> tuple[int, str]:
         if not (type(created_at) is int and type(id) is str and -(2**63) <= created_at < 2**63):
             raise ValueError("not a time and an id")
         id.encode()
-        # Decoding forgives much; what we make has one spelling.
+        # Decoding is lenient; the cursors that we make have one spelling.
         if make_cursor(created_at, id) != cursor:
             raise ValueError("not the spelling that we make")
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(
-            "cursor: this was not returned by an earlier page; start again without one.",
+            "cursor: not returned by an earlier page. Start again without a cursor.",
             code="bad_cursor",
         ) from error
     return created_at, id

@@ -1,11 +1,10 @@
 """
-Which schema a database has, and which one this version wants.
+The schema's revision: which one a database has and which one this version of Atoll needs.
 
-A SQLite database is brought up when it is opened: a new one gets `schema.sql` at once, an older one
-the migrations that it lacks; a test holds the two to the same result. Either way in one
-transaction, for which other processes wait. A database on a server is shared by replicas of maybe
-different versions, so there only `atoll db upgrade` changes it; `revision_of` and `state_of` say
-what to tell.
+Opening a SQLite database upgrades it, in one transaction for which other processes wait: a new file
+gets `schema.sql`, an older one the migrations that it lacks. A test ensures that both lead to the
+same schema. A database on a server may be shared by replicas of different versions, so only
+`atoll db upgrade` changes it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
-"""All migrations, the oldest first."""
+"""All migrations, oldest first."""
 
 HEAD = REVISIONS[-1]
 """The newest migration."""
@@ -31,7 +30,7 @@ class SchemaState(StrEnum):
     OUTDATED = "outdated"
     CURRENT = "current"
     UNKNOWN = "unknown"
-    """Of another version of Atoll, probably a newer one."""
+    """Made by another version of Atoll, probably a newer one."""
 
 
 def schema_state(revision: str | None) -> SchemaState:
@@ -43,7 +42,7 @@ def schema_state(revision: str | None) -> SchemaState:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The migration that a database is at, none before the first; any database, by `run_sync`."""
+    """The revision of any database, used with `run_sync`; None if it has no schema."""
     if not connection.dialect.has_table(connection, "alembic_version"):
         return None
     row = connection.exec_driver_sql("SELECT version_num FROM alembic_version").fetchone()
@@ -51,18 +50,18 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def ensure_schema(connection: sqlite3.Connection) -> None:
-    revision = current(connection)
+    revision = sqlite_revision(connection)
     if revision is None:
         _create(connection)
     elif revision != HEAD:
-        # Only here: loading alembic takes most of a second.
+        # Imported only here: loading alembic takes most of a second.
         from atoll.stores.sql import migrations
 
         migrations.upgrade(connection)
 
 
-def current(connection: sqlite3.Connection) -> str | None:
-    """The migration that a SQLite database is at; none when it is new."""
+def sqlite_revision(connection: sqlite3.Connection) -> str | None:
+    """The revision of a SQLite database; None if it is new."""
     if not connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alembic_version'"
     ).fetchone():
@@ -75,8 +74,8 @@ def _create(connection: sqlite3.Connection) -> None:
     script = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have come first while this one waited for the lock.
-        if current(connection) is None:
+        # Another process may have created it while this one waited for the lock.
+        if sqlite_revision(connection) is None:
             for statement in script.split(";\n"):
                 connection.execute(statement)
             connection.execute("INSERT INTO alembic_version VALUES (?)", (HEAD,))

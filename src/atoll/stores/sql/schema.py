@@ -1,4 +1,4 @@
-"""The schema of a database, of whichever kind, for the commands that look at it and change it."""
+"""Reads and changes the schema of a database of any kind, for `atoll db`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Schema:
-    """Connects for each call, and is not for two of them at once."""
+    """Connects for each call. Calls must not overlap."""
 
     def __init__(
         self, urls: Sequence[str], *, sqlite: SqliteSettings, database: DatabaseSettings
@@ -39,12 +39,12 @@ class Schema:
         self._database = database
 
     async def revision(self) -> str | None:
-        """The migration that the database is at; none when it has no schema yet."""
+        """The revision of the database; None if it has no schema yet."""
         if self.kind is not Kind.SQLITE:
             return await self._on_server(revisions.revision_of)
         if self.name == MEMORY or not await asyncio.to_thread(Path(self.name).exists):
             return None
-        return await asyncio.to_thread(self._on_file, revisions.current) or None
+        return await asyncio.to_thread(self._on_file, revisions.sqlite_revision) or None
 
     async def upgrade(self, revision: str = "head") -> None:
         from atoll.stores.sql import migrations

@@ -1,4 +1,4 @@
-"""The store as the rest of Atoll sees it: one engine, one face for each noun."""
+"""The store: one engine, and one object for each noun."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _PING = "SELECT version_num FROM alembic_version"
 
 
 class SqlStore:
-    """Keeps the contract of `stores.base`, on the event loop that opened it."""
+    """Implements `stores.base`; used by the event loop that opened it."""
 
     def __init__(
         self, urls: Sequence[str], *, sqlite: SqliteSettings, database: DatabaseSettings
     ) -> None:
-        """`urls` are the addresses of one database (see `dsn`), in the order to try them."""
+        """`urls` are the addresses of one database (see `dsn`), in the order to try."""
         self._engine = _engine(addresses(urls), urls, sqlite, database)
         self.sessions: Sessions = SqlSessions(self._engine)
         self.executions: Executions = SqlExecutions(self._engine)
@@ -69,19 +69,17 @@ class SqlStore:
         await self._engine.open()
 
     async def close(self) -> None:
-        """Waits for the writes that are under way."""
+        """Waits for active writes."""
         await self._engine.close()
 
     async def cluster(self) -> str:
-        """An id of this database, made when it is first asked for and the same for all."""
         return await self._property("cluster", ids.cluster_id())
 
     async def secret(self) -> str:
-        """256 random bits that the replicas of this database share, made in the same way."""
         return await self._property("secret", ids.secret())
 
     async def _property(self, name: str, value: str) -> str:
-        """What the database knows under this name; `value`, from now on, if that is nothing."""
+        """The property with this name; stores and returns `value` if there is none."""
         new = {"id": name, "value": value}
 
         def write(connection: Connection) -> str:
@@ -94,7 +92,7 @@ class SqlStore:
         try:
             return await self._engine.write(write, again=write)
         except Conflict:
-            # Another replica came between the look and the insert.
+            # Another replica inserted it between the query and the insert.
             return await self._engine.write(write, again=write)
 
     async def ping(self) -> None:
@@ -109,7 +107,7 @@ def _engine(
 ) -> Engine:
     if found[0].kind is Kind.SQLITE:
         return SqliteEngine(found[0].name, sqlite)
-    # Only here: loading SQLAlchemy takes longer than everything else that a start does.
+    # Imported only here: loading SQLAlchemy takes longer than all else that a start does.
     from atoll.stores.sql.server.engine import ServerEngine
 
     return ServerEngine(urls, database)

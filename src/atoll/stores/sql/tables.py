@@ -37,7 +37,7 @@ TEMPLATES = Table(
     Column("image", JSON),
     Column("base_image", JSON),
     Column("pre_installed_packages", JSON),
-    # `require` is a word of MariaDB's own.
+    # `require` is a keyword of MariaDB.
     Column("requirements", JSON),
     Column("python", JSON),
     Column("preload", JSON),
@@ -61,7 +61,7 @@ TEMPLATE_VERSIONS = Table(
     Column("status", WORD),
     Column("template", JSON),
 )
-"""What templates were before: `template` is the row in `templates` as it was, by columns."""
+"""Previous versions: `template` is the row that the version had in `templates`, as JSON."""
 
 SESSIONS = Table(
     "sessions",
@@ -114,7 +114,7 @@ SESSIONS = Table(
     Index("sessions_timer", ("runtime_node", "timer_at")),
     Index("sessions_node", ("runtime_node", "status", "id")),
 )
-"""`unsettled_at` and `timer_at` are what `model.plan` says of the rest, to be looked for."""
+"""`unsettled_at` and `timer_at` are computed by `model.plan`, so that sweeps can query them."""
 
 EXECUTIONS = Table(
     "executions",
@@ -142,10 +142,10 @@ EXECUTIONS = Table(
     Column("invoked_at", TIME, null=True),
     Index("executions_created", ("created_at", "id")),
     Index("executions_status", ("status", "created_at", "id")),
-    # After the one above: of two that serve, SQLite takes the later; a session is the smaller set.
+    # After the one above: SQLite prefers the later of two indexes, and this one finds fewer rows.
     Index("executions_session", ("session_id", "created_at", "id")),
     Index("executions_session_status", ("session_id", "status", "created_at", "id")),
-    # The order of its executions, and what lets only one be the first.
+    # Orders the executions of an invocation and lets only one be the first.
     Index("executions_invocation", ("invocation_id", "ordinal"), unique=True),
 )
 
@@ -226,7 +226,7 @@ NODES = Table(
     Column("cordoned", INTEGER),
     Column("drain", JSON, null=True),
 )
-"""`told` is what a node says of itself; others write what follows it."""
+"""`told` is what the node reports on itself; other nodes write the columns after it."""
 
 EVENTS = Table(
     "events",
@@ -239,8 +239,8 @@ EVENTS = Table(
     Index("events_number", ("number",), unique=True),
 )
 """
-Written with what they tell of; `number`, their place on the feed, is given later, because rows
-become visible in another order than they were numbered in.
+Stored with the change that they report; `number`, the position on the feed, is assigned later,
+because rows become visible in another order than that of their ids.
 """
 
 WEBHOOKS = Table(
@@ -254,14 +254,14 @@ WEBHOOKS = Table(
     Column("state", JSON, null=True),
     Column("version", INTEGER),
 )
-"""`delivered` is the number of the last event that it was told of; its secret is encrypted."""
+"""`delivered` is the number of the last event that was sent; `secret` is encrypted."""
 
 PROPERTIES = Table(
     "properties",
     Column("name", ID, primary_key=True),
     Column("value", NAME),
 )
-"""What a database knows of itself."""
+"""Names and values that belong to the database as such, such as its id."""
 
 TABLES = (
     TEMPLATES,
