@@ -21,8 +21,8 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.base import Driver
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.template import Template
-from atoll.reconcile.executions import Adoption
-from atoll.reconcile.orphans import Orphans
+from atoll.reconcile.executions import ExecutionAdoption
+from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 from atoll.reconcile.recovery import Recovery
 from atoll.reconcile.sessions import SessionReconciler
 from atoll.service.auth.encryption import Encryption
@@ -89,9 +89,9 @@ class Parts:
     executions: Executions
     builds: Builds
     recovery: Recovery
-    adoption: Adoption
+    adoption: ExecutionAdoption
     reconciler: SessionReconciler
-    sweep: Callable[[str], Orphans]
+    sweep: Callable[[str], OrphanedInstanceSweep]
     """The sweep of orphans, given what the database is known by."""
 
     async def open(self) -> None:
@@ -208,26 +208,18 @@ def put_together(
         runner=executions.runner,
         executions=executions.service,
         builds=compute.builds,
-        recovery=Recovery(
-            store, backends.driver, sessions.timers, compute.pool, settings.pool, NODE
-        ),
-        adoption=Adoption(
-            store, coordination, leases, executions.runner, clock, settings.coordination
-        ),
+        recovery=Recovery(replica, backends.driver, sessions.timers, compute.pool, settings.pool),
+        adoption=ExecutionAdoption(replica, executions.runner, settings.coordination),
         reconciler=SessionReconciler(
             replica, sessions.timers, sessions.transitions, sessions.observers, settings.session
         ),
         sweep=partial(
-            Orphans,
-            store,
+            OrphanedInstanceSweep,
+            replica,
             backends.driver,
             sessions.transitions,
             compute.pool,
-            coordination,
-            leases,
-            clock,
             settings.session,
-            NODE,
         ),
     )
 

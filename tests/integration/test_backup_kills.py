@@ -23,14 +23,14 @@ from atoll.blobs.local import LocalBlobs
 from atoll.blobs.s3 import S3Blobs
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
-from atoll.reconcile.orphaned_blobs import OrphanSweep
+from atoll.reconcile.orphaned_blobs import OrphanedBlobSweep
 from atoll.service.checkpoints.chunks import data_of
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.clock import MovedClock
 from tests.e2e.api import V1, Api, answer
 from tests.harness import Server
-from tests.parts import checkpoints_on
+from tests.parts import checkpoints_on, replica_on
 
 if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
@@ -143,15 +143,12 @@ async def collect(place: Path, session_id: str, remote: Blobs | None) -> None:
         clock.time = time.time() + timedelta(days=2).total_seconds()
         await leases.start()
         checkpoints = checkpoints_on(store, blobs, leases, clock, "node")
-        sweep = OrphanSweep(
-            store,
+        sweep = OrphanedBlobSweep(
+            replica_on(store, leases, clock, "node"),
             blobs,
             checkpoints,
-            leases,
-            clock,
             cluster=await store.cluster(),
             name="shared",
-            grace=timedelta(days=1),
             request_ttl=timedelta(days=1),
         )
         for _ in range(3):

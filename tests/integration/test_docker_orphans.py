@@ -9,7 +9,7 @@ import pytest
 
 from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
-from atoll.reconcile.orphans import YOUNG
+from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.settings import DockerSettings, Settings
 from tests.component.reconcile.test_orphans import ground
 from tests.e2e.test_docker import begin, names
@@ -37,7 +37,7 @@ async def test_an_orphaned_container_is_removed_after_a_while(
         async with ground(tmp_path, driver=driver) as found:
             await found.sweep.once()
             assert {orphan, stranger} <= names(dockerd), "it may be on its way to somebody"
-            found.clock.time += timedelta(seconds=YOUNG)
+            found.clock.time += timedelta(seconds=ORPHAN_AGE)
             await found.sweep.once()
         assert orphan not in names(dockerd)
         assert stranger in names(dockerd)

@@ -28,7 +28,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from atoll.reconcile.executions import STRAY
+from atoll.reconcile.executions import STRAY_AGE
 from atoll.settings import DatabaseSettings
 from atoll.stores.sql.server.connect import make_engine
 from tests import preloaded
@@ -256,7 +256,7 @@ def leave_nothing_pending(ground: Ground, accepted: set[str]) -> None:
     """
     strays = set(ground.pending())
     assert not strays & accepted
-    age = int(STRAY.total_seconds() * 1e6)
+    age = int(STRAY_AGE.total_seconds() * 1e6)
     ground.ask(
         f"UPDATE executions SET created_at = created_at - :age WHERE {UNFINISHED}",
         age=age,

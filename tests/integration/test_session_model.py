@@ -25,7 +25,7 @@ from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Wanted
-from atoll.reconcile.orphans import YOUNG
+from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.service.sessions.create import NewSession
 from atoll.service.sessions.records import instance_lease
 from atoll.service.sessions.update import SessionChange
@@ -312,7 +312,7 @@ class Life:
     async def _check_node(self) -> None:
         for _ in range(3):
             await self.world.replicas[0].orphans.once()
-            self.world.clock.ahead += YOUNG + 1
+            self.world.clock.ahead += ORPHAN_AGE + 1
         driver, store = self.world.replicas[0].driver, self.world.replicas[0].parts.store
         sessions = [item for item in await self._sessions() if not item.status.ended]
         handles = {handle.instance_id: handle for handle in await driver.handles()}

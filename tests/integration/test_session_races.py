@@ -15,7 +15,7 @@ from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
 from atoll.model.node import Node
 from atoll.model.session import Cause, SessionStatus, Wanted
-from atoll.reconcile.orphans import YOUNG
+from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.service.sessions.clone import MAX_COPIES
 from atoll.service.sessions.create import NewSession
 from atoll.service.sessions.records import instance_lease
@@ -183,7 +183,7 @@ async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
         copied = await copy(workspace, name)
         for _ in range(3):
             await replica.orphans.once()
-            world.clock.ahead += YOUNG + 1
+            world.clock.ahead += ORPHAN_AGE + 1
         return copied
 
     monkeypatch.setattr(driver.workspaces, "copy", slowly)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from atoll.link.client import Link
     from atoll.model.instance import Handle, InstanceSpec, Observation
-    from atoll.reconcile.orphans import Orphans
+    from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 
 Kind = Literal["temporary", "permanent", "hang", "after"]
 """`after`: it is done, and then says that it was not."""
@@ -165,7 +165,9 @@ class TroubledDriver(LocalDriver):
 class Replica:
     """A control plane with its loops."""
 
-    def __init__(self, parts: Parts, driver: TroubledDriver, orphans: Orphans, name: str) -> None:
+    def __init__(
+        self, parts: Parts, driver: TroubledDriver, orphans: OrphanedInstanceSweep, name: str
+    ) -> None:
         self.parts = parts
         self.driver = driver
         self.orphans = orphans

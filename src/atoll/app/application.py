@@ -225,14 +225,12 @@ def _close_at_exit(
 
 
 async def _recover(groups: ControlGroups) -> None:
-    replica = groups.backends.replica
     await Recovery(
-        replica.store,
+        groups.backends.replica,
         groups.backends.driver,
         groups.sessions.timers,
         groups.compute.pool,
         groups.backends.settings.pool,
-        replica.node_id,
     ).run()
 
 

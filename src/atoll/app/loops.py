@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.app import leftovers
-from atoll.reconcile.attendance import Attendance
-from atoll.reconcile.builds import BuildLoop, LayerSweep
+from atoll.reconcile.builds import BuildReconciler, LayerSweep
 from atoll.reconcile.checkpoints import CheckpointSweep
-from atoll.reconcile.departed import Departed
-from atoll.reconcile.drains import Drains
-from atoll.reconcile.events import EventNews, EventSweep, Sequencer
-from atoll.reconcile.executions import Adoption
-from atoll.reconcile.nodes import Probe, Report
-from atoll.reconcile.orphaned_blobs import OrphanSweep
-from atoll.reconcile.orphans import Orphans
+from atoll.reconcile.drains import DrainReconciler
+from atoll.reconcile.events import EventNotifications, EventNumbering, EventSweep
+from atoll.reconcile.executions import ExecutionAdoption
+from atoll.reconcile.links import SessionLinks
+from atoll.reconcile.moved_sessions import MovedSessions
+from atoll.reconcile.nodes import NodeMonitor, NodeReport
+from atoll.reconcile.orphaned_blobs import OrphanedBlobSweep
+from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
 from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import SessionReconciler
-from atoll.reconcile.templates import TemplateNews
-from atoll.reconcile.webhooks import WebhookLoop
+from atoll.reconcile.templates import TemplateNotifications
+from atoll.reconcile.webhooks import WebhookReconciler
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -57,17 +57,13 @@ class Loops:
         self._groups = groups
         backends, compute = groups.backends, groups.compute
         settings, replica = backends.settings, backends.replica
-        store, coordination, leases = replica.store, replica.coordination, replica.leases
-        clock, node_id, driver = replica.clock, replica.node_id, backends.driver
-        self.adoption = Adoption(
-            store, coordination, leases, groups.executions.runner, clock, settings.coordination
+        self.adoption = ExecutionAdoption(replica, groups.executions.runner, settings.coordination)
+        self._builds = BuildReconciler(replica, compute.builds, settings.template)
+        moved = MovedSessions(
+            replica, backends.driver, groups.sessions.access.connections, groups.executions.runner
         )
-        self._builds = BuildLoop(store, compute.builds, leases, clock, settings.template)
-        departed = Departed(
-            store, driver, groups.sessions.access.connections, groups.executions.runner, node_id
-        )
-        self._report = Report(
-            groups.nodes.nodes, departed, coordination, clock, settings.node, compute.pool.sizes
+        self._report = NodeReport(
+            replica, groups.nodes.nodes, moved, settings.node, compute.pool.sizes
         )
         compute.templates.subscribe(self._builds)
         compute.templates.subscribe(self._report)
@@ -85,8 +81,7 @@ class Loops:
     def _of_sessions(self) -> dict[str, Coroutine[Any, Any, None]]:
         groups, backends, compute = self._groups, self._groups.backends, self._groups.compute
         settings, replica, driver = backends.settings, backends.replica, backends.driver
-        store, coordination, leases = replica.store, replica.coordination, replica.leases
-        clock, node_id = replica.clock, replica.node_id
+        store, coordination, clock = replica.store, replica.coordination, replica.clock
         reconciler = SessionReconciler(
             replica,
             groups.sessions.timers,
@@ -94,48 +89,38 @@ class Loops:
             groups.sessions.observers,
             settings.session,
         )
-        orphans = Orphans(
-            store,
+        orphans = OrphanedInstanceSweep(
+            replica,
             driver,
             groups.sessions.transitions,
             compute.pool,
-            coordination,
-            leases,
-            clock,
             settings.session,
-            node_id,
             backends.cluster,
         )
         loops = {
             "adoption": self.adoption.run(),
-            "templates": TemplateNews(coordination, compute.templates).run(),
+            "templates": TemplateNotifications(coordination, compute.templates).run(),
             "pool refill": PoolRefill(compute.pool, store, driver, settings.pool, clock).run(),
             "sessions": reconciler.run(),
             "orphans": orphans.run(),
             "builds": self._builds.run(),
-            "layers": LayerSweep(
-                store, driver, compute.builds, leases, clock, settings.template, node_id
-            ).run(),
+            "layers": LayerSweep(replica, driver, compute.builds, settings.template).run(),
             "autosave": groups.sessions.autosave.run(groups.executions.runner.session_ids),
             "peers": groups.nodes.peers.run(),
             "report": self._report.run(),
         }
         if driver.packages is not None:
-            loops["packages"] = PackageSweep(
-                store, driver.packages, leases, clock, settings.packages, node_id
-            ).run()
+            loops["packages"] = PackageSweep(replica, driver.packages, settings.packages).run()
         return loops
 
     def _of_storage(self) -> dict[str, Coroutine[Any, Any, None]]:
         backends, checkpoints = self._groups.backends, self._groups.compute.checkpoints
         settings, replica, blobs = backends.settings, backends.replica, backends.blobs
         store, clock = replica.store, replica.clock
-        orphaned_blobs = OrphanSweep(
-            store,
+        orphaned_blobs = OrphanedBlobSweep(
+            replica,
             blobs,
             checkpoints,
-            replica.leases,
-            clock,
             cluster=backends.cluster,
             name=replica.node_id if backends.spool is None else "shared",
             request_ttl=settings.idempotency_ttl,
@@ -152,43 +137,29 @@ class Loops:
         settings = self._groups.backends.settings.event
         sender = self._groups.webhook_sender
         return {
-            "event numbers": Sequencer(feed).run(),
-            "event news": EventNews(coordination, feed).run(),
+            "event numbers": EventNumbering(feed).run(),
+            "event news": EventNotifications(coordination, feed).run(),
             "event sweep": EventSweep(store, clock, settings).run(),
-            "webhooks": WebhookLoop(
-                store, feed, sender, coordination, replica.leases, clock, settings
-            ).run(),
+            "webhooks": WebhookReconciler(replica, feed, sender, settings).run(),
         }
 
     def _of_servers(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Loops that an embedded Atoll does without: nothing outlives it, and it has one node."""
         groups, nodes = self._groups, self._groups.nodes
         settings, replica = groups.backends.settings, groups.backends.replica
-        store, coordination, leases = replica.store, replica.coordination, replica.leases
         connections = groups.sessions.access.connections
         return {
-            "attendance": Attendance(
-                store, connections, leases, settings.link, replica.node_id
-            ).run(),
+            "attendance": SessionLinks(replica, connections, settings.link).run(),
             "leftovers": _remove_leftovers(settings),
-            "probe": Probe(
-                store,
-                nodes.nodes,
-                nodes.probe,
-                nodes.migrations,
-                coordination,
-                leases,
-                replica.clock,
-                settings.node,
+            "probe": NodeMonitor(
+                replica, nodes.nodes, nodes.probe, nodes.migrations, settings.node
             ).run(),
-            "drains": Drains(
-                store,
+            "drains": DrainReconciler(
+                replica,
                 nodes.nodes,
                 nodes.placement,
                 nodes.migrations,
                 groups.executions.runner,
-                coordination,
-                leases,
                 settings.node,
                 groups.sessions.transitions.leave,
             ).run(),

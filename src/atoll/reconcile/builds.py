@@ -15,15 +15,14 @@ import structlog
 
 from atoll.errors import TemporaryError
 from atoll.model.template import TemplateStatus
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
+    from atoll.service.replica import Replica
     from atoll.service.templates.builds import Builds
     from atoll.settings import TemplateSettings
     from atoll.stores.base import Store
@@ -34,29 +33,22 @@ BATCH = 100
 LOOK = timedelta(seconds=5)
 """How soon a build is looked at again that another replica has; it may die."""
 SWEEP_SECONDS = 60.0
-YOUNG = 120.0
+ORPHAN_AGE = 120.0
 """Seconds that a layer is left alone that no template seems to need."""
 
 
-class BuildLoop:
-    def __init__(
-        self,
-        store: Store,
-        builds: Builds,
-        leases: Leases,
-        clock: Clock,
-        settings: TemplateSettings,
-    ) -> None:
-        self._store = store
+class BuildReconciler:
+    def __init__(self, replica: Replica, builds: Builds, settings: TemplateSettings) -> None:
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._builds = builds
-        self._leases = leases
-        self._clock = clock
-        self._most = settings.builds
+        self._concurrency = settings.builds
         self._running: dict[str, asyncio.Task[None]] = {}
         self.changed = asyncio.Event()
         """Set when there may be something to build."""
         self._others: dict[str, float] = {}
-        """Builds that others have, or that were cut off, and when they are looked at again."""
+        """When to check builds again that other replicas run, or that were interrupted."""
 
     def templates_changed(self) -> None:
         self.changed.set()
@@ -94,7 +86,7 @@ class BuildLoop:
             for template in batch:
                 if template.id in self._running or not self._builds.fits(template):
                     continue
-                if len(self._running) >= self._most:
+                if len(self._running) >= self._concurrency:
                     return pause  # Looked at again when one of them has ended.
                 retry_at = template.build.retry_at if template.build is not None else None
                 left = timedelta(0) if retry_at is None else max(retry_at - now, timedelta(0))
@@ -139,26 +131,19 @@ class LayerSweep:
     """One replica sweeps a node at a time."""
 
     def __init__(
-        self,
-        store: Store,
-        driver: Driver,
-        builds: Builds,
-        leases: Leases,
-        clock: Clock,
-        settings: TemplateSettings,
-        node_id: str,
+        self, replica: Replica, driver: Driver, builds: Builds, settings: TemplateSettings
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
+        self._node_id = replica.node_id
         self._driver = driver
         self._builds = builds
-        self._leases = leases
-        self._clock = clock
         self._versions = settings.versions
-        self._node_id = node_id
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
-        turn = partial(alone, self._leases, f"layers:{self._node_id}", self.once)
+        turn = partial(exclusively, self._leases, f"layers:{self._node_id}", self.once)
         await sweep("layer_sweep.failed", SWEEP_SECONDS, turn)
 
     async def once(self) -> None:
@@ -203,7 +188,7 @@ class LayerSweep:
         seen: dict[str, float] = {}
         for name in unused:
             seen[name] = self._first_seen.get(name, now)
-            if now - seen[name] < YOUNG:
+            if now - seen[name] < ORPHAN_AGE:
                 continue
             lease = await self._leases.try_lease(f"layer:{self._node_id}:{name}")
             if lease is not None:

@@ -18,22 +18,20 @@ import structlog
 from atoll.errors import AtollError
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause
-from atoll.reconcile.sweep import alone, heeding
+from atoll.reconcile.sweep import exclusively, sweep_on_notify
 from atoll.service.nodes.service import node_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.node import Node
     from atoll.model.session import Session
     from atoll.service.executions.runner import Runner
     from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.service import Nodes
     from atoll.service.placement.service import Placement
+    from atoll.service.replica import Replica
     from atoll.settings import NodeSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -48,35 +46,33 @@ CONCURRENCY = 3
 """Sessions that leave a draining node at the same time."""
 
 
-class Drains:
+class DrainReconciler:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         nodes: Nodes,
-        placements: Placement,
+        placement: Placement,
         migrations: Migrations,
         runner: Runner,
-        coordination: Coordination,
-        leases: Leases,
         settings: NodeSettings,
         leave: Callable[[str, Node], Awaitable[Session]],
     ) -> None:
-        """`leave` saves a session, gives it to a node, and removes what it has here."""
-        self._store = store
+        """`leave` saves a session, assigns it to another node, and removes its instance here."""
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
         self._nodes = nodes
-        self._placements = placements
+        self._placement = placement
         self._migrations = migrations
         self._runner = runner
-        self._coordination = coordination
-        self._leases = leases
         self._settings = settings
         self._leave = leave
-        self._pause = settings.probe.total_seconds()
+        self._interval = settings.probe.total_seconds()
 
     async def run(self) -> None:
-        turn = partial(alone, self._leases, f"drain:{self._nodes.id}", self.once)
+        turn = partial(exclusively, self._leases, f"drain:{self._nodes.id}", self.once)
         topic = node_topic(self._nodes.id)
-        await heeding("drain.failed", self._coordination, topic, self._pause, turn)
+        await sweep_on_notify("drain.failed", self._coordination, topic, self._interval, turn)
 
     async def once(self) -> None:
         """Let every session leave that can, while the node is to be emptied."""
@@ -120,7 +116,7 @@ class Drains:
 
     async def _go(self, session: Session) -> None:
         # Before anything is ended: it stays as it is when it has nowhere to go.
-        target = await self._placements.assign(session)
+        target = await self._placement.assign(session)
         under_way = await self._runner.release_runs(session.id)
         try:
             left = await self._leave(session.id, target)
@@ -135,7 +131,7 @@ class Drains:
             async with asyncio.timeout(self._settings.drain_grace.total_seconds()):
                 while await self._is_on():
                     if runs := self._runner.runs_of(session_id):
-                        await runs[0].wait(self._pause)
+                        await runs[0].wait(self._interval)
                     elif await self._is_busy(session_id):
                         await asyncio.sleep(BUSY_SECONDS)
                     else:

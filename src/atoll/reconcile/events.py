@@ -38,7 +38,7 @@ SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps."""
 
 
-class Sequencer:
+class EventNumbering:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
@@ -58,7 +58,7 @@ class Sequencer:
             await asyncio.sleep(pause)
 
 
-class EventNews:
+class EventNotifications:
     """Wakes those who follow here when another replica has more."""
 
     def __init__(self, coordination: Coordination, feed: Feed) -> None:

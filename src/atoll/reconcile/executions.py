@@ -17,53 +17,42 @@ from atoll.errors import TemporaryError
 from atoll.service.executions.runner import REPLICA_LEFT
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.execution import Execution
     from atoll.service.executions.runner import Runner
+    from atoll.service.replica import Replica
     from atoll.settings import CoordinationSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
 BATCH = 100
-STRAY = timedelta(seconds=60)
+STRAY_AGE = timedelta(seconds=60)
 """
 How old an execution of this replica is that it knows nothing of: its record was written though the
 store did not say so, and who submitted it was told that it failed.
 """
 
 
-class Adoption:
-    def __init__(
-        self,
-        store: Store,
-        coordination: Coordination,
-        leases: Leases,
-        runner: Runner,
-        clock: Clock,
-        settings: CoordinationSettings,
-    ) -> None:
-        self._store = store
-        self._coordination = coordination
-        self._leases = leases
+class ExecutionAdoption:
+    def __init__(self, replica: Replica, runner: Runner, settings: CoordinationSettings) -> None:
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._runner = runner
-        self._clock = clock
-        self._pause = settings.presence_ttl.total_seconds() / 3
+        self._interval = settings.presence_ttl.total_seconds() / 3
 
     async def run(self) -> None:
         while True:
             try:
                 async with self._coordination.listen(REPLICA_LEFT) as heard:
-                    await heard.wait(self._pause)
+                    await heard.wait(self._interval)
                 await self.once()
             except TemporaryError as error:
                 log.warning("adoption.failed", code=error.code, error=error.message)
-                await asyncio.sleep(self._pause)
+                await asyncio.sleep(self._interval)
             except Exception as error:
                 log.error("adoption.failed", exc_info=error)
-                await asyncio.sleep(self._pause)
+                await asyncio.sleep(self._interval)
 
     async def once(self) -> None:
         # A back-end that has forgotten this replica has forgotten the others as well.
@@ -89,7 +78,7 @@ class Adoption:
         return sorted(found, key=lambda execution: execution.created_at)
 
     async def _revoke_strays(self) -> None:
-        old = self._clock.now() - STRAY
+        old = self._clock.now() - STRAY_AGE
         for execution in await self._held_by(self._coordination.replica):
             if execution.created_at > old or self._runner.get(execution.id) is not None:
                 continue

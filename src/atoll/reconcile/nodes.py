@@ -20,24 +20,21 @@ from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.event import Event
 from atoll.model.node import NodeHealth, judged
 from atoll.model.session import Cause
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.nodes.service import node_topic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
 
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.node import Node
     from atoll.model.session import Session
-    from atoll.reconcile.departed import Departed
+    from atoll.reconcile.moved_sessions import MovedSessions
     from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.probe import NodeProbe
     from atoll.service.nodes.service import Nodes
+    from atoll.service.replica import Replica
     from atoll.settings import NodeSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -50,28 +47,27 @@ PROBES = 32
 """Nodes that are probed at the same time."""
 
 
-class Report:
+class NodeReport:
     """Tells of this node: regularly, and when something has changed."""
 
     def __init__(
         self,
+        replica: Replica,
         nodes: Nodes,
-        departed: Departed,
-        coordination: Coordination,
-        clock: Clock,
+        moved: MovedSessions,
         settings: NodeSettings,
-        pool: Callable[[], dict[str, int]],
+        pool_sizes: Callable[[], dict[str, int]],
     ) -> None:
         self._nodes = nodes
-        self._departed = departed
-        self._coordination = coordination
-        self._clock = clock
-        self._pause = settings.probe.total_seconds()
-        self._pool = pool
-        self._told: dict[str, int] | None = None
+        self._moved = moved
+        self._coordination = replica.coordination
+        self._clock = replica.clock
+        self._interval = settings.probe.total_seconds()
+        self._pool_sizes = pool_sizes
+        self._reported: dict[str, int] | None = None
         self._due = float("-inf")
         self._lost = True
-        """Whether others may have taken this node for lost, and its sessions away."""
+        """Whether other nodes may consider this one lost, and may have moved its sessions."""
         self._templates_changed = False
 
     def templates_changed(self) -> None:
@@ -82,13 +78,13 @@ class Report:
             try:
                 async with self._coordination.listen(node_topic(self._nodes.id)) as heard:
                     while True:
-                        await self.once(told=await heard.wait(min(self._pause, LOOK_SECONDS)))
+                        await self.once(told=await heard.wait(min(self._interval, LOOK_SECONDS)))
             except TemporaryError as error:
                 self._lost = True
                 log.warning("report.failed", code=error.code, error=error.message)
             except Exception as error:
                 log.error("report.failed", exc_info=error)
-            await asyncio.sleep(min(self._pause, LOOK_SECONDS))
+            await asyncio.sleep(min(self._interval, LOOK_SECONDS))
 
     async def once(self, *, told: bool) -> None:
         """`told` is whether others have decided something about this node."""
@@ -97,49 +93,48 @@ class Report:
             self._templates_changed = False
             self._nodes.local.templates_changed()
             self._due = now
-        if not told and now < self._due and self._pool() == self._told:
+        if not told and now < self._due and self._pool_sizes() == self._reported:
             return
         # Others may have decided something while it could not be told.
-        self._lost |= now - self._due > self._pause
-        self._told = self._pool()
+        self._lost |= now - self._due > self._interval
+        self._reported = self._pool_sizes()
         node = await self._nodes.report()
-        self._due = now + self._pause
+        self._due = now + self._interval
         lost = node.status is NodeHealth.UNHEALTHY
         # Once more when it is back: the last ones may have left just before.
         if lost or self._lost or told or node.drain is not None:
-            await self._departed.once()
+            await self._moved.once()
         self._lost = lost
 
 
-class Probe:
+class NodeMonitor:
     """Finds nodes that are lost, and has their sessions go on elsewhere."""
 
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         nodes: Nodes,
-        probing: NodeProbe,
+        probe: NodeProbe,
         migrations: Migrations,
-        coordination: Coordination,
-        leases: Leases,
-        clock: Clock,
         settings: NodeSettings,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._nodes = nodes
-        self._probing = probing
+        self._probe = probe
         self._migrations = migrations
-        self._coordination = coordination
-        self._leases = leases
-        self._clock = clock
         self._settings = settings
-        self._pause = settings.probe.total_seconds()
-        self._heard: dict[str, tuple[datetime | None, float]] = {}
-        """When each node last told of itself, by its clock and since when that is so by ours."""
+        self._interval = settings.probe.total_seconds()
+        self._seen: dict[str, tuple[datetime | None, float]] = {}
+        """For each node: when it last reported, by its clock, and since when we know by ours."""
 
     async def run(self) -> None:
         # Who has the lease keeps it while there is something to move.
-        await sweep("probe.failed", self._pause, partial(alone, self._leases, "probe", self._turn))
+        await sweep(
+            "probe.failed", self._interval, partial(exclusively, self._leases, "probe", self._turn)
+        )
 
     async def _turn(self) -> None:
         while await self.once():
@@ -147,7 +142,7 @@ class Probe:
 
     async def once(self) -> bool:
         """Probe all, then move what there is time for; whether there is more."""
-        until = self._clock.monotonic() + self._pause
+        until = self._clock.monotonic() + self._interval
         nodes = await self._store.nodes.all()
         found = await self._asked(nodes)
         if self._is_cut_off(nodes, found):
@@ -171,9 +166,7 @@ class Probe:
         async def asked(node: Node) -> str | None:
             async with slots:
                 own = node.id == self._nodes.id
-                return await (
-                    self._nodes.local.problem() if own else self._probing.problem_of(node)
-                )
+                return await (self._nodes.local.problem() if own else self._probe.problem_of(node))
 
         problems = await asyncio.gather(*(asked(node) for node in nodes))
         return dict(zip((node.id for node in nodes), problems, strict=True))
@@ -186,13 +179,13 @@ class Probe:
         now = self._clock.monotonic()
         others = [node for node in nodes if node.id != self._nodes.id]
         for node in others:
-            if node.id not in self._heard or self._heard[node.id][0] != node.seen_at:
-                self._heard[node.id] = (node.seen_at, now)
-        lately = self._pause * self._settings.unhealthy_after
+            if node.id not in self._seen or self._seen[node.id][0] != node.seen_at:
+                self._seen[node.id] = (node.seen_at, now)
+        lately = self._interval * self._settings.unhealthy_after
         return (
             len(others) > 1
             and all(found[node.id] is not None for node in others)
-            and any(now - self._heard[node.id][1] <= lately for node in others)
+            and any(now - self._seen[node.id][1] <= lately for node in others)
         )
 
     async def _judge(self, node: Node, problem: str | None) -> None:

@@ -23,17 +23,15 @@ import structlog
 
 from atoll.blobs.base import PAGE_SIZE, OversizedBlob, UnlistableNames
 from atoll.errors import BlobsUnavailable, PermanentError
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.checkpoints.chunks import data_of
 from atoll.service.checkpoints.service import lease_of
 from atoll.service.templates.build_inputs import CONTEXTS
 
 if TYPE_CHECKING:
     from atoll.blobs.base import BlobInfo, Blobs
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Leases
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.stores.base import Store
+    from atoll.service.replica import Replica
 
 log = structlog.get_logger(__name__)
 
@@ -57,34 +55,30 @@ GRACE = timedelta(hours=24)
 """The age at which a blob that nothing refers to is removed."""
 
 
-class OrphanSweep:
+class OrphanedBlobSweep:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         blobs: Blobs,
         checkpoints: Checkpoints,
-        leases: Leases,
-        clock: Clock,
         *,
         cluster: str,
         name: str,
-        grace: timedelta = GRACE,
         request_ttl: timedelta,
     ) -> None:
-        """`name` tells blob stores apart: those who share one have the same."""
-        self._store = store
+        """`name` identifies the blob store: replicas that share one use the same name."""
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._blobs = blobs
         self._checkpoints = checkpoints
-        self._leases = leases
-        self._clock = clock
         self._cluster = cluster
         self._key = f"orphans:{name}"
-        self._grace = grace
         self._request_ttl = request_ttl
         self._kind = 0
         self._after: str | None = None
         self._contexts: set[str] = set()
-        """Build contexts that a template has."""
+        """Build contexts that a template refers to."""
         self._rest_until = float("-inf")
 
     async def run(self) -> None:
@@ -92,7 +86,7 @@ class OrphanSweep:
 
     async def turn(self) -> None:
         if self._clock.monotonic() >= self._rest_until:
-            await alone(self._leases, self._key, self.once)
+            await exclusively(self._leases, self._key, self.once)
 
     async def once(self) -> None:
         """Look at the next objects."""
@@ -142,7 +136,7 @@ class OrphanSweep:
             return b"?"  # No id of a database.
 
     def _is_old(self, info: BlobInfo, beyond: timedelta = timedelta(0)) -> bool:
-        return self._clock.now() - info.modified_at >= self._grace + beyond
+        return self._clock.now() - info.modified_at >= GRACE + beyond
 
     async def _look(self, kind: str, owner: str, old: list[BlobInfo]) -> None:
         """Remove those of one owner's objects that are orphans."""

@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.reconcile.builds import versions_needed
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.packages.service import RESOLUTION_TTL
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.leases import Leases
     from atoll.drivers.base import PackageEnvironments
+    from atoll.service.replica import Replica
     from atoll.settings import PackageSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
-YOUNG = timedelta(minutes=10)
+ORPHAN_AGE = timedelta(minutes=10)
 LOGS_KEPT = timedelta(days=2)
 BATCH = 100
 
@@ -37,23 +35,17 @@ SWEEP_INTERVAL = 300.0
 
 class PackageSweep:
     def __init__(
-        self,
-        store: Store,
-        environments: PackageEnvironments,
-        leases: Leases,
-        clock: Clock,
-        settings: PackageSettings,
-        node_id: str,
+        self, replica: Replica, packages: PackageEnvironments, settings: PackageSettings
     ) -> None:
-        self._store = store
-        self._environments = environments
-        self._leases = leases
-        self._clock = clock
+        self._store = replica.store
+        self._leases = replica.leases
+        self._clock = replica.clock
+        self._node_id = replica.node_id
+        self._environments = packages
         self._settings = settings
-        self._node_id = node_id
 
     async def run(self) -> None:
-        turn = partial(alone, self._leases, f"packages:{self._node_id}", self.once)
+        turn = partial(exclusively, self._leases, f"packages:{self._node_id}", self.once)
         await sweep("package_sweep.failed", SWEEP_INTERVAL, turn)
 
     async def once(self) -> None:
@@ -70,7 +62,7 @@ class PackageSweep:
                 return
             if info.name in needed:
                 continue
-            if await self._environments.remove(info.name, unless_used_since=now - YOUNG):
+            if await self._environments.remove(info.name, unless_used_since=now - ORPHAN_AGE):
                 log.info("packages.removed", environment=info.name, size=info.size)
                 total -= info.size
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from atoll.model.instance import Handle, Instance
     from atoll.model.template import Template
     from atoll.service.pool.service import Pool
+    from atoll.service.replica import Replica
     from atoll.service.sessions.timers import SessionTimers
     from atoll.settings import PoolSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -35,22 +35,21 @@ CONCURRENCY = 8
 class Recovery:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
         timers: SessionTimers,
         pool: Pool,
         settings: PoolSettings,
-        node_id: str,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._node_id = replica.node_id
         self._driver = driver
         self._timers = timers
         self._pool = pool
-        self._most = settings.max_size
-        self._node_id = node_id
+        self._max_size = settings.max_size
         self._adopting = asyncio.Lock()
         self._kept: set[str] = set()
-        """Workspaces that a session has a right to."""
+        """Workspaces that belong to a session."""
 
     async def run(self) -> None:
         slots = asyncio.Semaphore(CONCURRENCY)
@@ -100,7 +99,7 @@ class Recovery:
                 and template.created_at <= instance.created_at
                 # What demand there was is not known any more: the refill lets go of what is too
                 # many, slowly.
-                and self._pool.size(template) < pool_size.bounds(template, self._most)[1]
+                and self._pool.size(template) < pool_size.bounds(template, self._max_size)[1]
                 and await self._pool.adopt(template, instance)
             )
 

@@ -15,7 +15,7 @@ import structlog
 
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
-from atoll.reconcile.sweep import heeding, sweep
+from atoll.reconcile.sweep import sweep, sweep_on_notify
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.records import settle_topic
 
@@ -56,7 +56,7 @@ class SessionReconciler(SessionObserver):
         async with asyncio.TaskGroup() as group:
             group.create_task(work(self.queue, self.settle, workers=WORKERS))
             group.create_task(
-                heeding(
+                sweep_on_notify(
                     "sweep.failed",
                     self._coordination,
                     settle_topic(self._node_id),

@@ -42,7 +42,7 @@ async def sweep(
         raise_if_cancelled()
 
 
-async def heeding(
+async def sweep_on_notify(
     event: str,
     coordination: Coordination,
     topic: str,
@@ -64,7 +64,7 @@ async def heeding(
         await asyncio.sleep(min(pause, AGAIN_SECONDS))
 
 
-async def alone(leases: Leases, key: str, once: Callable[[], Awaitable[None]]) -> None:
+async def exclusively(leases: Leases, key: str, once: Callable[[], Awaitable[None]]) -> None:
     """Do it unless another replica is at it."""
     lease = await leases.try_lease(key)
     if lease is not None:

@@ -20,7 +20,7 @@ AGAIN_SECONDS = 1.0
 LOOK_SECONDS = 60.0
 
 
-class TemplateNews:
+class TemplateNotifications:
     def __init__(self, coordination: Coordination, templates: Templates) -> None:
         self._coordination = coordination
         self._templates = templates

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.model.event import Event, FeedPage
     from atoll.model.webhook import Deliveries, Webhook
     from atoll.service.events.service import Feed
+    from atoll.service.replica import Replica
     from atoll.service.webhooks.delivery import DeliveryResult, WebhookClient, WebhookSender
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
@@ -47,25 +46,18 @@ def pause_after(failures: int) -> timedelta:
     return min(timedelta(seconds=2.0 ** min(failures - 1, 16)), LONGEST_PAUSE)
 
 
-class WebhookLoop:
+class WebhookReconciler:
     """Sees to it that each webhook has a worker, here or on another replica."""
 
     def __init__(
-        self,
-        store: Store,
-        feed: Feed,
-        sender: WebhookSender,
-        coordination: Coordination,
-        leases: Leases,
-        clock: Clock,
-        settings: EventSettings,
+        self, replica: Replica, feed: Feed, sender: WebhookSender, settings: EventSettings
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._clock = replica.clock
         self._feed = feed
         self._sender = sender
-        self._coordination = coordination
-        self._leases = leases
-        self._clock = clock
         self._settings = settings
         self._workers: dict[str, Worker] = {}
 

@@ -20,9 +20,9 @@ from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 from atoll.model.placement import PlacementRequest
 from atoll.model.session import Cause, SessionStatus
 from atoll.model.volume import Volume, VolumeMount
-from atoll.reconcile.departed import Departed
-from atoll.reconcile.drains import Drains
-from atoll.reconcile.nodes import Probe, Report
+from atoll.reconcile.drains import DrainReconciler
+from atoll.reconcile.moved_sessions import MovedSessions
+from atoll.reconcile.nodes import NodeMonitor, NodeReport
 from atoll.service.nodes.local_node import LocalNode
 from atoll.service.nodes.migration import WAITS_FOR_NODE, Migrations
 from atoll.service.nodes.probe import MAX_CLOCK_SKEW, NodeProbe
@@ -131,8 +131,8 @@ class Ground:
     nodes: Nodes
     placements: Placement
     moves: Migrations
-    probe: Probe
-    departed: Departed
+    probe: NodeMonitor
+    moved: MovedSessions
     neighbours: dict[str, Neighbour]
 
     async def node(self, node_id: str) -> Node:
@@ -186,16 +186,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)
         moves = Migrations(found.store, placements, found.coordination, clock)
         probing = NodeProbe(SECRET, clock, timedelta(seconds=60))
-        probe = Probe(
-            found.store,
-            nodes,
-            probing,
-            moves,
-            found.coordination,
-            found.leases,
-            clock,
-            settings.node,
-        )
+        probe = NodeMonitor(found.replica, nodes, probing, moves, settings.node)
         neighbours = {}
         await found.store.templates.add(make_template(id="python"))
         for node_id in others:
@@ -213,7 +204,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
                 )
             )
         await nodes.report()
-        departed = Departed(found.store, machine, found.connections, found.runner, NODE)
+        moved = MovedSessions(found.replica, machine, found.connections, found.runner)
         yield Ground(
             found,
             clock,
@@ -223,7 +214,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             placements,
             moves,
             probe,
-            departed,
+            moved,
             neighbours,
         )
 
@@ -462,9 +453,9 @@ async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_pat
             found.machine.there[instance.id] = instance
         await found.add(NODE, instance_id=kept.id, workspace="kept")
         session = await found.add(NODE, instance_id=gone.id, workspace="gone")
-        assert await found.departed.once() == 0
+        assert await found.moved.once() == 0
         assert await found.moves.move(session, Cause.NODE_LOST) == "b"
-        assert await found.departed.once() == 1
+        assert await found.moved.once() == 1
         assert set(found.machine.there) == {kept.id, pooled.id}
         assert found.machine.discarded == ["gone"]
         assert await found.store.instances.get(gone.id) is None
@@ -472,13 +463,8 @@ async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_pat
 
 async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
-        report = Report(
-            found.nodes,
-            found.departed,
-            found.parts.coordination,
-            found.clock,
-            found.parts.settings.node,
-            dict,
+        report = NodeReport(
+            found.parts.replica, found.nodes, found.moved, found.parts.settings.node, dict
         )
         await report.once(told=False)
         instance = make_instance(workspace="gone")
@@ -500,11 +486,10 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
 async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         pool: dict[str, int] = {}
-        report = Report(
+        report = NodeReport(
+            found.parts.replica,
             found.nodes,
-            found.departed,
-            found.parts.coordination,
-            found.clock,
+            found.moved,
             found.parts.settings.node,
             lambda: dict(pool),
         )
@@ -536,19 +521,17 @@ async def leaving(found: Ground, session_id: str, target: str) -> Session:
     )
 
 
-def drains(found: Ground, left: list[tuple[str, str]]) -> Drains:
+def drains(found: Ground, left: list[tuple[str, str]]) -> DrainReconciler:
     async def leave(session_id: str, target: Node) -> Session:
         left.append((session_id, target.id))
         return await leaving(found, session_id, target.id)
 
-    return Drains(
-        found.store,
+    return DrainReconciler(
+        found.parts.replica,
         found.nodes,
         found.placements,
         found.moves,
         found.parts.runner,
-        found.parts.coordination,
-        found.parts.leases,
         found.parts.settings.node.model_copy(
             update={"drain_grace": timedelta(seconds=0.3), "probe": timedelta(seconds=0.1)}
         ),

@@ -26,7 +26,7 @@ from atoll.model.execution import ExecutionStatus
 from atoll.model.manifest import Manifest
 from atoll.model.session import SessionStatus
 from atoll.reconcile import orphaned_blobs as orphans
-from atoll.reconcile.orphaned_blobs import OWNER, OrphanSweep
+from atoll.reconcile.orphaned_blobs import OWNER, OrphanedBlobSweep
 from atoll.service.checkpoints.chunks import data_of, digest, manifest_of
 from atoll.service.checkpoints.service import lease_of
 from atoll.settings import BlobSettings, Settings
@@ -38,7 +38,7 @@ from tests.contract.stores.store_entities import (
     make_session,
     make_template,
 )
-from tests.parts import checkpoints_on
+from tests.parts import checkpoints_on, replica_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,16 +63,13 @@ class Ground:
         self.checkpoints = checkpoints_on(store, blobs, leases, clock, "node_1")
         self.sweep = self.another(cluster)
 
-    def another(self, cluster: str) -> OrphanSweep:
-        return OrphanSweep(
-            self.store,
+    def another(self, cluster: str) -> OrphanedBlobSweep:
+        return OrphanedBlobSweep(
+            replica_on(self.store, self.leases, self.clock, "node_1"),
             self.blobs,
             self.checkpoints,
-            self.leases,
-            self.clock,
             cluster=cluster,
             name="shared",
-            grace=DAY,
             request_ttl=DAY,
         )
 
@@ -299,7 +296,9 @@ async def test_the_blobs_of_another_database_are_left_alone(ground: Ground) -> N
     assert await ground.keys() == {key}
 
 
-async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> None:
+async def test_a_turn_checks_a_few_pages_and_the_next_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
     async with made(tmp_path, blobs) as ground:
         count = orphans.PAGES * PAGE_SIZE + 10
@@ -316,9 +315,9 @@ async def test_a_turn_looks_at_so_many_and_the_next_goes_on(tmp_path: Path) -> N
         assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
         await ground.sweep.turn()
         assert await ground.keys() == set()
-        # All was looked at: now there is a pause.
+        # All pages were checked: there is a pause now.
         await ground.put(f"workspaces/{ids.session_id()}/data/x")
-        ground.sweep._grace = timedelta(0)
+        monkeypatch.setattr(orphans, "GRACE", timedelta(0))
         await ground.sweep.turn()
         assert len(await ground.keys()) == 1
         ground.clock.time += orphans.ROUND

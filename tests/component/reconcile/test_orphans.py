@@ -14,7 +14,7 @@ from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
-from atoll.reconcile.orphans import YOUNG, Orphans
+from atoll.reconcile.orphaned_instances import ORPHAN_AGE, OrphanedInstanceSweep
 from atoll.settings import Settings
 from tests.component.reconcile.test_strays import MovedClock
 from tests.contract.stores.store_entities import make_instance, make_session
@@ -60,7 +60,7 @@ class NodeWorkspaces(LocalWorkspaces):
 
 
 class Ground:
-    def __init__(self, node: Node, parts: Parts, sweep: Orphans) -> None:
+    def __init__(self, node: Node, parts: Parts, sweep: OrphanedInstanceSweep) -> None:
         self.node = node
         self.store = parts.store
         self.sessions = parts.sessions
@@ -97,7 +97,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
     instance = make_instance(holder=OTHER)
     async with ground(tmp_path, instance) as found:
         await found.sweep.once()  # Its replica seems to be lost.
-        found.clock.time += timedelta(seconds=YOUNG)
+        found.clock.time += timedelta(seconds=ORPHAN_AGE)
         all_of_them = found.store.instances.all
 
         async def taken_meanwhile() -> list[Instance]:
@@ -149,7 +149,7 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
             for _ in range(2):
                 await found.sweep.once()
                 assert list(found.node.there) == [instance.id]
-                found.clock.time += timedelta(seconds=YOUNG if here else 1)
+                found.clock.time += timedelta(seconds=ORPHAN_AGE if here else 1)
         await found.sweep.once()
         assert list(found.node.there) == []
 
@@ -168,7 +168,7 @@ async def test_what_an_ended_session_has_waits_until_it_is_cleared(tmp_path: Pat
             # Nobody has begun with it: many may have ended at once, or whoever was at it died.
             await found.sweep.once()
             assert list(found.node.there) == [instance.id]
-            found.clock.time += timedelta(seconds=YOUNG)
+            found.clock.time += timedelta(seconds=ORPHAN_AGE)
         await found.store.sessions.save(replace(session, instance_id=None, workspace=None))
         await found.sweep.once()
         assert list(found.node.there) == []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.model.execution import ExecutionStatus
-from atoll.reconcile.executions import STRAY, Adoption
+from atoll.reconcile.executions import STRAY_AGE, ExecutionAdoption
 from tests.contract.stores.store_entities import (
     NOW,
     completed,
@@ -40,18 +40,13 @@ class MovedClock:
 
 
 @asynccontextmanager
-async def adoption(place: Path, clock: MovedClock) -> AsyncIterator[tuple[Adoption, CachingStore]]:
+async def adoption(
+    place: Path, clock: MovedClock
+) -> AsyncIterator[tuple[ExecutionAdoption, CachingStore]]:
     """That of a replica that has begun nothing, so the driver is never asked."""
     async with parts(place, clock) as found:
         yield (
-            Adoption(
-                found.store,
-                found.coordination,
-                found.leases,
-                found.runner,
-                clock,
-                found.settings.coordination,
-            ),
+            ExecutionAdoption(found.replica, found.runner, found.settings.coordination),
             found.store,
         )
 
@@ -63,7 +58,7 @@ async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_pat
         await store.executions.add(stray)
 
         # It may be on its way yet: whoever adds it has not heard of it.
-        clock.time += STRAY - timedelta(microseconds=1)
+        clock.time += STRAY_AGE - timedelta(microseconds=1)
         await found.once()
         assert await store.executions.get(stray.id) == stray
 
@@ -92,7 +87,7 @@ async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: 
             await store.executions.add(execution)
         done = await store.executions.save(replace(completed(done), holder=ME))
 
-        clock.time += STRAY + timedelta(seconds=1)
+        clock.time += STRAY_AGE + timedelta(seconds=1)
         await found.once()
         assert [execution.id for execution in await store.executions.unfinished(limit=300)] == [
             young.id
@@ -110,7 +105,7 @@ async def test_one_whose_session_has_moved_is_left_to_the_node_that_has_it(tmp_p
         # Taken over by this replica before the session moved, though the store did not say so.
         taken = await store.executions.save(replace(execution, holder=ME))
 
-        clock.time += STRAY + timedelta(seconds=1)
+        clock.time += STRAY_AGE + timedelta(seconds=1)
         await found.once()
         left = await store.executions.get(execution.id)
         assert left == replace(taken, holder=None, version=taken.version + 1)

@@ -16,7 +16,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.template import Build, Layer, Template, TemplateStatus
-from atoll.reconcile.builds import YOUNG, BuildLoop, LayerSweep
+from atoll.reconcile.builds import ORPHAN_AGE, BuildReconciler, LayerSweep
 from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
 from atoll.service.replica import Replica
@@ -52,7 +52,7 @@ class Site:
     templates: Templates
     builds: Builds
     leases: Leases
-    loop: BuildLoop
+    loop: BuildReconciler
     sweep: LayerSweep
     tasks: BackgroundTasks
 
@@ -97,8 +97,8 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     templates = templates_on(replica, driver, blobs, settings)
     packages = Packages(driver, leases, clock, settings.packages, await store.secret(), "local")
     builds = Builds(replica, driver, templates, packages, settings.template)
-    loop = BuildLoop(store, builds, leases, clock, settings.template)
-    sweep = LayerSweep(store, driver, builds, leases, clock, settings.template, "local")
+    loop = BuildReconciler(replica, builds, settings.template)
+    sweep = LayerSweep(replica, driver, builds, settings.template)
     try:
         yield Site(clock, store, driver, templates, builds, leases, loop, sweep, tasks)
         await tasks.settle(30)
@@ -232,7 +232,7 @@ async def test_the_sweep_removes_layers_and_versions_that_nobody_needs(
 
         await here.sweep.once()
         assert await here.driver.images.names() == names
-        await here.pass_by(YOUNG)
+        await here.pass_by(ORPHAN_AGE)
         await here.sweep.once()
 
         # Of the session, the last that is ready, and the newest.

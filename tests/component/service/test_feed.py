@@ -13,7 +13,7 @@ from atoll.clock import SystemClock
 from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import Conflict, Forbidden, InvalidRequest
 from atoll.model.event import Event, FeedPage
-from atoll.reconcile.events import EventSweep, Sequencer
+from atoll.reconcile.events import EventNumbering, EventSweep
 from atoll.service.events import service
 from atoll.service.events.service import Feed, types_of
 from atoll.settings import CoordinationSettings, DatabaseSettings, EventSettings, SqliteSettings
@@ -104,7 +104,7 @@ async def test_one_who_gives_up_takes_the_read_from_nobody() -> None:
 
 async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -> None:
     async with feeding() as (store, feed):
-        sequencer = asyncio.create_task(Sequencer(feed).run())
+        sequencer = asyncio.create_task(EventNumbering(feed).run())
         try:
             stretches = feed.follow(0, ("session.*",), None, allowed)
             assert (await anext(stretches)).events == ()

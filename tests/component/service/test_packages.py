@@ -19,12 +19,13 @@ from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.packages import Interpreter
 from atoll.model.session import SessionStatus
 from atoll.model.template import DEFAULT_TEMPLATE, Template
-from atoll.reconcile.packages import YOUNG, PackageSweep
+from atoll.reconcile.packages import ORPHAN_AGE, PackageSweep
 from atoll.service.packages.service import Packages
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from tests.contract.drivers.conftest import template
 from tests.contract.stores.store_entities import make_session
+from tests.parts import replica_on
 from tests.servers.index import Index
 
 if TYPE_CHECKING:
@@ -319,7 +320,9 @@ async def test_the_least_recently_used_go_first_and_those_in_use_never(
         await store.sessions.add(session)
         small = settings.packages.model_copy(update={"cache_size": 2 * MiB + MiB // 2})
         sweep = PackageSweep(
-            store, found.driver.packages, found.packages._leases, found.clock, small, "local"
+            replica_on(store, found.packages._leases, found.clock, "local"),
+            found.driver.packages,
+            small,
         )
 
         async def left() -> set[str | None]:
@@ -327,7 +330,7 @@ async def test_the_least_recently_used_go_first_and_those_in_use_never(
             return {info.name for info in await found.driver.packages.listed()}
 
         assert len(await left()) == 3  # All were used a moment ago.
-        found.clock.ahead = YOUNG + timedelta(seconds=5)
+        found.clock.ahead = ORPHAN_AGE + timedelta(seconds=5)
         assert await left() == {names["a"], names["c"]}
         assert await found.install("b ==1.0") == made["b"]  # Installed again.
         ended = replace(session, status=SessionStatus.TERMINATED, ended_at=found.clock.now())

@@ -13,60 +13,53 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.sessions.records import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
-    from atoll.coordination.leases import Leases
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle, Instance
     from atoll.service.pool.service import Pool
+    from atoll.service.replica import Replica
     from atoll.service.sessions.transitions import Transitions
     from atoll.settings import SessionSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
 BATCH = 1000
-YOUNG = 120.0
+ORPHAN_AGE = 120.0
 """
 Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
 """
 
 
-class Orphans:
+class OrphanedInstanceSweep:
     def __init__(
         self,
-        store: Store,
+        replica: Replica,
         driver: Driver,
         transitions: Transitions,
         pool: Pool,
-        coordination: Coordination,
-        leases: Leases,
-        clock: Clock,
         settings: SessionSettings,
-        node_id: str,
         cluster: str,
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._coordination = replica.coordination
+        self._leases = replica.leases
+        self._clock = replica.clock
+        self._node_id = replica.node_id
         self._driver = driver
         self._transitions = transitions
         self._pool = pool
-        self._coordination = coordination
-        self._leases = leases
-        self._clock = clock
         self._settings = settings
-        self._node_id = node_id
-        self._key = f"sweep:{node_id}"
+        self._key = f"sweep:{replica.node_id}"
         self._cluster = cluster
         self._first_seen: dict[str, float] = {}
 
     async def run(self) -> None:
-        turn = partial(alone, self._leases, self._key, self.once)
+        turn = partial(exclusively, self._leases, self._key, self.once)
         await sweep("sweep.failed", self._settings.sweep.total_seconds(), turn)
 
     async def once(self) -> None:
@@ -151,7 +144,7 @@ class Orphans:
 
     def _is_old(self, key: str, seen: dict[str, float], now: float) -> bool:
         seen[key] = self._first_seen.get(key, now)
-        return now - seen[key] >= YOUNG
+        return now - seen[key] >= ORPHAN_AGE
 
     async def _owned(self) -> tuple[set[str], set[str], set[str]]:
         """

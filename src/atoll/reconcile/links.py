@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import AtollError
-from atoll.reconcile.sweep import alone, sweep
+from atoll.reconcile.sweep import exclusively, sweep
 
 if TYPE_CHECKING:
-    from atoll.coordination.leases import Leases
+    from atoll.service.replica import Replica
     from atoll.service.sessions.connections import Connections
     from atoll.settings import LinkSettings
-    from atoll.stores.base import Store
 
 CONCURRENCY = 8
 ROUNDS = 4
@@ -29,24 +28,17 @@ ROUNDS = 4
 log = structlog.get_logger(__name__)
 
 
-class Attendance:
-    def __init__(
-        self,
-        store: Store,
-        connections: Connections,
-        leases: Leases,
-        settings: LinkSettings,
-        node_id: str,
-    ) -> None:
-        self._store = store
+class SessionLinks:
+    def __init__(self, replica: Replica, connections: Connections, settings: LinkSettings) -> None:
+        self._store = replica.store
+        self._leases = replica.leases
+        self._node_id = replica.node_id
         self._connections = connections
-        self._leases = leases
-        self._pause = settings.unattended_limit.total_seconds() / ROUNDS
-        self._node_id = node_id
+        self._interval = settings.unattended_limit.total_seconds() / ROUNDS
 
     async def run(self) -> None:
-        turn = partial(alone, self._leases, f"attendance:{self._node_id}", self.once)
-        await sweep("attendance.failed", self._pause, turn, at_once=True)
+        turn = partial(exclusively, self._leases, f"attendance:{self._node_id}", self.once)
+        await sweep("attendance.failed", self._interval, turn, at_once=True)
 
     async def once(self) -> None:
         slots = asyncio.Semaphore(CONCURRENCY)

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle
     from atoll.service.executions.runner import Runner
+    from atoll.service.replica import Replica
     from atoll.service.sessions.connections import Connections
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 8
 
 
-class Departed:
+class MovedSessions:
     def __init__(
-        self, store: Store, driver: Driver, connections: Connections, runner: Runner, node_id: str
+        self, replica: Replica, driver: Driver, connections: Connections, runner: Runner
     ) -> None:
-        self._store = store
+        self._store = replica.store
+        self._node_id = replica.node_id
         self._driver = driver
         self._connections = connections
         self._runner = runner
-        self._node_id = node_id
 
     async def once(self) -> int:
         """How many instances were removed."""
