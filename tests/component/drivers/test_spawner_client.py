@@ -1,4 +1,4 @@
-"""The driver's end of the spawner, before a real one that starts nothing but a shell."""
+"""The spawner's client, with a real spawner that starts shells instead of sandboxes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
+from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient, SpawnRequest
 from atoll.drivers.shared import bounded_log
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
@@ -24,25 +25,28 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-HOME = DataDirectory("/", [], 3600)
+DATA_DIRECTORY = DataDirectory("/", [], 3600)
 # As bubblewrap does, it tells its child's pid.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 
 
-def request(place: Path, name: str, padding: int = 0) -> dict[str, Any]:
+def request(place: Path, name: str, padding: int = 0) -> SpawnRequest:
     directory = place / name
     directory.mkdir()
-    return {
-        "instance": name, "argv": ["/bin/sh", "-c", SCRIPT, "x" * padding],
-        "directory": str(directory), "log": None, "seccomp": None, "groups": [],
-        "uid": None, "rlimits": {}, "stage": None, "binds": [], "image": None,
-        "journal": [], "callback": None, "ephemeral": True,
-    }  # fmt: skip
+    return SpawnRequest(
+        instance=name,
+        argv=["/bin/sh", "-c", SCRIPT, "x" * padding],
+        directory=str(directory),
+        groups=[],
+        rlimits={},
+        binds=[],
+        ephemeral=True,
+    )
 
 
 @pytest.fixture
-async def nursery() -> AsyncIterator[SpawnerClient]:
-    made = SpawnerClient(timedelta(seconds=20), HOME)
+async def client() -> AsyncIterator[SpawnerClient]:
+    made = SpawnerClient(timedelta(seconds=20), DATA_DIRECTORY)
     yield made
     pids = below(made._process.pid) if made._process else set()
     await made.close()
@@ -51,57 +55,57 @@ async def nursery() -> AsyncIterator[SpawnerClient]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_many_starts_at_once_all_come_through(nursery: SpawnerClient, tmp_path: Path) -> None:
+async def test_many_starts_at_once_all_come_through(client: SpawnerClient, tmp_path: Path) -> None:
     """More than the socket holds, so that senders have to wait for room."""
     requests = [request(tmp_path, f"i{number}", padding=100_000) for number in range(24)]
-    pids = await asyncio.gather(*(nursery.spawn(one) for one in requests))
+    pids = await asyncio.gather(*(client.spawn(one) for one in requests))
     assert len({pid for pair in pids for pid in pair}) == 48
 
 
 async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Path) -> None:
-    nursery = SpawnerClient(timedelta(seconds=0.5), HOME)
-    nursery.open()
-    assert nursery._process is not None
-    spawner = nursery._process.pid
+    client = SpawnerClient(timedelta(seconds=0.5), DATA_DIRECTORY)
+    client.open()
+    assert client._process is not None
+    spawner = client._process.pid
 
     async def ended() -> bool:
-        return bool(nursery.exits) and not below(spawner) & living()
+        return bool(client.exits) and not below(spawner) & living()
 
     try:
         try:
             stand_still(spawner)
             with pytest.raises(TemporaryError) as caught:
-                await nursery.spawn(request(tmp_path, "late"))
+                await client.spawn(request(tmp_path, "late"))
             assert caught.value.code == "instance_not_started"
         finally:
             go_on(spawner)
         # It is started after all, told of, and ended: nobody would know of it.
         await until(ended, "its end", 60)
     finally:
-        await nursery.close()
+        await client.close()
 
 
 async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
-    nursery: SpawnerClient, tmp_path: Path
+    client: SpawnerClient, tmp_path: Path
 ) -> None:
     """Bubblewrap has started it, but has neither reported it nor bound its life to its own."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     wanted = request(tmp_path, "late")
     script = 'sleep 600 & read word <"$0"; echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
-    wanted["argv"] = ["/bin/sh", "-c", script, str(gate)]
-    starting = asyncio.create_task(nursery.spawn(wanted))
+    wanted = replace(wanted, argv=["/bin/sh", "-c", script, str(gate)])
+    starting = asyncio.create_task(client.spawn(wanted))
     started: set[int] = set()
 
     async def both() -> bool:
-        started.update(below(nursery._process.pid) if nursery._process else ())
+        started.update(below(client._process.pid) if client._process else ())
         return len(started) == 2
 
     async def ended() -> bool:
         return not started & living()
 
     await until(both, "the shell and its child")
-    closing = asyncio.create_task(nursery.close())
+    closing = asyncio.create_task(client.close())
     with pytest.raises(TemporaryError, match="the spawner ended"):
         await starting
     await asyncio.to_thread(gate.write_text, "go on\n")
@@ -110,21 +114,18 @@ async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
 
 
 async def test_what_a_program_prints_is_bounded_and_explains_its_end(
-    nursery: SpawnerClient, tmp_path: Path
+    client: SpawnerClient, tmp_path: Path
 ) -> None:
     """However much it is: no file of the host grows, and nothing of the size is read."""
-    flood = request(tmp_path, "flood")
-    flood["argv"] = [
-        "/bin/sh", "-c",
-        'echo "{\\"child-pid\\": $$}" >&5; exec 5>&-; yes flood | head -c 50000000 >&2; exit 3',
-    ]  # fmt: skip
-    pid, _ = await nursery.spawn(flood)
+    script = 'echo "{\\"child-pid\\": $$}" >&5; exec 5>&-; yes flood | head -c 50000000 >&2; exit 3'
+    flood = replace(request(tmp_path, "flood"), argv=["/bin/sh", "-c", script])
+    pid, _ = await client.spawn(flood)
 
     async def ended() -> bool:
-        return pid in nursery.exits
+        return pid in client.exits
 
     await until(ended, "its end")
-    status, printed = nursery.exits[pid]
+    status, printed = client.exits[pid]
     assert os.waitstatus_to_exitcode(status) == 3
     assert printed.endswith("flood\nfloo")
     assert len(printed) <= bounded_log.LOG_TAIL
@@ -133,27 +134,27 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed before"])
 async def test_a_spawner_that_has_ended_is_no_zombie_after_close(killed: bool) -> None:
-    nursery = SpawnerClient(timedelta(seconds=20), HOME)
-    nursery.open()
-    assert nursery._process is not None
-    pid = nursery._process.pid
+    client = SpawnerClient(timedelta(seconds=20), DATA_DIRECTORY)
+    client.open()
+    assert client._process is not None
+    pid = client._process.pid
     if killed:
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(nursery._closed.wait(), 60)
+        await asyncio.wait_for(client._closed.wait(), 60)
     for _ in range(2):
-        await nursery.close()
+        await client.close()
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
 
 async def test_close_does_not_wait_for_a_spawner_that_stays_with_an_instance(
-    nursery: SpawnerClient, tmp_path: Path
+    client: SpawnerClient, tmp_path: Path
 ) -> None:
-    lasting = request(tmp_path, "lasting") | {"ephemeral": False}
-    pair = await nursery.spawn(lasting)
-    assert nursery._process is not None
-    spawner = nursery._process.pid
-    await asyncio.wait_for(nursery.close(), 60)
+    lasting = replace(request(tmp_path, "lasting"), ephemeral=False)
+    pair = await client.spawn(lasting)
+    assert client._process is not None
+    spawner = client._process.pid
+    await asyncio.wait_for(client.close(), 60)
     assert {spawner, *pair} <= living()
     for pid in pair:
         os.kill(pid, signal.SIGKILL)

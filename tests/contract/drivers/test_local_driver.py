@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.drivers.local import driver as local
+from atoll.drivers.local import sandbox_host
 from atoll.drivers.local.driver import LocalDriver
-from atoll.drivers.local.sandbox import RootFileSystem
+from atoll.drivers.local.spawner_client import SpawnRequest
 from atoll.drivers.shared import disk_images
-from atoll.drivers.shared.cgroups import NoControlGroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import State
@@ -48,7 +47,7 @@ async def driver(bubblewrap: str, tmp_path: Path) -> AsyncIterator[LocalDriver]:
 
 
 def running(driver: LocalDriver) -> set[int]:
-    process = driver._nursery._process
+    process = driver._spawner._process
     return below(process.pid) if process else set()
 
 
@@ -61,31 +60,32 @@ def running(driver: LocalDriver) -> set[int]:
     ],
 )
 async def test_what_runs_already_when_a_start_fails_does_not_run_on(
-    driver: LocalDriver, monkeypatch: pytest.MonkeyPatch, number: int, code: str
+    bubblewrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
-    await asyncio.to_thread(driver._groups.close)
-    driver._groups = NoControlGroups()  # Nothing but their pids to find processes by.
-    seen: set[int] = set()
+    # Without control groups, processes are found by their pids alone.
+    settings = LocalSettings(cgroup_root=tmp_path)
+    async with opened(LocalDriver(tmp_path / "data", settings, LINK)) as driver:
+        seen: set[int] = set()
 
-    def fail(*_: Any) -> None:
-        seen.update(running(driver))
-        raise OSError(number, os.strerror(number))
+        def fail(*_: Any) -> None:
+            seen.update(running(driver))
+            raise OSError(number, os.strerror(number))
 
-    wanted = spec()
-    with monkeypatch.context() as patch:
-        patch.setattr(driver._handles, "write", fail)
-        with pytest.raises(TemporaryError) as caught:
-            await driver.ensure(wanted)
-    assert caught.value.code == code
-    assert seen
-    assert not seen & living()
-    assert await driver.handles() == []
-    assert (await driver.status()).problem == caught.value.message
+        wanted = spec()
+        with monkeypatch.context() as patch:
+            patch.setattr(driver._handles, "write", fail)
+            with pytest.raises(TemporaryError) as caught:
+                await driver.ensure(wanted)
+        assert caught.value.code == code
+        assert seen
+        assert not seen & living()
+        assert await driver.handles() == []
+        assert (await driver.status()).problem == caught.value.message
 
-    _, link = await started(driver, wanted)
-    assert await printed(driver, link, "print(1)") == "1"
-    assert (await driver.status()).problem is None
-    link.close()
+        _, link = await started(driver, wanted)
+        assert await printed(driver, link, "print(1)") == "1"
+        assert (await driver.status()).problem is None
+        link.close()
 
 
 async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
@@ -100,12 +100,12 @@ async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
         assert cancelled.wait(60)
         return prepared
 
-    async def spawn(request: dict[str, Any]) -> tuple[int, int]:
+    async def spawn(request: SpawnRequest) -> tuple[int, int]:
         spawned.append(request)
         raise TemporaryError("It was to start nothing.")
 
     monkeypatch.setattr(driver, "_prepare", slow)
-    monkeypatch.setattr(driver._nursery, "spawn", spawn)
+    monkeypatch.setattr(driver._spawner, "spawn", spawn)
     making = asyncio.create_task(driver.ensure(spec()))
     await begun.wait()
     making.cancel()
@@ -217,9 +217,8 @@ def test_nothing_is_mounted_over_what_a_link_leads_to(
     (first / "image").mkdir(parents=True)
     second.mkdir()
     (tmp_path / "link").symlink_to(first)
-    monkeypatch.setattr(local, "STAGES", (str(first), str(second)))
-    tree = RootFileSystem(((str(tmp_path / "link/image"), "/usr"),), (), "/usr/bin/python3")
-    assert LocalDriver._stage(tree, "/nowhere") == str(second)
+    monkeypatch.setattr(sandbox_host, "STAGES", (str(first), str(second)))
+    assert sandbox_host.free_stage([str(tmp_path / "link/image"), "/nowhere"]) == str(second)
 
 
 async def test_groups_without_an_instance_are_removed_with_what_runs_in_them(

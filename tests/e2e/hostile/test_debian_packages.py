@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.drivers.local import sandbox
-from atoll.drivers.local.debian_layers import Ground, Layers
+from atoll.drivers.local.debian_layers import Layers
+from atoll.drivers.local.sandbox_host import SandboxHost
 from atoll.drivers.shared import cgroups, seccomp
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.template import Layer
@@ -70,7 +71,8 @@ class Site:
         there = [path for path in sandbox.HIDDEN if os.path.exists(path)]
         hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in there)
         self.groups = cgroups.node_groups(self.local, place)
-        self.layers.open(Ground("/usr/bin/bwrap", self.groups, hidden, place / "filter"), None)
+        host = SandboxHost("/usr/bin/bwrap", self.groups, hidden, place / "filter", "", True)
+        self.layers.open(host, None)
         self.said = bytearray()
 
     async def install(self, script: str, *, seconds: float = 60.0) -> str:

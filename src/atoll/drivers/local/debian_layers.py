@@ -17,13 +17,13 @@ import json
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import apt_sources, layer_builder
 from atoll.drivers.local.apt_proxy import Mirror
 from atoll.drivers.local.layer_builder import SCRATCH
+from atoll.drivers.local.sandbox_host import free_stage
 from atoll.drivers.shared import disk_images, file_trees, program
 from atoll.drivers.shared.cgroups import GroupBusy, enter, kill_and_remove
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from atoll.drivers.shared.cgroups import ControlGroups
+    from atoll.drivers.local.sandbox_host import SandboxHost
     from atoll.model.template import Layer
     from atoll.settings import LocalSettings, PackageSettings
 
@@ -64,33 +64,23 @@ LAST_WORDS = 500
 _NAME = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Ground:
-    """What of the node a build needs."""
-
-    bubblewrap: str
-    groups: ControlGroups
-    hidden: tuple[str, ...]
-    seccomp: Path | None
-
-
 class Layers:
     def __init__(self, directory: Path, local: LocalSettings, settings: PackageSettings) -> None:
         self._directory = directory
         self._local = local
         self._settings = settings
-        self._ground: Ground | None = None
+        self._host: SandboxHost | None = None
         self._trouble = "the driver is not open"
 
-    def open(self, ground: Ground, trouble: str | None) -> None:
+    def open(self, host: SandboxHost, trouble: str | None) -> None:
         """`trouble` is why no layer can be built here."""
         self._directory.mkdir(exist_ok=True, mode=0o700)
-        self._ground = ground
+        self._host = host
         self._trouble = trouble or ""
-        for name in ground.groups.names():
+        for name in host.groups.names():
             if name.startswith("build-"):
                 with contextlib.suppress(GroupBusy):  # Another replica is at it.
-                    ground.groups.remove(name)
+                    host.groups.remove(name)
 
     def place(self, layer: Layer) -> Path:
         return self._directory / layer.name
@@ -148,20 +138,20 @@ class Layers:
         """
         Make the layer, telling what apt prints. `TemporaryError` when the same may go well later.
         """
-        ground = self._ground
-        assert ground is not None
+        host = self._host
+        assert host is not None
         await asyncio.to_thread(self.check, base)
         name = f"build-{layer.name}"
         making = self._directory / f".{layer.name}"
         found = await asyncio.to_thread(apt_sources.of, Path(base), self._settings)
         try:
             await asyncio.to_thread(self._prepare, making)
-            ground.groups.make(name, self._resources())
+            host.groups.make(name, self._resources())
             mirror = Mirror(found.addresses)
-            request = self._request(ground, making, base, below, layer, found, timeout)
+            request = self._request(host, making, base, below, layer, found, timeout)
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
-                    status, said = await self._run(ground, name, request, mirror, say)
+                    status, said = await self._run(host, name, request, mirror, say)
             except TimeoutError:
                 raise PermanentError(
                     f"The packages were not installed in {timeout}.",
@@ -175,7 +165,7 @@ class Layers:
                 f"The layer could not be written: {error}", code=BUILD_INTERRUPTED
             ) from error
         finally:
-            await asyncio.shield(asyncio.to_thread(self._clear, ground, name, making))
+            await asyncio.shield(asyncio.to_thread(self._clear, host, name, making))
 
     def _resources(self) -> Resources:
         settings = self._settings
@@ -188,7 +178,7 @@ class Layers:
 
     def _request(
         self,
-        ground: Ground,
+        host: SandboxHost,
         making: Path,
         base: str,
         below: Sequence[Layer],
@@ -197,22 +187,17 @@ class Layers:
         timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.place(one)) for one in reversed(below)]
-        used = [os.path.realpath(path) for path in (base, *lower, str(making))]
-        stage = next(
-            path
-            for path in STAGES
-            if os.path.isdir(path) and not any(place.startswith(f"{path}/") for place in used)
-        )
+        stage = free_stage((base, *lower, str(making)))
         return {
-            "bubblewrap": ground.bubblewrap,
+            "bubblewrap": host.bubblewrap,
             "stage": stage,
             "image": str(making / "image"),
             "base": os.path.realpath(base),
             "layers": lower,
             "target": str(making / "layer"),
             "uid": self._local.build_uid,
-            "hidden": ground.hidden,
-            "seccomp": None if ground.seccomp is None else str(ground.seccomp),
+            "hidden": host.hidden,
+            "seccomp": None if host.seccomp is None else str(host.seccomp),
             "tmp_size": self._local.tmp_size,
             "files": {
                 "apt.conf": apt_sources.CONFIG,
@@ -225,7 +210,7 @@ class Layers:
 
     async def _run(
         self,
-        ground: Ground,
+        host: SandboxHost,
         name: str,
         request: dict[str, Any],
         mirror: Mirror,
@@ -256,7 +241,7 @@ class Layers:
 
             listening = asyncio.ensure_future(listen(process.stdout))
             try:
-                await asyncio.to_thread(enter, ground.groups, name, process.pid)
+                await asyncio.to_thread(enter, host.groups, name, process.pid)
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 await process.stdin.drain()
                 listener = await self._listener(ours)
@@ -302,9 +287,9 @@ class Layers:
     def _finish(self, making: Path, layer: Layer) -> None:
         (making / "layer").rename(self.place(layer))
 
-    def _clear(self, ground: Ground, name: str, making: Path) -> None:
+    def _clear(self, host: SandboxHost, name: str, making: Path) -> None:
         # Its processes end a moment after it; what does not, `open` finds.
-        kill_and_remove(ground.groups, name, END_SECONDS)
+        kill_and_remove(host.groups, name, END_SECONDS)
         file_trees.remove_tree(making)
 
 

@@ -1,12 +1,13 @@
 """
 Instances on this machine.
 
-An instance's directory is made before it is started and removed after it has ended; its handle is
+An instance's directory is made before it starts and removed after it has ended; its handle is
 written there as soon as it runs. So a control plane that starts again finds everything: `handles`
-reads the directories, not memory. One without a handle is the rest of a start that was interrupted;
-what of it still runs is found by its control groups, and on a host without them by nobody.
+reads the directories, not memory. A directory without a handle is left of a start that was
+interrupted; its processes are found by their control groups, and not at all on a host without any.
 
-What the host refuses while an instance is made is a `TemporaryError`, and nothing of it runs on.
+What the host refuses while an instance is made is a `TemporaryError`, and nothing of it keeps
+running.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll import ids
 from atoll.drivers.base import NodeStatus
 from atoll.drivers.local import debian_layers as layering
 from atoll.drivers.local import host_checks, root_file_system, sandbox
 from atoll.drivers.local.handle_files import HANDLE_VERSION, HandleFiles
 from atoll.drivers.local.images import LocalImages, check_no_image
-from atoll.drivers.local.installer import Ground, Installer
+from atoll.drivers.local.installer import Installer
+from atoll.drivers.local.instance_removal import InstanceRemoval
+from atoll.drivers.local.instance_request import CALLBACK_FILE, InstanceRequests
 from atoll.drivers.local.instance_state import InstanceStates
 from atoll.drivers.local.limits import LocalLimits, LocalResizing
 from atoll.drivers.local.pausing import LocalPausing
-from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.sandbox_host import SandboxHost
 from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
 from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.drivers.shared import (
@@ -50,7 +51,7 @@ from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
-from atoll.drivers.shared.workspace_files import IMAGE, Workspace, WorkspaceFiles
+from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
 from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
@@ -65,7 +66,6 @@ from atoll.link.client import Link
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 from atoll.model.template import REQUIREMENTS
-from atoll.protocol.limits import JOURNAL_FILE_SIZE
 from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
@@ -77,11 +77,6 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
     from atoll.settings import LinkSettings, LocalSettings
 
-
-CALLBACK = "callback.json"
-FROZEN_SECONDS = 0.02
-"""How often an instance that is to end is checked for being frozen."""
-STAGES = ("/mnt", "/media", "/srv", "/opt")
 
 log = structlog.get_logger(__name__)
 
@@ -113,12 +108,12 @@ class LocalDriver:
             [str(path) for path in data_directories.lock_files(data_dir)],
             link.unattended_limit.total_seconds(),
         )
-        self._nursery = SpawnerClient(link.start_timeout, home)
+        self._spawner = SpawnerClient(link.start_timeout, home)
         self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
         self._new: set[str] = set()
-        """Instances that nobody has been connected to yet."""
+        """Instances that have not been connected to yet."""
         self._failure: str | None = None
-        """Why the last start failed; none when it did not."""
+        """Why the last start failed; None if it did not."""
         self._machine = Machine(self._node)
         self.capabilities = Capabilities(frozenset())
         self._handles = HandleFiles(self._instances, self.kind)
@@ -127,6 +122,9 @@ class LocalDriver:
         )
         self.volumes = NodeVolumes(self._node, self._instances, settings, bucket)
         # Made by open(), which finds out what the machine has.
+        self._states: InstanceStates
+        self._requests: InstanceRequests
+        self._removal: InstanceRemoval
         self.workspaces: LocalWorkspaces
         self.limits: LocalLimits
         self.resizing: LocalResizing
@@ -145,74 +143,75 @@ class LocalDriver:
         self._bubblewrap = bubblewrap
         self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._node.chmod(0o700)
-        trouble = disk_images.images_problem(self._node)
+        no_images = disk_images.images_problem(self._node)
         self._files = WorkspaceFiles(
-            self._node / "workspaces", self._settings, images=trouble is None, own_uids=self._root
+            self._node / "workspaces", self._settings, images=no_images is None, own_uids=self._root
         )
         self._files.open()
-        self.volumes.open(images=trouble)
+        self.volumes.open(images=no_images)
         self._groups = cgroups.node_groups(self._settings, self._node)
         self.images.open(self._node)
-        self._executor = executor_bundle.write(self._node)
-        self._inside = executor_bundle.write_inside(self._node)
         program = seccomp.program()
-        self._seccomp = self._node / "seccomp.bpf"
         if program is not None:
-            root_file_system.write_once(self._seccomp, program)
+            root_file_system.write_once(self._node / "seccomp.bpf", program)
         hidden = [path for path in sandbox.HIDDEN if os.path.exists(path)]
-        self._hidden = tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden)
-        ground = layering.Ground(
+        host = SandboxHost(
             bubblewrap=bubblewrap,
             groups=self._groups,
-            hidden=self._hidden,
-            seccomp=None if program is None else self._seccomp,
+            hidden=tuple(f"{path}/" if os.path.isdir(path) else path for path in hidden),
+            seccomp=None if program is None else self._node / "seccomp.bpf",
+            mounts=str(self.volumes.mounts),
+            staged=self._root,
         )
-        self._layers.open(ground, host_checks.layer_trouble(self._node))
-        self.packages.open(self._installer(filtered=program is not None))
+        self._layers.open(host, host_checks.layer_trouble(self._node))
+        self.packages.open(self._installer(host))
+        self._requests = InstanceRequests(
+            host=host,
+            executor=executor_bundle.write(self._node),
+            inside=executor_bundle.write_inside(self._node),
+            files=self._files,
+            volumes=self.volumes,
+            packages=self.packages,
+            settings=self._settings,
+            link=self._link_settings,
+        )
+        self._states = InstanceStates(self._groups, self._spawner)
+        self._removal = InstanceRemoval(self._groups, self._handles, self.volumes)
+        self.workspaces = LocalWorkspaces(self._files, self._handles, self._states)
+        self.limits = LocalLimits(self._groups, self._files)
+        self.resizing = LocalResizing(self._groups, self._files)
+        if self._groups.freezes:
+            self.pausing = LocalPausing(self._groups, self._states)
+        self.capabilities = self._found_capabilities(no_images, filtered=program is not None)
+
+    def _found_capabilities(self, no_images: str | None, *, filtered: bool) -> Capabilities:
         provides = set(self._groups.provides)
         if self._root:
             provides.add("own_uid")
         if self._files.images:
             provides.add("disk_quota")
-        if program is not None:
+        if filtered:
             provides.add("seccomp")
         missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
-        if trouble is not None:
-            missing["disk_quota"] += f": {trouble}"
-        self._states = InstanceStates(self._groups, self._nursery)
-        self.workspaces = LocalWorkspaces(self._files, self._handles, self._states)
-        self.limits = LocalLimits(self._groups, self._files)
-        self.resizing = LocalResizing(self._groups, self._files)
+        if no_images is not None:
+            missing["disk_quota"] += f": {no_images}"
         unavailable = {}
-        if self._groups.freezes:
-            self.pausing = LocalPausing(self._groups, self._states)
-        else:
+        if self.pausing is None:
             unavailable["pausing"] = "it has no freezer for control groups"
-        self.capabilities = Capabilities(frozenset(provides), missing, unavailable)
+        return Capabilities(frozenset(provides), missing, unavailable)
 
-    def _installer(self, *, filtered: bool) -> Installer | None:
+    def _installer(self, host: SandboxHost) -> Installer | None:
         uv = uv_binary()
         if uv is None:
             return None
-        ground = Ground(
-            node=self._node,
-            bubblewrap=self._bubblewrap,
-            uv=uv,
-            nursery=self._nursery,
-            groups=self._groups,
-            settings=self._settings,
-            hidden=self._hidden,
-            seccomp=self._seccomp if filtered else None,
-            mounts=str(self.volumes.mounts),
-            stage=self._stage if self._root else None,
-            images=self._files.images,
+        installer = Installer(
+            self._node / "installs", host, self._spawner, uv, self._settings, self._files.images
         )
-        installer = Installer(ground)
         installer.open()
         return installer
 
     async def close(self) -> None:
-        await self._nursery.close()
+        await self._spawner.close()
         await asyncio.to_thread(self._groups.close)
 
     # Templates
@@ -251,8 +250,8 @@ class LocalDriver:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # Neither a thread nor a process under way can be called back. That step comes to its
-            # end, so that it does not run beside the next call, and what was made goes.
+            # A thread or a process cannot be cancelled. The step must end before the next call
+            # begins, and what it made is removed.
             abandoned.set()
             await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
@@ -269,11 +268,13 @@ class LocalDriver:
             workspace = await self.volumes.run(waits, self._prepare, spec)
             if abandoned.is_set():
                 raise asyncio.CancelledError
-            pid, child = await self._nursery.spawn(self._request(spec, tree, workspace))
+            directory = self._handles.directory(spec.instance_id)
+            request = self._requests.make(spec, tree, workspace, directory)
+            pid, child = await self._spawner.spawn(request)
             handle = self._handle(spec, workspace, pid, child)
             await asyncio.to_thread(self._handles.write, handle)
         except BaseException:
-            undone = self.volumes.run(waits, self._give_up, spec.instance_id, handle)
+            undone = self.volumes.run(waits, self._removal.undo, spec.instance_id, handle)
             await asyncio.shield(undone)
             raise
         self._failure = None
@@ -282,9 +283,9 @@ class LocalDriver:
         return handle
 
     def _prepare(self, spec: InstanceSpec) -> Workspace:
-        directory = self._instances / spec.instance_id
+        directory = self._handles.directory(spec.instance_id)
         if directory.exists():
-            self._clear(spec.instance_id)
+            self._removal.clear(spec.instance_id)
         name = spec.workspace or spec.instance_id
         workspace = self._files.get(name)
         if workspace is not None:
@@ -297,100 +298,10 @@ class LocalDriver:
             raise WorkspaceLost(f"Workspace {name} is not on this node.")
         directory.mkdir(mode=0o700)
         if spec.callback is not None:
-            _write_secret(directory / CALLBACK, json.dumps(asdict(spec.callback)))
+            _write_secret(directory / CALLBACK_FILE, json.dumps(asdict(spec.callback)))
         self.volumes.attach(spec, workspace, views=False)
         self._groups.make(spec.instance_id, spec.resources)
         return workspace
-
-    def _give_up(self, instance_id: str, handle: Handle | None) -> None:
-        try:
-            if handle is not None:
-                self._kill_now(handle)
-        finally:
-            self._clear(instance_id)
-
-    def _request(
-        self, spec: InstanceSpec, tree: sandbox.RootFileSystem, workspace: Workspace
-    ) -> dict[str, Any]:
-        directory = self._instances / spec.instance_id
-        path = str(self.volumes.files(workspace) or self._files.path(workspace))
-        binds: dict[str, str] = {}
-        stage = self._stage(tree, path) if self._root else None
-        unattended = self._link_settings.unattended_grace
-        box = sandbox.Sandbox(
-            tree=tree,
-            executor=str(self._executor),
-            inside=str(self._inside),
-            workspace=path,
-            packages=str(self.packages.place),
-            environment=self._environment(spec.template),
-            hidden=self._hidden,
-            tmp_size=self._settings.tmp_size,
-            preload=spec.template.preload,
-            # The default template is this machine's interpreter, without this machine's hooks.
-            hooks=bool(spec.template.root or spec.template.python),
-            seccomp="seccomp" in self.capabilities.provides,
-            ephemeral=spec.ephemeral,
-            unattended=None if spec.ephemeral else unattended.total_seconds(),
-            reports_as=spec.instance_id if spec.callback is not None else None,
-            volumes=tuple(
-                (str(self.volumes.source(volume)), mount.path, mount.read_only)
-                for volume, mount in spec.volumes
-            ),
-        )
-
-        def source(host_path: str) -> str:
-            if stage is None:
-                return host_path
-            if host_path.startswith(sandbox.LAYERED):
-                return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
-            if host_path == path and workspace.kind == IMAGE:
-                return f"{stage}/workspace"
-            return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
-
-        argv = sandbox.arguments(self._bubblewrap, box, source)
-        return {
-            "instance": spec.instance_id,
-            "argv": argv,
-            "directory": str(directory),
-            "log": None,
-            "seccomp": str(self._seccomp) if box.seccomp else None,
-            "groups": self._groups.join_files(spec.instance_id),
-            "uid": workspace.uid,
-            "rlimits": {
-                "CORE": 0,
-                # What the executor may write: files of the workspace, and its journal.
-                "FSIZE": max(spec.resources.disk, JOURNAL_FILE_SIZE),
-                "NOFILE": self._settings.open_files,
-                "MEMLOCK": 65_536,
-                "MSGQUEUE": 819_200,
-                "SIGPENDING": 4096,
-            },
-            "stage": stage,
-            "binds": list(binds.items()),
-            "layers": list(tree.layers),
-            "mounts": str(self.volumes.mounts),
-            "image": path if workspace.kind == IMAGE else None,
-            "owner": workspace.owner,
-            "callback": str(directory / CALLBACK) if spec.callback is not None else None,
-            "journal": [str(file) for file in self._files.journal(workspace)],
-            "ephemeral": spec.ephemeral,
-        }
-
-    def _environment(self, template: Template) -> str | None:
-        name = template.build.environment if template.build is not None else None
-        return None if name is None else self.packages.inside(name)
-
-    @staticmethod
-    def _stage(tree: sandbox.RootFileSystem, workspace: str) -> str:
-        """
-        A directory that any uid can reach and that hides nothing when something is mounted on it.
-        """
-        used = [os.path.realpath(path) for path in (*dict(tree.binds), *tree.layers, workspace)]
-        for stage in STAGES:
-            if os.path.isdir(stage) and not any(path.startswith(f"{stage}/") for path in used):
-                return stage
-        raise PermanentError(f"None of {', '.join(STAGES)} can be used to start an instance.")
 
     def _handle(self, spec: InstanceSpec, workspace: Workspace, pid: int, child: int) -> Handle:
         data: dict[str, str | int] = {
@@ -407,7 +318,7 @@ class LocalDriver:
         return await self._states.observe(handle)
 
     async def connect(self, handle: Handle) -> Link:
-        directory = self._instances / handle.instance_id
+        directory = self._handles.directory(handle.instance_id)
         try:
             fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -423,7 +334,7 @@ class LocalDriver:
             link = await Link.connect(path, settings, timeout=timeout)
             self._new.discard(handle.instance_id)
         except LinkLost as error:
-            raise await self._explained(handle, error) from error
+            raise await self._explain(handle, error) from error
         finally:
             os.close(fd)
         try:
@@ -436,8 +347,8 @@ class LocalDriver:
             raise
         return link
 
-    async def _explained(self, handle: Handle, error: LinkLost) -> AtollError:
-        """Why an instance does not answer: what it printed before it ended, if it has."""
+    async def _explain(self, handle: Handle, error: LinkLost) -> AtollError:
+        """Why an instance does not answer: what it printed before it ended, if it has ended."""
         if (await self.observe(handle)).state in (State.RUNNING, State.PAUSED):
             return error
         output = self._states.output(handle)
@@ -448,12 +359,12 @@ class LocalDriver:
             code="instance_failed",
         )
 
-    # The end
+    # End of an instance
 
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
-        # Who stands still cannot be asked, and is not let go on for it.
+        # A frozen executor cannot answer, and is not resumed for that.
         if grace and not self._groups.frozen(handle.instance_id):
-            # Whatever keeps it from ending by itself, the kernel does not ask.
+            # If the executor cannot shut down, the instance is killed all the same.
             with contextlib.suppress(AtollError, TimeoutError):
                 async with asyncio.timeout(grace.total_seconds()):
                     link = await self.connect(handle)
@@ -465,56 +376,17 @@ class LocalDriver:
         await self._kill(handle)
 
     async def _kill(self, handle: Handle) -> None:
-        """End the instance: with its PID 1 the kernel ends every process of the namespace."""
-        data = handle.data
-        if data["boot"] != processes.boot_id():
-            return
-        await self.volumes.end(handle.instance_id, self._kill_now, handle)
-
-    def _kill_now(self, handle: Handle) -> None:
-        data = handle.data
-        deadline = time.monotonic() + 10
-        both = [
-            (int(data[pid]), int(data[started]))
-            for pid, started in (("child", "child_started"), ("pid", "started"))
-        ]
-        for pid, started in both:
-            processes.kill(pid, started)
-        for pid, started in both:
-            while True:
-                if self._groups.frozen(handle.instance_id):
-                    cgroups.kill_all(self._groups, handle.instance_id)
-                if processes.wait(pid, started, FROZEN_SECONDS):
-                    break
-                if time.monotonic() > deadline:
-                    raise TemporaryError(f"Process {pid} does not end.", code="instance_stuck")
+        await self.volumes.end(handle.instance_id, self._removal.kill, handle)
 
     async def destroy(self, handle: Handle) -> None:
         await self._kill(handle)
         waits = self.volumes.waits(handle.instance_id)
-        await self.volumes.run(waits, self._clear, handle.instance_id)
+        await self.volumes.run(waits, self._removal.clear, handle.instance_id)
         self._states.forget(handle)
         self.limits.forget(handle.instance_id)
         self._new.discard(handle.instance_id)
 
-    def _clear(self, instance_id: str) -> None:
-        """Remove groups and directory; processes of an interrupted start go with their groups."""
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                self._groups.remove(instance_id)
-                break
-            except cgroups.GroupBusy:
-                cgroups.kill_all(self._groups, instance_id)
-                if time.monotonic() > deadline:
-                    raise TemporaryError(
-                        f"Processes of instance {instance_id} do not end.", code="instance_stuck"
-                    ) from None
-                time.sleep(0.002)
-        with self.volumes.detached(instance_id):
-            shutil.rmtree(self._instances / instance_id, ignore_errors=True)
-
-    # What is there
+    # The node
 
     async def handles(self) -> list[Handle]:
         try:
@@ -524,28 +396,8 @@ class LocalDriver:
                 f"The instances of this node cannot be listed: {error}", code="node_unavailable"
             ) from error
 
-    def _tidy(self, groups: list[str], directories: set[str]) -> None:
-        """
-        Remove groups of instances that are not there: a directory is made before the groups and
-        removed after them, so groups that were seen first and have none are left over.
-        """
-        for name in groups:
-            if not ids.is_instance_id(name) or name in directories:
-                continue
-            try:
-                # Nobody makes an instance of the name while it is taken.
-                (self._instances / name).mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            log.warning("instance.groups_orphaned", instance_id=name)
-            try:
-                self._clear(name)
-            except TemporaryError as error:
-                log.warning("instance.groups_stay", instance_id=name, error=error.message)
-
     def _list_handles(self) -> list[Handle]:
-        groups = self._groups.names()
-        self._tidy(groups, self._handles.names())
+        self._removal.remove_orphaned_groups()
         return self._handles.all()
 
     async def status(self) -> NodeStatus:

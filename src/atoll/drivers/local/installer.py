@@ -18,13 +18,12 @@ import json
 import os
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from atoll.drivers.local import sandbox
-from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.spawner_client import SpawnRequest
 from atoll.drivers.shared import cgroups, processes
 from atoll.drivers.shared.disk_images import MIN_IMAGE, loop_device_of, make_file_system
 from atoll.drivers.shared.file_trees import remove_tree
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll.drivers.base import ConnectionHandler
+    from atoll.drivers.local.sandbox_host import SandboxHost
     from atoll.drivers.local.spawner_client import SpawnerClient
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
@@ -62,30 +62,23 @@ LAST_WORDS = 16
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Ground:
-    """What of the node an installation needs."""
-
-    node: Path
-    bubblewrap: str
-    uv: str
-    nursery: SpawnerClient
-    groups: cgroups.ControlGroups
-    settings: LocalSettings
-    hidden: tuple[str, ...]
-    seccomp: Path | None
-    mounts: str
-    """Where other things are mounted, of which an installation keeps nothing in use."""
-    stage: Callable[[sandbox.RootFileSystem, str], str] | None
-    """Where the sources of mounts are bound, as root; none when Atoll is not root."""
-    images: bool
-    """Whether file system images can be mounted."""
-
-
 class Installer:
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._root = ground.node / "installs"
+    def __init__(
+        self,
+        directory: Path,
+        host: SandboxHost,
+        spawner: SpawnerClient,
+        uv: str,
+        settings: LocalSettings,
+        images: bool,
+    ) -> None:
+        """Installations write to file system images if there are `images`."""
+        self._root = directory
+        self._host = host
+        self._spawner = spawner
+        self._uv = uv
+        self._settings = settings
+        self._images = images
 
     def open(self) -> None:
         """Remove what those left that are no more."""
@@ -110,8 +103,8 @@ class Installer:
         """
         name = f"install_{secrets.token_hex(10)}"
         uid = None
-        if self._ground.stage is not None:
-            settings = self._ground.settings
+        if self._host.staged:
+            settings = self._settings
             uid = settings.uid_base + secrets.randbelow(settings.uid_count)
         place = self._root / name
         async with contextlib.AsyncExitStack() as stack:
@@ -123,17 +116,17 @@ class Installer:
             stack.callback(_Ear(place / "log", on_output).close)
             # Neither a thread nor a process under way can be called back.
             starting = asyncio.ensure_future(
-                self._ground.nursery.spawn(
+                self._spawner.spawn(
                     self._request(name, tree, uid, resources, served=handler is not None)
                 )
             )
             stack.push_async_callback(self._kill, starting)
             pids = await asyncio.shield(starting)
             looking = None
-            if not self._ground.images:
+            if not self._images:
                 looking = asyncio.create_task(self._look(place / "build", resources.disk, pids))
                 stack.push_async_callback(_cancel, looking)
-            await asyncio.to_thread(self._ground.groups.confine, name, pids[1])
+            await asyncio.to_thread(self._host.groups.confine, name, pids[1])
             order = {**order, "python": tree.python, "limits": self._limits(resources)}
             try:
                 answered = await self._ask(place, order)
@@ -142,16 +135,16 @@ class Installer:
                     looking.result()  # It says why.
                 raise
             await self._kill(starting)
-            image = place / "disk" if self._ground.images else None
+            image = place / "disk" if self._images else None
             if image is not None:
                 await asyncio.to_thread(_wait_until_detached, image)
             yield InstallOutput(answered, place, place / "build", image, tree.python)
 
     def _limits(self, resources: Resources) -> dict[str, int]:
         limits = {"FSIZE": resources.disk}
-        if "cgroup_memory" not in self._ground.groups.provides:
+        if "cgroup_memory" not in self._host.groups.provides:
             limits["DATA"] = resources.memory
-        if "cgroup_pids" not in self._ground.groups.provides:
+        if "cgroup_pids" not in self._host.groups.provides:
             limits["NPROC"] = resources.max_processes
         return limits
 
@@ -161,11 +154,11 @@ class Installer:
         record_owner(place)
         os.mkfifo(place / "log", 0o600)
         (place / "build").mkdir(mode=0o700)
-        if self._ground.images:
+        if self._images:
             make_file_system(place / "disk", max(resources.disk, MIN_IMAGE))
         elif uid is not None:
             os.chown(place / "build", uid, uid)
-        self._ground.groups.make(name, resources)
+        self._host.groups.make(name, resources)
 
     async def _serve(self, place: Path, handler: ConnectionHandler) -> asyncio.Server:
         directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -188,54 +181,42 @@ class Installer:
         resources: Resources,
         *,
         served: bool,
-    ) -> dict[str, Any]:
-        ground, place = self._ground, self._root / name
+    ) -> SpawnRequest:
+        host, place = self._host, self._root / name
         build = str(place / "build")
-        stage = None if ground.stage is None else ground.stage(tree, build)
-        binds: dict[str, str] = {}
-
-        def source(host_path: str) -> str:
-            if stage is None:
-                return host_path
-            if ground.images and host_path == build:
-                return f"{stage}/workspace"
-            if host_path.startswith(sandbox.LAYERED):
-                return f"{stage}/{ROOT}{host_path.removeprefix(sandbox.LAYERED)}"
-            return f"{stage}/{binds.setdefault(host_path, str(len(binds)))}"
-
+        image = str(place / "disk") if self._images else None
+        sources = host.sources(tree, build, image)
         box = sandbox.Installation(
             tree=tree,
             program=install_program.__file__,
-            uv=ground.uv,
+            uv=self._uv,
             gateway=str(place / "gateway.sock") if served else None,
             build=build,
-            hidden=ground.hidden,
-            tmp_size=ground.settings.tmp_size,
-            seccomp=ground.seccomp is not None,
+            hidden=host.hidden,
+            tmp_size=self._settings.tmp_size,
+            seccomp=host.seccomp is not None,
         )
-        return {
-            "instance": name,
-            "argv": sandbox.installation_arguments(ground.bubblewrap, box, source),
-            "directory": str(place),
-            "log": str(place / "log"),
-            "seccomp": None if ground.seccomp is None else str(ground.seccomp),
-            "groups": ground.groups.join_files(name),
-            "uid": uid,
-            "rlimits": {
+        return SpawnRequest(
+            instance=name,
+            argv=sandbox.installation_arguments(host.bubblewrap, box, sources),
+            directory=str(place),
+            log=str(place / "log"),
+            seccomp=None if host.seccomp is None else str(host.seccomp),
+            groups=host.groups.join_files(name),
+            uid=uid,
+            rlimits={
                 "CORE": 0,
-                "NOFILE": ground.settings.open_files,
+                "NOFILE": self._settings.open_files,
                 "MEMLOCK": 65_536,
                 "MSGQUEUE": 819_200,
             },
-            "stage": stage,
-            "binds": list(binds.items()),
-            "mounts": ground.mounts,
-            "layers": list(tree.layers),
-            "image": str(place / "disk") if ground.images else None,
-            "callback": None,
-            "journal": [],
-            "ephemeral": True,
-        }
+            stage=sources.stage,
+            binds=list(sources.binds.items()),
+            layers=list(tree.layers),
+            mounts=host.mounts,
+            image=image,
+            ephemeral=True,
+        )
 
     async def _ask(self, place: Path, order: dict[str, Any]) -> dict[str, Any]:
         directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -277,13 +258,13 @@ class Installer:
             return
         pids = starting.result()
         await asyncio.to_thread(_kill_all, pids)
-        self._ground.nursery.exits.pop(pids[0], None)
+        self._spawner.exits.pop(pids[0], None)
 
     async def _end(self, name: str) -> None:
         await asyncio.shield(asyncio.to_thread(self._clear, name))
 
     def _clear(self, name: str) -> None:
-        if not cgroups.kill_and_remove(self._ground.groups, name, END_SECONDS):
+        if not cgroups.kill_and_remove(self._host.groups, name, END_SECONDS):
             log.warning("install.does_not_end", install=name)
             return
         remove_tree(self._root / name)

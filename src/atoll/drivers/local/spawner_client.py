@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import subprocess
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -28,14 +29,51 @@ log = structlog.get_logger(__name__)
 
 
 class DataDirectory(NamedTuple):
-    """Whose instances a spawner starts."""
+    """The data directory to which a spawner's instances belong."""
 
     directory: str
-    """The data directory."""
     locks: list[str]
-    """Files that its servers hold as long as they live."""
+    """Files that servers of the data directory lock as long as they live."""
     limit: float
-    """How long its instances may run without one, in seconds."""
+    """Seconds that instances may run without a server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpawnRequest:
+    """How the spawner starts a sandbox. Sent as JSON."""
+
+    instance: str
+    argv: list[str]
+    """The command of bubblewrap."""
+    directory: str
+    """The instance's directory, in which the socket of the executor is made."""
+    log: str | None = None
+    """A named pipe for the output; without one, its end is reported with the exit."""
+    seccomp: str | None = None
+    """The file of the system call filter."""
+    groups: list[str]
+    """Files to which bubblewrap's pid is written to enter its control groups."""
+    uid: int | None = None
+    """The host uid of the sandbox; the spawner's own if not set."""
+    rlimits: dict[str, int]
+    stage: str | None = None
+    """The directory below which the sources of mounts are bound, if there is a `uid`."""
+    binds: list[tuple[str, str]]
+    """Paths of the host, and their names in the stage."""
+    layers: list[str] = field(default_factory=list)
+    """Directories that are mounted as one root file system in the stage, the highest first."""
+    mounts: str = ""
+    """A directory whose mounts are unmounted in the sandbox's namespace."""
+    image: str | None = None
+    """The file system image that is mounted as `workspace` in the stage."""
+    owner: int | None = None
+    """The uid that owns the files in the image, if that is not `uid`."""
+    callback: str | None = None
+    """The file with the executor's callback address and token."""
+    journal: list[str] = field(default_factory=list)
+    """The two files of the executor's journal."""
+    ephemeral: bool
+    """Whether the sandbox ends with the server."""
 
 
 class Exit(NamedTuple):
@@ -130,14 +168,14 @@ class SpawnerClient:
         # Whether it is there says nothing: it is gone a moment before we are told.
         return self._socket is not None and pid not in self.exits
 
-    async def spawn(self, request: dict[str, Any]) -> tuple[int, int]:
+    async def spawn(self, request: SpawnRequest) -> tuple[int, int]:
         """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._start_timeout.total_seconds()):
-                await self._send({**request, "number": number})
+                await self._send({**asdict(request), "number": number})
                 answer = await future
         except TimeoutError:
             answer = {"error": f"the spawner did not answer in {self._start_timeout}"}
@@ -145,7 +183,7 @@ class SpawnerClient:
             self._waiting.pop(number, None)
         if "error" in answer:
             raise InstanceNotStarted(
-                f"Instance {request['instance']} could not be started: {answer['error']}.",
+                f"Instance {request.instance} could not be started: {answer['error']}.",
             )
         return answer["pid"], answer["child"]
 
