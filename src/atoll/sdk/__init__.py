@@ -1,6 +1,6 @@
 """
-The client: `AsyncAtoll`, and `Atoll`, which is derived from it by `scripts/generate-sync`.
+The Python client: `AsyncAtoll`, and `Atoll`, which `scripts/generate-sync` derives from it.
 
-It knows the wire, the errors and nothing of the server, except in `embedded`, which starts the
-whole application inside this process and is then spoken to by the same wire.
+The client uses the REST API and imports nothing of the server. The exception is `embedded`, which
+starts the application in this process and sends it the same requests.
 """

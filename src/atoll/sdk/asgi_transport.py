@@ -1,9 +1,9 @@
 """
 HTTP to an application in the same process, without a socket.
 
-Bodies stream both ways, one chunk at a time: an application that writes faster than its client
-reads waits. A client that closes early is a disconnect, as it is on a socket: `receive` says so,
-what is sent is dropped, and the application finishes by itself, until the transport is closed.
+Bodies are streamed one chunk at a time, so a fast writer waits for a slow reader. If the client
+closes a response early, the application receives a disconnect as from a real server: further output
+is dropped, and the application may finish until the transport is closed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class _Exchange(httpx.AsyncByteStream):
     def __init__(self, request: httpx.Request) -> None:
         assert isinstance(request.stream, httpx.AsyncByteStream)
         self._request = request
-        self._unsent: AsyncIterator[bytes] | None = aiter(request.stream)
+        self._request_body: AsyncIterator[bytes] | None = aiter(request.stream)
         self._timeout: float | None = request.extensions.get("timeout", {}).get("read")
-        self._left = asyncio.Event()
+        self._closed = asyncio.Event()
         self._chunks: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self._failure: BaseException | None = None
         self._complete = False
@@ -67,11 +67,11 @@ class _Exchange(httpx.AsyncByteStream):
     async def run(self, app: ASGIApp) -> None:
         try:
             await app(self._scope(), self._receive, self._send)
-        except Exception as error:  # noqa: BLE001 - what a server would log; the client sees a cut
+        except Exception as error:  # noqa: BLE001 - the client sees a lost connection
             self._failure = error
         finally:
             if not self.head.done():
-                self.head.set_exception(self._cut())
+                self.head.set_exception(self._connection_lost())
                 self.head.exception()
             elif not self._complete:
                 self._chunks.put_nowait((b"", True))
@@ -81,7 +81,7 @@ class _Exchange(httpx.AsyncByteStream):
             async with asyncio.timeout(self._timeout):
                 return await answer
         except TimeoutError:
-            raise httpx.ReadTimeout("no answer in time", request=self._request) from None
+            raise httpx.ReadTimeout("no response in time", request=self._request) from None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         more = True
@@ -91,35 +91,35 @@ class _Exchange(httpx.AsyncByteStream):
             if chunk:
                 yield chunk
             elif more:
-                raise self._cut()
+                raise self._connection_lost()
 
     async def aclose(self) -> None:
-        self._left.set()
-        # A `send` that waits for its chunk to be taken must be let go.
+        self._closed.set()
+        # Release a `send` that waits for its chunk to be read.
         while not self._chunks.empty():
             self._chunks.get_nowait()
             self._chunks.task_done()
 
     async def _receive(self) -> Message:
-        if self._unsent is not None and not self._left.is_set():
+        if self._request_body is not None and not self._closed.is_set():
             try:
-                async for chunk in self._unsent:
+                async for chunk in self._request_body:
                     if chunk:
                         return {"type": "http.request", "body": chunk, "more_body": True}
-            except Exception as error:  # noqa: BLE001 - it is raised to the client, whose body it is
-                self._unsent = None
-                self._left.set()
+            except Exception as error:  # noqa: BLE001 - the client receives it
+                self._request_body = None
+                self._closed.set()
                 if not self.head.done():
                     self.head.set_exception(error)
                 return {"type": "http.disconnect"}
-            self._unsent = None
+            self._request_body = None
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self._left.wait()
+        await self._closed.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._left.is_set():
-            # Dropped, as a server drops it; but a writer that never looks must not stop the loop.
+        if self._closed.is_set():
+            # Yield to the loop, in case the application never checks for the disconnect.
             await asyncio.sleep(0)
             return
         if message["type"] == "http.response.start":
@@ -133,9 +133,9 @@ class _Exchange(httpx.AsyncByteStream):
             if more:
                 await self._chunks.join()
 
-    def _cut(self) -> httpx.RemoteProtocolError:
+    def _connection_lost(self) -> httpx.RemoteProtocolError:
         error = httpx.RemoteProtocolError(
-            "the application ended before its answer did", request=self._request
+            "the application ended before its response was complete", request=self._request
         )
         error.__cause__ = self._failure
         return error
@@ -144,7 +144,7 @@ class _Exchange(httpx.AsyncByteStream):
         url = self._request.url
         return {
             "type": "http",
-            # Up to 2.3 an application looks out for the disconnect even while it sends nothing.
+            # With 2.3 or lower, frameworks listen for the disconnect while they send nothing.
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": self._request.method,

@@ -1,4 +1,4 @@
-"""The way in: `AsyncAtoll`."""
+"""The entry point: `AsyncAtoll`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 class AsyncAtoll(AttributeHints):
     """
-    Sandboxes, of a server or of this process.
+    Client of an Atoll server, or of an embedded one.
 
-    With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
-    a server on this machine the key in its data directory). Without, it runs the whole of Atoll
-    inside this process, and `settings` are that one's settings. `timeout` is how long the
-    server may take to answer one request, in seconds; it does not limit how long code runs.
+    With a `url` (or ATOLL_URL) the client uses that server. The key is `api_key`, else
+    ATOLL_API_KEY, else, for a server on this machine, the key in its data directory. Without a
+    URL, Atoll runs inside this process with the given `settings`.
+
+    `timeout` limits how long the server may take to answer one request, in seconds. It does not
+    limit how long code runs.
     """
 
     ALTERNATIVES = CLIENT_ALTERNATIVES
@@ -63,7 +65,7 @@ class AsyncAtoll(AttributeHints):
 
     @property
     def url(self) -> str | None:
-        """The server's address; none when it is this process."""
+        """URL of the server; None if it is embedded."""
         return self._http.endpoint.url
 
     @property
@@ -103,7 +105,7 @@ class AsyncAtoll(AttributeHints):
         return self._pools
 
     def execution(self, execution_id: str) -> AsyncExecution:
-        """The handle of an execution known by its id; the server is not asked."""
+        """A handle for an execution with a known id. Sends no request."""
         return AsyncExecution(self._http, execution_id)
 
     def __repr__(self) -> str:
@@ -127,11 +129,11 @@ class AsyncAtoll(AttributeHints):
         return Pending("atoll.session", create())
 
     async def open(self) -> None:
-        """Start what has to be started; the first request does it too."""
+        """Connect, or start the embedded server. The first request does this automatically."""
         await self._http.open()
 
     async def close(self) -> None:
-        """Let go of the server; an embedded one ends, and its sessions with it."""
+        """Close all connections. An embedded server stops, and its sessions end."""
         await self._http.close()
 
     async def __aenter__(self) -> Self:

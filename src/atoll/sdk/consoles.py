@@ -1,10 +1,9 @@
 """
-The terminal, or the pipes, of an execution that runs: watched, and typed to.
+Consoles: interactive connections to the terminal, or the pipes, of a running execution.
 
-A console reads along by itself. What it has read waits, up to a bound, for who iterates; beyond
-that the server waits, and in the end the execution's old output is dropped, never its life. A
-connection that breaks is taken up again where it broke, as long as a restart of the server may
-take; input that was on its way then may be lost.
+A console reads in the background and buffers a bounded number of events. If nobody iterates, the
+server waits, and finally drops old output; the execution is not affected. After a lost connection
+the console resumes for as long as a restart of the server may take. Input in flight may be lost.
 """
 
 from __future__ import annotations
@@ -27,14 +26,18 @@ if TYPE_CHECKING:
     from atoll.sdk.http_client import HttpClient
     from atoll.sdk.websocket import Socket
 
-_WAITING = 64
-_PIECE = 32 * 1024
+_MAX_BUFFERED = 64
+"""Events."""
+_CHUNK = 32 * 1024
 _FINAL = frozenset({1002, 1003, 1007, 1009, 4401})
-"""Close codes after which it would be no use to come again."""
+"""Close codes after which reconnecting is pointless."""
 
 
 class AsyncConsole:
-    """One who watches an execution; the first of them types, and the next when that one leaves."""
+    """
+    A connection to a running execution. Only one console may type at a time: the first one, and
+    after it leaves, the next.
+    """
 
     def __init__(self, http: HttpClient, path: str, watch: bool) -> None:
         self._http = http
@@ -45,77 +48,77 @@ class AsyncConsole:
         self._connected = asyncio.Event()
         self._started = asyncio.Event()
         self._typing = False
-        self._turn = asyncio.Event()
-        """Cleared while a connection that broke has not yet got its turn to type back."""
-        self._turn.set()
+        self._may_type = asyncio.Event()
+        """Cleared after a reconnect, until this console may type again."""
+        self._may_type.set()
         self._status = "pending"
         self._terminal = False
         self._size: tuple[int, int] | None = None
-        self._events: asyncio.Queue[ConsoleEvent | AtollError | None] = asyncio.Queue(_WAITING)
+        self._events: asyncio.Queue[ConsoleEvent | AtollError | None] = asyncio.Queue(_MAX_BUFFERED)
         self._exit: ConsoleExit | None = None
-        self._over: AtollError | None = None
+        self._error: AtollError | None = None
 
     @property
     def typing(self) -> bool:
-        """Whether this one may type."""
+        """Whether this console may type."""
         return self._typing
 
     @property
     def status(self) -> str:
-        """Where the execution is, as far as was heard."""
+        """Last known status of the execution."""
         return self._status
 
     @property
     def terminal(self) -> bool:
-        """Whether the execution runs on a terminal, and not on pipes."""
+        """Whether the execution runs on a terminal rather than on pipes."""
         return self._terminal
 
     async def send(self, data: str | bytes, *, eof: bool = False) -> None:
         """
-        Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
-        is told by an event of kind `error`: `console_taken` while somebody else types.
+        Send input, after waiting for the execution to start; `eof` closes the input. Refused input
+        causes an `error` event, with the code `console_taken` while another console types.
         """
         content = data.encode() if isinstance(data, str) else data
         await self._until_started()
-        for start in range(0, len(content), _PIECE):
-            await self._say(content[start : start + _PIECE])
+        for start in range(0, len(content), _CHUNK):
+            await self._transmit(content[start : start + _CHUNK])
         if eof:
-            await self._say(json.dumps({"type": "stdin", "eof": True}))
+            await self._transmit(json.dumps({"type": "stdin", "eof": True}))
 
     async def resize(self, rows: int, cols: int) -> None:
-        """The size of the terminal, which is that of the one who types."""
+        """Set the size of the terminal. Takes effect while this console may type."""
         self._size = (rows, cols)
-        await self._say(_resize(rows, cols))
+        await self._transmit(_resize(rows, cols))
 
     async def signal(self, name: str) -> None:
-        """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
+        """Send a signal (INT, TERM, HUP, …) to the foreground process of the terminal."""
         await self._until_started()
-        await self._say(json.dumps({"type": "signal", "signal": name}))
+        await self._transmit(json.dumps({"type": "signal", "signal": name}))
 
     async def end(self) -> None:
-        """Cancel the execution; what is left of its output and its exit still come."""
-        await self._say(json.dumps({"type": "close", "end": True}))
+        """Cancel the execution. The remaining output and the `exit` event still arrive."""
+        await self._transmit(json.dumps({"type": "close", "end": True}))
 
     async def __aiter__(self) -> AsyncIterator[ConsoleEvent]:
-        """What happens, from what is left of the output on; the last one is the `exit`."""
+        """Events, starting with the buffered output. The last one is the `exit`."""
         while (event := await self._events.get()) is not None:
             if isinstance(event, AtollError):
-                self._events.put_nowait(event)  # for who asks again
+                self._events.put_nowait(event)  # For the next iteration.
                 raise event
             yield event
         self._events.put_nowait(None)
 
     async def wait(self) -> ConsoleExit:
-        """How it ended, when it has; what nobody has iterated over is passed by."""
+        """Wait for the end, skipping events that were not iterated."""
         async for _ in self:
             pass
         if self._exit is None:
-            raise self._over or _left()
+            raise self._error or _closed_error()
         return self._exit
 
     def _leave(self) -> None:
-        """Whoever still listens or waits to say something is let go."""
-        self._over = self._over or _left()
+        """End pending iterations and sends."""
+        self._error = self._error or _closed_error()
         if self._events.full():
             self._events.get_nowait()
         self._events.put_nowait(None)
@@ -133,23 +136,23 @@ class AsyncConsole:
 
     async def _until_started(self) -> None:
         await self._started.wait()
-        with suppress(TimeoutError):  # Another one was in line, which the server tells.
+        with suppress(TimeoutError):  # Another console types; the server reports that.
             async with asyncio.timeout(Backoff.limit):
-                await self._turn.wait()
-        if self._over is not None:
-            raise self._over
+                await self._may_type.wait()
+        if self._error is not None:
+            raise self._error
 
-    async def _say(self, message: bytes | str) -> None:
+    async def _transmit(self, message: bytes | str) -> None:
         while self._exit is None:
             await self._connected.wait()
-            if self._over is not None:
-                raise self._over
+            if self._error is not None:
+                raise self._error
             if self._socket is not None:
                 socket = self._socket
                 with suppress(Closed):
                     return await socket.send(message)
                 if self._socket is socket:
-                    # Whoever reads sees it too, and connects again.
+                    # The reading task notices as well, and reconnects.
                     await asyncio.sleep(0.05)
 
     async def _read(self) -> None:
@@ -161,29 +164,29 @@ class AsyncConsole:
                         self._socket = await self._connect()
                     await self._read_from(self._socket, backoff)
                 except Closed as closed:
-                    await self._again(backoff, closed)
+                    await self._reconnect(backoff, closed)
                 except TemporaryError as error:
                     await backoff.wait_or_raise(error)
             await self._events.put(None)
         except AtollError as error:
-            self._over = error
+            self._error = error
             await self._events.put(error)
         finally:
-            for waited in (self._connected, self._started, self._turn):
+            for waited in (self._connected, self._started, self._may_type):
                 waited.set()
 
-    async def _again(self, backoff: Backoff, closed: Closed) -> None:
+    async def _reconnect(self, backoff: Backoff, closed: Closed) -> None:
         self._connected.clear()
         if self._typing:
             self._typing = False
-            self._turn.clear()
+            self._may_type.clear()
         socket, self._socket = self._socket, None
         if socket is not None:
             await socket.close()
         if closed.code in _FINAL:
             raise PermanentError(f"The server closed the console: {closed}.", code="console_closed")
         await backoff.wait_or_raise(
-            TemporaryError(f"The console broke: {closed}.", code="stream_cut")
+            TemporaryError(f"The console connection was lost: {closed}.", code="stream_cut")
         )
 
     async def _read_from(self, socket: Socket, backoff: Backoff) -> None:
@@ -195,7 +198,7 @@ class AsyncConsole:
                 event = self._event(content["type"], content)
             except (KeyError, TypeError, ValueError) as error:
                 raise PermanentError(
-                    f"The server says what is no message of a console: {error}", code="bad_answer"
+                    f"The server sent an invalid console message: {error}", code="bad_answer"
                 ) from None
             if event is not None:
                 await self._events.put(event)
@@ -210,7 +213,7 @@ class AsyncConsole:
             self._status, self._typing = content["status"], content["typing"]
             self._terminal = content["terminal"]
             if self._typing:
-                self._turn.set()
+                self._may_type.set()
             if self._status != "pending":
                 self._started.set()
             return ConsoleEvent("status", status=self._status, typing=self._typing)
@@ -221,11 +224,11 @@ class AsyncConsole:
             self._exit = decode(ConsoleExit, content)
             self._status = self._exit.status
             return ConsoleEvent("exit", status=self._status, exit=self._exit)
-        return None  # of a newer server
+        return None  # An event of a newer server.
 
 
-def _left() -> AtollError:
-    return InvalidRequest("This console was left.", code="console_closed")
+def _closed_error() -> AtollError:
+    return InvalidRequest("This console is closed.", code="console_closed")
 
 
 def _resize(rows: int, cols: int) -> str:
@@ -234,7 +237,7 @@ def _resize(rows: int, cols: int) -> str:
 
 @asynccontextmanager
 async def open_console(http: HttpClient, path: str, *, watch: bool) -> AsyncIterator[AsyncConsole]:
-    """A console for the length of an `async with`; the execution goes on after that."""
+    """A console for the length of an `async with` block. The execution continues after it."""
     console = AsyncConsole(http, path, watch)
     console._socket = await console._connect()
     reading = asyncio.create_task(console._read())

@@ -1,8 +1,8 @@
 """
-The server inside this process; the one place where the client reaches the application.
+The embedded server. This is the only module of the client that imports the application.
 
-The application is opened and closed by one task of its own, whichever tasks ask for it: what it
-holds open (task groups, cancel scopes) must not move between tasks.
+One task opens and closes the application, because task groups and cancel scopes must not move
+between tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp]:
-    # Late: a client of another server must not pay for loading one.
+    # Imported late: clients of a remote server do not need it.
     from atoll.app.embedded import embedded
 
     return embedded(**settings)
@@ -26,12 +26,12 @@ def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp
 class EmbeddedServer:
     def __init__(self, application: AbstractAsyncContextManager[ASGIApp]) -> None:
         self._application = application
-        self._leave = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> ASGIApp:
         ready: asyncio.Future[ASGIApp] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(ready))
+        self._task = asyncio.create_task(self._serve(ready))
         try:
             waited: set[asyncio.Future[Any]] = {self._task, ready}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -40,15 +40,15 @@ class EmbeddedServer:
             await asyncio.gather(self._task, return_exceptions=True)
             raise
         if not ready.done():
-            await self._task  # raises what kept it from starting
+            await self._task  # Raises the error of a failed start.
         return await ready
 
     async def stop(self) -> None:
-        self._leave.set()
+        self._stopping.set()
         if self._task is not None:
             await self._task
 
-    async def _live(self, ready: asyncio.Future[ASGIApp]) -> None:
+    async def _serve(self, ready: asyncio.Future[ASGIApp]) -> None:
         async with self._application as app:
             ready.set_result(app)
-            await self._leave.wait()
+            await self._stopping.wait()

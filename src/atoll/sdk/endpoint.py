@@ -1,8 +1,9 @@
 """
-Which server is meant, and with which key.
+Finds the server to use and its API key.
 
-The key is the argument, else ATOLL_API_KEY, else, for a server on this machine, the one that
-`atoll serve` keeps in its data directory. No server named means: the one inside this process.
+The URL is the argument, else ATOLL_URL; without one, the server is embedded. The key is the
+argument, else ATOLL_API_KEY, else, for a server on this machine, the key file that `atoll serve`
+keeps in its data directory.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Endpoint:
     """None for the embedded server."""
     key: str | None = field(default=None, repr=False)
     key_origin: str = ""
-    """Where the key comes from, as a sentence for errors; empty for the embedded server."""
+    """A sentence for errors about where the key comes from."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """For the embedded server."""
+    """Settings of the embedded server."""
 
     @property
     def name(self) -> str:
@@ -55,14 +56,14 @@ def resolve_endpoint(
     if url is None:
         if api_key is not None:
             raise InvalidRequest(
-                "api_key is for a server: give its url, or set ATOLL_URL.", code="no_url"
+                "api_key needs a server: pass its url, or set ATOLL_URL.", code="no_url"
             )
         place = {} if data_dir is None else {"data_dir": Path(data_dir)}
         return Endpoint(None, settings={**settings, **place})
     if settings:
         raise InvalidRequest(
-            f"{', '.join(sorted(settings))}: these settings are for the embedded server, but "
-            f"{origin} names one that runs by itself ({url}).",
+            f"{', '.join(sorted(settings))}: these settings are for an embedded server, but "
+            f"{origin} selects the server {url}.",
             code="settings_need_embedded",
         )
     url = _checked(url, origin)
@@ -87,7 +88,8 @@ def _checked(url: str, origin: str) -> str:
         valid = False
     if not valid or parts.query or parts.fragment:
         raise InvalidRequest(
-            f"{origin} is {url!r}; write it like http://127.0.0.1:8000", code="invalid_url"
+            f"Invalid {origin}: {url!r}. Expected a URL like http://127.0.0.1:8000.",
+            code="invalid_url",
         )
     return url.rstrip("/").removesuffix(_API_PATH).rstrip("/")
 
@@ -95,7 +97,7 @@ def _checked(url: str, origin: str) -> str:
 def _find_key(
     url: str, api_key: str | None, data_dir: str | os.PathLike[str] | None
 ) -> tuple[str | None, str]:
-    """The key, without the white space that copying adds, and where it comes from."""
+    """The key without surrounding white space, and where it comes from."""
     if key := (api_key or "").strip():
         return _allowed(key, "api_key"), "The key is from the api_key argument (--api-key)."
     if key := os.environ.get("ATOLL_API_KEY", "").strip():
@@ -107,16 +109,16 @@ def _find_key(
     try:
         key = file.read_text().strip()
     except PermissionError:
-        return None, f"{ways} The key file {file} is not readable for this user."
+        return None, f"{ways} This user cannot read the key file {file}."
     except (OSError, UnicodeDecodeError):
         key = ""
     if key:
         return _allowed(key, str(file)), f"The key is from the file {file}."
-    return None, f"{ways} The server's key file is not at {file}."
+    return None, f"{ways} There is no key file {file}."
 
 
 def _key_file(data_dir: str | os.PathLike[str] | None) -> Path:
-    # Late: the settings take longer to load than the rest of the client.
+    # Imported late: loading the settings takes longer than the rest of the client.
     from atoll.settings import default_data_dir
 
     return Path(data_dir or os.environ.get("ATOLL_DATA_DIR") or default_data_dir()) / "key"
@@ -125,6 +127,6 @@ def _key_file(data_dir: str | os.PathLike[str] | None) -> Path:
 def _allowed(key: str, origin: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise InvalidRequest(
-            f"The API key in {origin} has characters that no key has.", code="invalid_key"
+            f"The API key in {origin} contains invalid characters.", code="invalid_key"
         )
     return key

@@ -1,4 +1,4 @@
-"""From a problem document to the error that the server raised."""
+"""Turns error responses (RFC 9457 problem documents) into exceptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BY_STATUS: dict[int, type[AtollError]] = {
     413: TooLarge,
     422: InvalidRequest,
     429: TemporaryError,
-    # A gateway's word for a server that is not there at the moment.
+    # Sent by gateways when the server is unavailable.
     502: TemporaryError,
     503: TemporaryError,
     504: TemporaryError,
@@ -42,11 +42,11 @@ _STANDARD = frozenset({"type", "title", "status", "detail", "code", "instance"})
 def error_from_response(
     status: int, headers: Mapping[str, str], body: bytes, key_origin: str = ""
 ) -> AtollError:
-    """`key_origin` is added to errors that concern the key."""
+    """The exception for a response. `key_origin` is appended if the error concerns the key."""
     problem = _document(body)
     family = _BY_STATUS.get(status) or (RequestError if status < 500 else PermanentError)
     detail = problem.get("detail") or problem.get("title")
-    words = str(detail or f"The server answered {status} and said nothing more.")
+    words = str(detail or f"The server answered with status {status} without an explanation.")
     if key_origin and (family is Unauthenticated or problem.get("code") == "key_read_only"):
         words = f"{words} {key_origin}"
     error = family(words)

@@ -1,16 +1,16 @@
 """
-The way from ordinary code to the asynchronous client: one event loop in a thread of its own.
+Calls the asynchronous client from synchronous code, on an event loop in its own thread.
 
-A call may come from any thread, also from one that has a running event loop. Functions given as
-arguments run in the thread of the caller, who has nothing else to do meanwhile. A call that is
-interrupted (Ctrl-C) is cancelled, and has ended when the interrupt goes on.
+Any thread may call, including one with a running event loop. Callbacks run in the thread of the
+caller, which is blocked meanwhile. An interrupt (Ctrl-C) cancels the call, waits for its end, and
+then propagates.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures.thread  # noqa: F401 - its hook must come before ours, which runs first
+import concurrent.futures.thread  # noqa: F401 - its exit hook must be registered before ours, which then runs first
 import contextvars
 import os
 import sys
@@ -43,25 +43,28 @@ class EventLoopThread:
         self._closed = False
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` gives when it is awaited on the loop."""
-        if self._inside():
-            raise RuntimeError("Use AsyncAtoll inside the event loop of an Atoll.")
+        """Await `function(*args, **kwargs)` on the loop and return its result."""
+        if self._on_own_thread():
+            raise RuntimeError(
+                "Atoll cannot be called on its own event loop. Use AsyncAtoll there."
+            )
         call: _Call[T] = _Call(self._schedule)
 
         async def main() -> T:
             return await function(
-                *map(call.here, args), **{name: call.here(arg) for name, arg in kwargs.items()}
+                *map(call.relayed, args),
+                **{name: call.relayed(arg) for name, arg in kwargs.items()},
             )
 
         return call.result(main)
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items, one by one; an iteration that is given up is closed on the loop too."""
+        """Iterate on the loop. An abandoned iteration is closed on the loop as well."""
         try:
             while (item := self.call(_next, items)) is not _END:
                 yield item
         finally:
-            self._release(items)
+            self._close_iteration(items)
 
     @contextmanager
     def context(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
@@ -69,49 +72,51 @@ class EventLoopThread:
         try:
             yield value
         except BaseException as error:
-            # An interrupt of this thread would end the loop's thread, were it raised there.
-            told = error if isinstance(error, Exception) else asyncio.CancelledError()
-            if not self.call(manager.__aexit__, type(told), told, told.__traceback__):
+            # Raised on the loop, an interrupt of this thread would end the loop's thread.
+            passed = error if isinstance(error, Exception) else asyncio.CancelledError()
+            if not self.call(manager.__aexit__, type(passed), passed, passed.__traceback__):
                 raise
         else:
             self.call(manager.__aexit__, None, None, None)
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the loop and what still runs on it; `timeout` is how long to wait for that."""
+        """Stop the loop, cancel its tasks, and wait at most `timeout` seconds for its thread."""
         with self._lock:
             self._closed = True
             loop, thread, self._loop = self._loop, self._thread, None
             if loop is None or thread is None or self._process != os.getpid():
                 return
             loop.call_soon_threadsafe(loop.stop)
-        if not self._inside():
+        if not self._on_own_thread():
             thread.join(timeout)
 
     def _schedule(self, function: Callable[..., object], *args: Any) -> None:
-        # Under the lock, so that nothing is scheduled behind the end of the loop and lost there.
+        # Under the lock: nothing may be scheduled after the loop has stopped.
         with self._lock:
             if self._closed:
-                raise RuntimeError("This Atoll is closed.")
+                raise RuntimeError("This client is closed.")
             if self._process != os.getpid():
-                raise RuntimeError("This Atoll belongs to the parent process; make one here.")
+                raise RuntimeError(
+                    "This client belongs to the parent process. Create a new one after a fork."
+                )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon, stopped when nobody can call any more: it must not keep a program alive.
+                # A daemon thread, so that it does not keep the program alive.
                 self._thread = threading.Thread(
-                    target=_live, args=(self._loop,), name="atoll", daemon=True
+                    target=_run_loop, args=(self._loop,), name="atoll", daemon=True
                 )
                 self._thread.start()
                 weakref.finalize(self, _stop, self._loop).atexit = False
                 _open.add(self)
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _inside(self) -> bool:
+    def _on_own_thread(self) -> bool:
         return self._thread is threading.current_thread()
 
-    def _release(self, items: Any) -> None:
+    def _close_iteration(self, items: Any) -> None:
         if self._closed or sys.is_finalizing() or self._process != os.getpid():
             return
-        if self._inside():  # the garbage collector runs in any thread
+        if self._on_own_thread():  # The garbage collector runs in any thread.
             self._schedule(asyncio.ensure_future, items.aclose())
         else:
             self.call(items.aclose)
@@ -133,22 +138,22 @@ class _Call(Generic[T]):
             while (job := self._jobs.get()) is not None:
                 job()
         except BaseException:
-            with suppress(RuntimeError):  # closed: there is nothing left to wait for
+            with suppress(RuntimeError):  # Closed: there is nothing left to wait for.
                 self._schedule(self._cancel)
                 while self._jobs.get() is not None:
                     pass
             raise
         assert self._task is not None
         if self._task.cancelled():
-            raise RuntimeError("This Atoll was closed during the call.")
+            raise RuntimeError("This client was closed during the call.")
         error = self._task.exception()
         if isinstance(error, AtollError):
-            # Its message is all that matters: without the frames of the loop's thread.
+            # Without the frames of the loop's thread, which do not help the caller.
             raise error.with_traceback(None)
         return self._task.result()
 
-    def here(self, argument: Any) -> Any:
-        """A function as the loop can call it: run by the waiting thread, and awaited."""
+    def relayed(self, argument: Any) -> Any:
+        """Wrap a callback, so that the loop runs it in the waiting thread and awaits it."""
         if not callable(argument) or isinstance(argument, type):
             return argument
 
@@ -171,8 +176,8 @@ class _Call(Generic[T]):
             self._task.add_done_callback(lambda _: self._jobs.put(None))
 
     def _cancel(self) -> None:
-        # In the loop's order: either the task is there, or it will never start. Of one that is done
-        # the word may have been on its way out of the queue when the interrupt came.
+        # On the loop, so either the task exists or it will never start. If it is done, its
+        # notification may have been lost to the interrupt; so send another one.
         self._cancelled = True
         if self._task is None or self._task.done():
             self._jobs.put(None)
@@ -189,13 +194,13 @@ async def _next(items: AsyncIterator[T]) -> T:
     return await anext(items, _END)
 
 
-def _live(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.get_loop().run_forever()
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # closed already
+    with suppress(RuntimeError):  # Closed already.
         loop.call_soon_threadsafe(loop.stop)
 
 
@@ -204,6 +209,6 @@ def _stop_all() -> None:
         portal.stop(_EXIT_TIMEOUT)
 
 
-# What nobody closed is closed while threads can still be started: an embedded server needs them to
-# end in good order, and `atexit` comes too late for that.
+# Close forgotten clients while threads can still be started. An embedded server needs threads to
+# shut down, and `atexit` hooks run too late for that.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)

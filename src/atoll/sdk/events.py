@@ -1,8 +1,7 @@
 """
-Events of the whole server: what is kept of them, and what happens.
+The event feed of the server: stored events and live ones.
 
-A line that is lost is made again where it was, so nothing is missed and nothing told twice; a
-server that is away is waited for.
+After a lost connection the stream resumes without gaps or repeats.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from atoll.errors import PermanentError, TemporaryError
 from atoll.sdk.decode import decode
 from atoll.sdk.error_response import error_from_response
 from atoll.sdk.retry import Backoff
-from atoll.sdk.sse import messages
+from atoll.sdk.sse import READ_TIMEOUT, messages
 from atoll.sdk.values import FeedEvent
 
 if TYPE_CHECKING:
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
     from atoll.sdk.http_client import HttpClient
     from atoll.sdk.sse import Message
 
-# Longer than the server leaves between two comments.
-_READ_TIMEOUT = 45.0
-
 
 class AsyncEvents:
-    """What changed on the server."""
+    """Changes of sessions, executions, nodes and templates."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
@@ -37,9 +33,9 @@ class AsyncEvents:
         self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
     ) -> AsyncIterator[FeedEvent]:
         """
-        What is kept, oldest first, or what came after a number.
+        Stored events, oldest first, or those after a number.
 
-        `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
+        `types` are like "session.stopped" or "session.*"; `subject` is the id of one object.
         """
         while True:
             query = {"types": _joined(types), "subject": subject, "after": after, "limit": 500}
@@ -58,25 +54,25 @@ class AsyncEvents:
         after: int | Literal["start", "end"] = "end",
     ) -> AsyncIterator[FeedEvent]:
         """
-        What happens from now on, without end; or from a place on: after an event's number, or from
-        the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
-        no longer kept.
+        Live events without end. `after` is where to start: after the event with this number, or at
+        the "start" or "end" of the stored events. Raises `Conflict` with the code `events_expired`
+        if later events have been removed already.
         """
-        place: int | str | None = None if after == "start" else after
+        position: int | str | None = None if after == "start" else after
         backoff, begun = Backoff(), False
         while True:
-            query = {"types": _joined(types), "subject": subject, "after": place}
+            query = {"types": _joined(types), "subject": subject, "after": position}
             try:
                 async with self._http.stream(
                     "GET",
                     "events",
                     query=query,
                     headers={"accept": "text/event-stream"},
-                    wait=_READ_TIMEOUT,
+                    wait=READ_TIMEOUT,
                 ) as response:
                     async for message in messages(response.aiter_raw()):
                         if message.id.isdecimal():
-                            begun, place = True, int(message.id)
+                            begun, position = True, int(message.id)
                             backoff.reset()
                         if message.event == "problem":
                             raise error_from_response(
@@ -87,7 +83,7 @@ class AsyncEvents:
                             )
                         if message.data:
                             yield _event(message)
-                raise TemporaryError("The feed was cut.", code="stream_cut")
+                raise TemporaryError("The event feed was interrupted.", code="stream_cut")
             except TemporaryError as error:
                 if not begun:
                     raise

@@ -1,4 +1,4 @@
-"""One execution, from its submission to its result."""
+"""Executions: wait for results, follow events, cancel, answer questions, send input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.sdk.files import AsyncFiles
 from atoll.sdk.options import RUN_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.retry import Backoff
-from atoll.sdk.sse import events
+from atoll.sdk.sse import READ_TIMEOUT, STABLE_AFTER, events
 from atoll.sdk.values import Answer, Approval, Artifact, Event, ExecutionInfo, Result, Status
 
 if TYPE_CHECKING:
@@ -32,20 +32,16 @@ if TYPE_CHECKING:
     from atoll.sdk.http_client import HttpClient
     from atoll.sdk.options import RunOptions
 
-# One request waits this long at most: proxies cut what takes longer.
-_WAIT = 30.0
-# Longer than the server leaves between two pings.
-_READ_TIMEOUT = 45.0
-# A connection that stood this long shows that the server is there, whatever cut it.
-_STABLE_AFTER = 1.0
-# In which a question gets from its event to where it can be answered.
-_NEWS = 2.0
-# Of stdin, in one request.
-_PIECE = 256 * 1024
+_MAX_WAIT = 30.0
+"""Seconds that one request waits. Proxies cut longer requests."""
+_ANSWER_DELAY = 2.0
+"""Seconds that a question may take from its event until the server accepts answers."""
+_CHUNK = 256 * 1024
+"""Bytes of stdin in one request."""
 
 
 class AsyncExecution:
-    """A handle on one execution; it is valid as long as the server keeps the record."""
+    """A handle for one execution. It works as long as the server keeps the record."""
 
     def __init__(self, http: HttpClient, execution_id: str) -> None:
         self._http = http
@@ -60,18 +56,18 @@ class AsyncExecution:
         return f"<Execution {self._id}>"
 
     async def info(self) -> ExecutionInfo:
-        """The whole record, with what is known of each artifact."""
+        """The record of the execution, with details of its artifacts."""
         return decode(ExecutionInfo, await self._http.call("GET", self._path))
 
     async def status(self) -> Status:
         return decode(Status, await self._http.call("GET", f"{self._path}/status"))
 
     async def result(self) -> Result:
-        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        """The result. Raises `Conflict` with the code `execution_not_finished` before the end."""
         return decode(Result, await self._http.call("GET", f"{self._path}/result"))
 
     async def artifacts(self) -> list[Artifact]:
-        """The files that it made or changed."""
+        """Files that it created or changed."""
         answer = await self._http.call("GET", f"{self._path}/artifacts")
         return [decode(Artifact, item) for item in answer["items"]]
 
@@ -82,23 +78,27 @@ class AsyncExecution:
         *,
         progress: ProgressCallback | None = None,
     ) -> Path:
-        """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
+        """Download an artifact in its current version; see `files.download`."""
         session = url_segment((await self.info()).session_id)
         files = AsyncFiles(self._http, f"sessions/{session}")
         return await files.download(artifact, target, progress=progress)
 
     async def wait(self, wait: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
-        execution goes on. A server that is started again meanwhile is waited for."""
+        """
+        Wait for the result. Raises `TimeoutError` after `wait` seconds; the execution continues.
+        The call survives a restart of the server.
+        """
         check_number(wait=wait)
         now = asyncio.get_running_loop().time
         deadline = None if wait is None else now() + wait
         backoff = Backoff()
         while True:
-            some = _WAIT if deadline is None else max(0.0, min(_WAIT, deadline - now()))
+            seconds = _MAX_WAIT
+            if deadline is not None:
+                seconds = max(0.0, min(_MAX_WAIT, deadline - now()))
             try:
                 answer = await self._http.try_call(
-                    "GET", f"{self._path}/result", query={"wait": round(some, 3)}, wait=some
+                    "GET", f"{self._path}/result", query={"wait": round(seconds, 3)}, wait=seconds
                 )
                 return decode(Result, answer)
             except Conflict as error:
@@ -106,15 +106,19 @@ class AsyncExecution:
                     raise
                 backoff.reset()
             except TemporaryError as error:
-                await self._endure(backoff, error)
+                await self._retry(backoff, error)
             if deadline is not None and now() >= deadline:
-                raise TimeoutError(f"{self._id} did not end within {wait:g} s; it goes on.")
+                raise TimeoutError(
+                    f"Execution {self._id} did not end within {wait:g} s. It is still running."
+                )
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Everything that happened and happens to it, from behind the event with the sequence
-        `after` on, live; ends after the `result`. A connection that is lost is taken up again where
-        it broke: nothing is left out or told twice. Leaving it early changes nothing."""
-        last, ended, over = after, False, False
+        """
+        Past and live events, starting after the event with the sequence number `after`. Ends with
+        the `result`. After a lost connection the stream resumes without gaps or repeats. Leaving
+        the iteration early does not affect the execution.
+        """
+        last, ended, execution_ended = after, False, False
         backoff = Backoff()
         now = asyncio.get_running_loop().time
         while not ended:
@@ -124,7 +128,7 @@ class AsyncExecution:
             since: float | None = None
             try:
                 async with self._http.stream(
-                    "GET", f"{self._path}/events", headers=headers, wait=_READ_TIMEOUT
+                    "GET", f"{self._path}/events", headers=headers, wait=READ_TIMEOUT
                 ) as response:
                     since = now()
                     async for event in events(response.aiter_raw(), self._id):
@@ -132,26 +136,28 @@ class AsyncExecution:
                         if event.sequence and event.sequence <= last:
                             continue
                         last = max(last, event.sequence)
-                        # Read on to the end of the answer: then the connection can be used again.
+                        # Read to the end of the response, so that the connection can be reused.
                         ended = event.kind == "result"
                         yield event
-                if not ended and over:
-                    return  # `after` is behind the result
+                if not ended and execution_ended:
+                    return  # `after` is the number of the result or a later one.
                 if not ended:
                     status = await self._http.try_call("GET", f"{self._path}/status")
-                    over = decode(Status, status).ended
+                    execution_ended = decode(Status, status).ended
                     raise TemporaryError(
-                        f"The events of {self._id} ended without a result.", code="stream_cut"
+                        f"The event stream of {self._id} ended without a result.", code="stream_cut"
                     )
             except TemporaryError as error:
                 if not ended:
-                    if since is not None and now() - since > _STABLE_AFTER:
+                    if since is not None and now() - since > STABLE_AFTER:
                         backoff.reset()
-                    await self._endure(backoff, error)
+                    await self._retry(backoff, error)
 
     async def cancel(self, reason: str | None = None) -> Status:
-        """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
-        which is no error: the status says how it ended."""
+        """
+        Cancel the execution: SIGTERM, then SIGKILL after a grace period. Has no effect on an ended
+        execution; the returned status shows how it ended.
+        """
         body = {} if reason is None else {"reason": reason}
         try:
             return await self._post("cancel", body, once=True)
@@ -161,21 +167,27 @@ class AsyncExecution:
             return await self.status()
 
     async def approval(self) -> Approval | None:
-        """The question that it waits to be answered."""
+        """The pending question, or None."""
         return (await self.info()).approval
 
     async def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
-        """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
-        asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
+        """
+        Approve the pending question, with any JSON value as the answer. Raises `Conflict` with the
+        code `no_approval` if no question, or not the one with `approval_id`, is pending, and
+        `already_answered` if another client was faster.
+        """
         return await self.answer(Answer(True, answer), approval_id=approval_id)
 
     async def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
-        """Say no to its question; otherwise like `approve`."""
+        """Refuse the pending question. See `approve`."""
         return await self.answer(Answer(False, reason=reason), approval_id=approval_id)
 
     async def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
-        """What `approve` and `refuse` do. A question that is named by its id may be news that the
-        server has yet to hear itself, and is given two seconds to get there."""
+        """
+        Answer the pending question, as `approve` and `refuse` do. A question with an `approval_id`
+        may reach the client before the server can accept answers, so the call retries for two
+        seconds.
+        """
         body = {
             "approved": answer.approved,
             "answer": answer.answer,
@@ -184,7 +196,7 @@ class AsyncExecution:
         }
         given = {name: value for name, value in body.items() if value is not None}
         now = asyncio.get_running_loop().time
-        deadline, pause = now() + (0.0 if approval_id is None else _NEWS), 0.01
+        deadline, pause = now() + (0.0 if approval_id is None else _ANSWER_DELAY), 0.01
         while True:
             try:
                 return await self._post("resume", given)
@@ -196,20 +208,24 @@ class AsyncExecution:
             pause *= 2
 
     async def send(self, message: str) -> Status:
-        """Give it a message, which the code reads with `atoll_session.messages()`. Raises
-        `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
-        when it leaves too many unread."""
+        """
+        Send a message, which the code reads with `atoll_session.messages()`. Raises `Conflict`
+        (`execution_not_running`) unless the execution is running, and `TemporaryError`
+        (`queue_full`) if too many messages are unread.
+        """
         check_string(message=message)
         return await self._post("inject", {"message": message})
 
     async def write(self, data: str | bytes, *, eof: bool = False) -> Status:
-        """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
-        Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
-        `stdin_closed`."""
+        """
+        Write to standard input, which must have been submitted with `stdin_open`; `eof` closes it.
+        Waits up to 30 s if the code does not read. Raises `Conflict` with the code
+        `execution_not_running` or `stdin_closed`.
+        """
         if not isinstance(data, str | bytes | bytearray | memoryview):
             raise wrong_type("data", "bytes or a string", data)
         raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
-        pieces = [raw[start : start + _PIECE] for start in range(0, len(raw), _PIECE)] or [b""]
+        pieces = [raw[start : start + _CHUNK] for start in range(0, len(raw), _CHUNK)] or [b""]
         if not raw and not eof:
             return await self.status()
         backoff = Backoff()
@@ -233,13 +249,15 @@ class AsyncExecution:
 
     @asynccontextmanager
     async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
-        """Its terminal, or its pipes, for the length of an `async with`; it goes on after that.
-        With `watch` this one never types, and takes nobody's turn to."""
+        """
+        Connect to the terminal or the pipes of the execution for an `async with` block. The
+        execution continues after the block. With `watch` this console cannot type.
+        """
         async with open_console(self._http, f"{self._path}/console", watch=watch) as console:
             yield console
 
-    async def _endure(self, backoff: Backoff, error: TemporaryError) -> None:
-        if not self._http.answered:
+    async def _retry(self, backoff: Backoff, error: TemporaryError) -> None:
+        if not self._http.has_responded:
             raise error
         await backoff.wait_or_raise(error)
 
@@ -257,8 +275,7 @@ class AsyncExecutions:
         invocation_id: str | None = None,
         status: str | None = None,
     ) -> AsyncIterator[ExecutionInfo]:
-        """Executions, newest first, of all sessions, or of one session or one invocation; pages
-        are fetched as they are needed."""
+        """Executions of all sessions, one session or one invocation, newest first."""
         query = {"session_id": session_id, "invocation_id": invocation_id, "status": status}
         async for item in self._http.pages("executions", query):
             yield decode(ExecutionInfo, item)

@@ -1,10 +1,9 @@
 """
-The bytes of one file on their way, in pieces: memory does not go by the size.
+Uploads and downloads of single files, in chunks and constant memory.
 
-A download that breaks is taken up where it broke, as long as the file is still the same one; a file
-of this machine is there whole or not at all. An upload is not repeated: what it reads from may be
-gone. What a caller's own file or iterator does may take for ever, so nobody waits for it to end
-when the transfer is given up.
+A download resumes after a lost connection if the file is unchanged, and replaces the local file
+atomically. An upload is not repeated, because its source may be consumed. The caller's own files
+and iterators may block forever, so they are read in threads that nothing waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import stat
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -33,36 +33,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Source = str | os.PathLike[str] | IO[bytes] | bytes | Iterable[bytes] | AsyncIterable[bytes]
-"""A path of this machine, an open binary file, or pieces; all but the first are read from where
-they are, and a file is not closed."""
+"""A local path, an open binary file, bytes, or an iterator of bytes. Open files are not closed."""
 ProgressCallback = Callable[[int, int | None], object]
-"""Is given the bytes so far and of all, None while that is unknown; awaited if it can be."""
+"""Receives the transferred bytes and the total, or None if unknown. May be async."""
 
 CHUNK = 256 * 1024
 MAX_INTERRUPTIONS = 100
-"""Of one download. Each is waited out by a `Backoff`."""
+"""Lost connections in one download."""
 _END: Any = object()
 
 
 class ProgressMeter:
-    """Tells a callback how far a transfer is, never less than before."""
+    """Reports the progress of a transfer to a callback. The numbers never decrease."""
 
     def __init__(self, callback: ProgressCallback | None, total: int | None = None) -> None:
         self._callback = callback
         self.total = total
-        self._told = -1
+        self._reported = -1
 
     async def at(self, size: int) -> None:
-        if self._callback is not None and size > self._told:
-            self._told = size
-            # What grows meanwhile must not be more than all of it.
+        if self._callback is not None and size > self._reported:
+            self._reported = size
+            # The file may grow during the transfer.
             await invoke_callback(
                 self._callback, size, None if self.total is None else max(size, self.total)
             )
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """In a thread, which has ended when this has, also when it is cancelled."""
+    """Run `function` in a thread, and wait for it even if the call is cancelled."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
         return await asyncio.shield(task)
@@ -72,7 +71,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
 
 async def in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
-    """In a thread that nobody waits for, not even the end of the program."""
+    """Run `function` in a thread that neither cancellation nor program exit waits for."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -81,10 +80,10 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
             how(value)
 
     def work() -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        with suppress(RuntimeError):  # The loop was closed meanwhile.
             try:
                 value = context.run(function, *args)
-            except BaseException as error:  # noqa: BLE001 - it is raised by who waits
+            except BaseException as error:  # noqa: BLE001 - the caller receives it
                 loop.call_soon_threadsafe(settle, done.set_exception, error)
             else:
                 loop.call_soon_threadsafe(settle, done.set_result, value)
@@ -93,11 +92,8 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
     return await done
 
 
-# Sending
-
-
 class Upload:
-    """The pieces of a source, for one request."""
+    """The body of one upload request, read from a source."""
 
     def __init__(self, source: Source, progress: ProgressCallback | None) -> None:
         readable = isinstance(source, str | os.PathLike | Iterable | AsyncIterable)
@@ -107,14 +103,15 @@ class Upload:
         self._meter = ProgressMeter(progress)
         self._sent = 0
         self.failure: BaseException | None = None
-        """What ended the pieces: the line only tells that they ended."""
+        """The error of the source. The HTTP client reports only that the body ended."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for piece in self._pieces():
                 if not isinstance(piece, bytes | bytearray | memoryview):
                     raise InvalidRequest(
-                        f"It gives {type(piece).__name__}, not bytes; open files in binary mode.",
+                        f"The source yields {type(piece).__name__}, not bytes. "
+                        "Open files in binary mode.",
                         code="not_bytes",
                     )
                 if piece:
@@ -156,7 +153,7 @@ class Upload:
 
 
 def _size(file: Any) -> int | None:
-    """From where it stands to its end, if it has one that is known."""
+    """Bytes from the current position to the end, or None if unknown."""
     try:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode):
@@ -170,25 +167,21 @@ def _size(file: Any) -> int | None:
     return None
 
 
-# Getting
-
-
 class Download:
-    """The pieces of a file of the server, from `start` to before `stop`; `start` may be negative,
-    from its end."""
+    """Content of a remote file from `start` to `stop`. A negative `start` counts from the end."""
 
     def __init__(
         self, http: HttpClient, path: str, start: int = 0, stop: int | None = None
     ) -> None:
         if stop is not None and (start < 0 or stop <= start):
-            raise InvalidRequest("stop: it must be behind start, which must not be negative.")
+            raise InvalidRequest("stop must be greater than start, and start must not be negative.")
         self._http = http
         self._path = path
         self._range = None if not start and stop is None else _range(start, stop)
         self._base = 0
         self._etag: str | None = None
         self.total: int | None = None
-        """Known with the first piece."""
+        """Bytes in all. Known after the first chunk."""
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         at, breaks, begun, backoff = 0, 0, False, Backoff()
@@ -197,7 +190,7 @@ class Download:
                 async with self._http.stream(
                     "GET", self._path, headers=self._headers(at, begun)
                 ) as response:
-                    self._look(response, at, begun)
+                    self._check(response, at, begun)
                     begun = True
                     async for piece in response.aiter_raw(CHUNK):
                         at += len(piece)
@@ -208,7 +201,7 @@ class Download:
                 raise TemporaryError(f"{self._path} ended after {at} bytes.", code="stream_cut")
             except TemporaryError as error:
                 if begun and at == self.total:
-                    return  # the line broke behind it
+                    return  # Everything had arrived.
                 breaks += 1
                 if not begun or self._etag is None or breaks > MAX_INTERRUPTIONS:
                     raise
@@ -218,14 +211,14 @@ class Download:
                     return
                 if error.code == "precondition_failed" and begun:
                     raise Conflict(
-                        "The file was changed while it was downloaded, and the line broke; begin "
-                        "again.",
+                        "The file has changed, so the interrupted download cannot resume. "
+                        "Start it again.",
                         code="file_changed",
                     ) from None
                 raise
 
     def _headers(self, at: int, begun: bool) -> dict[str, str]:
-        # Ranges and sizes are those of the file, not of something that was made of it on the way.
+        # Ranges and sizes must be those of the file, not of a compressed response.
         headers = {"accept-encoding": "identity"}
         if begun:
             stop = None if self.total is None else self._base + self.total
@@ -234,8 +227,8 @@ class Download:
             headers["range"] = self._range
         return headers
 
-    def _look(self, response: httpx.Response, at: int, begun: bool) -> None:
-        """Whether it is what was asked for."""
+    def _check(self, response: httpx.Response, at: int, begun: bool) -> None:
+        """Raise unless the response is the requested part of the same file."""
         headers = response.headers
         length = headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdecimal() else None
@@ -261,28 +254,27 @@ def _range(start: int, stop: int | None) -> str:
 
 
 def _first(content_range: str) -> int | None:
-    """The place of the first byte, from `bytes 7-9/10`."""
+    """Position of the first byte: 7 for `bytes 7-9/10`."""
     number = content_range.removeprefix("bytes ").partition("-")[0]
     return int(number) if number.isascii() and number.isdecimal() else None
 
 
 def _bad(path: str) -> PermanentError:
     return PermanentError(
-        f"The answer to GET {path} is not the part that was asked for.", code="bad_answer"
+        f"The response to GET {path} is not the requested part of the file.", code="bad_answer"
     )
 
 
-async def save(getting: Download, local: Path, progress: ProgressCallback | None) -> None:
-    """Into a file of this machine, which is replaced when all of it is there."""
+async def save(download: Download, local: Path, progress: ProgressCallback | None) -> None:
+    """Write to a local file, which is replaced when the download is complete."""
     part = local.with_name(f".{secrets.token_hex(8)}.part")
-    pieces = aiter(getting)
-    first = await anext(pieces, b"")  # before anything is made here
+    pieces = aiter(download)
+    first = await anext(pieces, b"")  # Before anything is created locally.
     file = await in_thread(part.open, "xb")
     try:
         try:
-            await _pour(
-                getting, first, pieces, lambda piece: in_thread(file.write, piece), progress
-            )
+            write = partial(in_thread, file.write)
+            await _copy(download, first, pieces, write, progress)
         finally:
             await in_thread(file.close)
         await in_thread(os.replace, part, local)
@@ -291,25 +283,24 @@ async def save(getting: Download, local: Path, progress: ProgressCallback | None
         raise
 
 
-async def pour(getting: Download, file: IO[bytes], progress: ProgressCallback | None) -> None:
-    """Into an open file, which is left open, and flushed."""
-    pieces = aiter(getting)
+async def write_to(download: Download, file: IO[bytes], progress: ProgressCallback | None) -> None:
+    """Write to an open file, which is flushed and left open."""
+    pieces = aiter(download)
     first = await anext(pieces, b"")
-    await _pour(
-        getting, first, pieces, lambda piece: in_daemon_thread(_write, file, piece), progress
-    )
+    write = partial(in_daemon_thread, _write, file)
+    await _copy(download, first, pieces, write, progress)
     if hasattr(file, "flush"):
         await in_daemon_thread(file.flush)
 
 
-async def _pour(
-    getting: Download,
+async def _copy(
+    download: Download,
     first: bytes,
     pieces: AsyncGenerator[bytes, None],
     write: Callable[[bytes], Any],
     progress: ProgressCallback | None,
 ) -> None:
-    meter, size, piece = ProgressMeter(progress, getting.total), 0, first
+    meter, size, piece = ProgressMeter(progress, download.total), 0, first
     try:
         while piece:
             await write(piece)
@@ -325,7 +316,7 @@ def _write(file: IO[bytes], piece: bytes) -> None:
     view = memoryview(piece)
     while view:
         written = file.write(view)
-        # A file that has no buffer may take less than it was given.
+        # An unbuffered file may write less.
         view = view[len(view) if written is None else written :]
 
 

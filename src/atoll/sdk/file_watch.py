@@ -1,8 +1,8 @@
 """
-What happens to files, as the server tells it; a line that is lost is made again.
+Live changes of files.
 
-Nothing is told twice and there are no numbers: after each break `overflow` says that something may
-have been missed.
+File events have no numbers, so a stream cannot resume after a lost connection. It reconnects and
+yields `overflow`, because events may be missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import PermanentError, TemporaryError
 from atoll.sdk.decode import decode_path
 from atoll.sdk.retry import Backoff
-from atoll.sdk.sse import messages
+from atoll.sdk.sse import READ_TIMEOUT, STABLE_AFTER, messages
 from atoll.sdk.values import FileEvent
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from atoll.sdk.http_client import HttpClient
     from atoll.sdk.sse import Message
 
-# Longer than the server leaves between two comments.
-_READ_TIMEOUT = 45.0
-# A connection that stood this long shows that the server is there, whatever cut it.
-_STABLE_AFTER = 1.0
 _CHANGES = ("created", "modified", "deleted", "moved")
 
 
@@ -43,7 +39,7 @@ async def watch(
                 path,
                 query=query,
                 headers={"accept": "text/event-stream"},
-                wait=_READ_TIMEOUT,
+                wait=READ_TIMEOUT,
             ) as response:
                 async for message in messages(response.aiter_raw()):
                     if message.event == "watching":
@@ -56,11 +52,11 @@ async def watch(
                         break
                     elif message.event == "overflow" or message.event in _CHANGES:
                         yield _event(message)
-            raise TemporaryError("The watching was cut.", code="stream_cut")
+            raise TemporaryError("The stream of file events was interrupted.", code="stream_cut")
         except TemporaryError as error:
             if not begun:
                 raise
-            if since is not None and now() - since > _STABLE_AFTER:
+            if since is not None and now() - since > STABLE_AFTER:
                 backoff.reset()
             await backoff.wait_or_raise(error)
 

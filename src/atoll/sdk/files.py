@@ -1,9 +1,8 @@
 """
-The files of one session.
+Files of one session.
 
-Paths are relative to the workspace; `/workspace/a` is the same as `a`. `upload` and `download`, and
-those of trees, use the same small memory whatever the size. A file is there as a whole or not at
-all, at both ends.
+Paths are relative to the workspace; `/workspace/a` is the same as `a`. Uploads and downloads, also
+of directories, use constant memory. Files are replaced atomically on both sides.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from atoll.sdk.file_transfer import (
     Source,
     Upload,
     in_thread,
-    pour,
     save,
+    write_to,
 )
 from atoll.sdk.file_watch import watch
 from atoll.sdk.paths import json_path, url_path, workspace_path
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
     from atoll.sdk.http_client import HttpClient
     from atoll.sdk.tar_pack import TarPacker
 
-_TREE_WAIT = 600.0
-"""Seconds for which a server may be busy with a tree beyond what one answer may take."""
+_TREE_TIMEOUT = 600.0
+"""Seconds beyond the usual timeout for requests that concern a directory tree."""
 
 
 class AsyncFiles:
-    """The workspace of a session."""
+    """Files of the workspace of a session."""
 
     def __init__(self, http: HttpClient, session_path: str) -> None:
         self._http = http
@@ -58,10 +57,11 @@ class AsyncFiles:
         if_match: str | None = None,
     ) -> Entry:
         """
-        Make or replace a file, and the directories it lies in; text is written as UTF-8.
+        Create or replace a file, and create its parent directories. Text is written as UTF-8.
 
-        `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
-        version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
+        `mode` is like 0o755. With `overwrite=False` the file must not exist; with `if_match` its
+        `etag` must be that one. Otherwise raises `RequestError` with the code
+        `precondition_failed`.
         """
         content = data.encode() if isinstance(data, str) else _bytes(data)
         answer = await self._http.call(
@@ -75,26 +75,26 @@ class AsyncFiles:
 
     async def read(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """
-        The content, or of it what a slice from `start` to `stop` has; a negative `start` counts
-        from the end.
+        Content of a file, or the slice from `start` to `stop`. A negative `start` counts from the
+        end.
         """
         content = bytearray()
-        getting = Download(self._http, self._url(path), start, stop)
-        async with aclosing(aiter(getting)) as pieces:
+        download = Download(self._http, self._url(path), start, stop)
+        async with aclosing(aiter(download)) as pieces:
             async for piece in pieces:
                 content += piece
         return bytes(content)
 
     async def read_text(self, path: str, encoding: str = "utf-8") -> str:
-        """The content as text."""
+        """Content of a file as text."""
         return (await self.read(path)).decode(encoding)
 
     async def stream(
         self, path: str, *, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[bytes]:
-        """The content in pieces, as they come; otherwise like `read`."""
-        getting = Download(self._http, self._url(path), start, stop)
-        async with aclosing(aiter(getting)) as pieces:
+        """Content of a file in chunks. See `read`."""
+        download = Download(self._http, self._url(path), start, stop)
+        async with aclosing(aiter(download)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -102,10 +102,10 @@ class AsyncFiles:
         self, path: str = "", *, recursive: bool = False, glob: str | None = None
     ) -> AsyncIterator[Entry]:
         """
-        What lies in a directory, by name; pages are fetched as they are needed.
+        Entries of a directory, sorted by name. Pages are fetched as needed.
 
-        With `recursive` all that is beneath it, with `glob` what matches that, relative to `path`:
-        `*`, `?` and `[…]` within a name, `**` for any directories.
+        `recursive` includes subdirectories. `glob` filters by a pattern relative to `path`: `*`,
+        `?` and `[…]` match within a name, `**` matches any directories.
         """
         query = {
             "path": workspace_path(path),
@@ -125,8 +125,8 @@ class AsyncFiles:
         glob: str | None = None,
     ) -> AsyncIterator[Match]:
         """
-        Lines of text files beneath a directory that hold `query`, or match it as a regular
-        expression; the first match of each line. `glob` is as for `list`.
+        Lines of text files in a directory tree that contain `query`, or match it as a regular
+        expression. Yields the first match of each line. `glob` works as in `list`.
         """
         asked = {
             "query": query,
@@ -140,9 +140,9 @@ class AsyncFiles:
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncIterator[FileEvent]:
         """
-        What happens in a directory and beneath it, from the first event (`watching`) on, until the
-        directory is gone. A connection that is lost is made again, and `overflow` told: something
-        may have happened meanwhile.
+        Changes in a directory, and with `recursive` in its subdirectories, until the directory is
+        removed. The first event is `watching`. After a lost connection the stream continues with
+        `overflow`, because events may be missing.
         """
         query = {"path": workspace_path(path), "recursive": "true" if recursive else "false"}
         async with aclosing(watch(self._http, f"{self._path}/watch", query)) as events:
@@ -150,12 +150,12 @@ class AsyncFiles:
                 yield event
 
     async def stat(self, path: str) -> Entry:
-        """What it is; raises `NotFound` when there is nothing."""
+        """Metadata of a file or directory. Raises `NotFound` if it does not exist."""
         answer = await self._http.call("GET", self._url(path), query={"metadata": "true"})
         return decode(Entry, answer)
 
     async def exists(self, path: str) -> bool:
-        """Whether there is something of this name."""
+        """Whether a file or directory exists."""
         try:
             await self.stat(path)
         except NotFound as error:
@@ -165,24 +165,24 @@ class AsyncFiles:
         return True
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file or an empty directory; with `recursive` a directory and all in it."""
+        """Remove a file or an empty directory; with `recursive` also a directory's contents."""
         query = {"recursive": "true" if recursive else None}
-        await self._http.call("DELETE", self._url(path), query=query, wait=_TREE_WAIT)
+        await self._http.call("DELETE", self._url(path), query=query, wait=_TREE_TIMEOUT)
 
     async def mkdir(self, path: str, *, parents: bool = True) -> Entry:
-        """Make a directory; without `parents` what it lies in must be there, and it must not."""
+        """Create a directory. With `parents=False` it must not exist, but its parent must."""
         return await self._change("mkdir", {"path": json_path(path), "parents": parents})
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
-        """Give it another name; what has that name is replaced only with `overwrite`."""
-        return await self._change("move", _from_to(source, target, overwrite))
+        """Move or rename a file or directory. Replaces an existing target only with `overwrite`."""
+        return await self._change("move", _transfer_body(source, target, overwrite))
 
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
-        """Copy a file, or a directory with all in it, within the session."""
-        return await self._change("copy", _from_to(source, target, overwrite))
+        """Copy a file, or a directory with its contents, within the session."""
+        return await self._change("copy", _transfer_body(source, target, overwrite))
 
     async def chmod(self, path: str, mode: int) -> Entry:
-        """Set its mode, like 0o755."""
+        """Set the mode, like 0o755."""
         return await self._change("chmod", {"path": json_path(path), "mode": _octal(mode)})
 
     async def presign(
@@ -195,9 +195,10 @@ class AsyncFiles:
         direct: bool = False,
     ) -> Link:
         """
-        A link by which whoever has it can read (`GET`) or write (`PUT`) this one file for
-        `expires_in` seconds, without a key. It cannot be revoked. A download is called `filename`.
-        `direct` lets a PUT go straight to the blob store, if that can; see `Link.complete_url`.
+        Create a link that lets everyone who has it read (`GET`) or write (`PUT`) one file for
+        `expires_in` seconds, without a key. It cannot be revoked. `filename` is the name of a
+        download. With `direct` a PUT goes directly to the blob store, if it supports that; see
+        `Link.complete_url`.
         """
         body = {
             "path": json_path(path),
@@ -206,7 +207,9 @@ class AsyncFiles:
             "direct": direct,
             **({} if filename is None else {"filename": filename}),
         }
-        answer = await self._http.call("POST", f"{self._path}/presign", body=body, wait=_TREE_WAIT)
+        answer = await self._http.call(
+            "POST", f"{self._path}/presign", body=body, wait=_TREE_TIMEOUT
+        )
         return decode(Link, answer)
 
     async def upload(
@@ -219,20 +222,20 @@ class AsyncFiles:
         progress: ProgressCallback | None = None,
     ) -> Entry:
         """
-        Copy a file of this machine to `path`, by default under its own name. `source` is its path,
-        or an open binary file, or bytes, or an iterator of bytes; these need a `path`, are read in
-        another thread and not closed.
+        Upload a local file to `path`, by default under its own name. `source` is a local path, an
+        open binary file, bytes, or an iterator of bytes. All but a local path need a `path`. They
+        are read in another thread and not closed.
 
-        `progress` is called with the bytes sent so far and, if it is known, of all.
+        `progress` is called with the number of bytes sent and the total, or None if unknown.
         """
         if path is None:
             if not isinstance(source, str | os.PathLike):
-                raise InvalidRequest("path: only a file by its path has a name.", field="path")
+                raise InvalidRequest("path is required for this source.", field="path")
             path = Path(source).name
-        sending = Upload(source, progress)
+        upload = Upload(source, progress)
         query = {"mode": None if mode is None else _octal(mode)}
         headers = _conditions(overwrite, None)
-        return decode(Entry, await self._send(path, sending, query, headers))
+        return decode(Entry, await self._send(path, upload, query, headers))
 
     @overload
     async def download(
@@ -256,18 +259,18 @@ class AsyncFiles:
         progress: ProgressCallback | None = None,
     ) -> Path | None:
         """
-        Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
-        under that name, and say where to; or into an open binary file, which is not closed. A line
-        that breaks is taken up where it broke, unless the file is no longer the same: `Conflict`
-        (`file_changed`).
+        Download a file and return its local path. `target` is a local path, or a directory if it
+        is one or ends with `/`, or an open binary file, which is not closed. After a lost
+        connection the download resumes. If the file has changed meanwhile, raises `Conflict` with
+        the code `file_changed`.
         """
         name = path.path if isinstance(path, Artifact) else path
-        getting = Download(self._http, self._url(name))
+        download = Download(self._http, self._url(name))
         if not isinstance(target, str | os.PathLike):
-            await pour(getting, target, progress)
+            await write_to(download, target, progress)
             return None
-        local = await asyncio.to_thread(_place, os.fspath(target), workspace_path(name))
-        await save(getting, local, progress)
+        local = await asyncio.to_thread(_local_target, os.fspath(target), workspace_path(name))
+        await save(download, local, progress)
         return local
 
     async def upload_tree(
@@ -278,17 +281,17 @@ class AsyncFiles:
         progress: ProgressCallback | None = None,
     ) -> Tree:
         """
-        Copy what is in a directory of this machine into the directory `path`, which is made: all of
-        it, or nothing. Directories are merged, files replace files. Links and modes are kept;
-        pipes, sockets and devices are left out. It goes as one stream, however many files it is.
+        Upload the contents of a local directory to the directory `path`, which is created if
+        needed. Either everything is uploaded or nothing. Directories are merged, files replaced.
+        Links and modes are kept; pipes, sockets and devices are skipped. Uses one request.
         """
         from atoll.sdk.tar_pack import TarPacker, measure
 
         top = Path(source)
         packer = TarPacker(top)
         total = None if progress is None else await asyncio.to_thread(measure, top)
-        sending = Upload(_packed(packer, ProgressMeter(progress, total)), None)
-        await self._send(path, sending, {"archive": "tar"}, {}, _TREE_WAIT)
+        upload = Upload(_packed(packer, ProgressMeter(progress, total)), None)
+        await self._send(path, upload, {"archive": "tar"}, {}, _TREE_TIMEOUT)
         return Tree(workspace_path(path), packer.files, packer.size, tuple(packer.left_out))
 
     async def download_tree(
@@ -299,9 +302,9 @@ class AsyncFiles:
         progress: ProgressCallback | None = None,
     ) -> Tree:
         """
-        Copy what is in a directory into the directory `target` of this machine, which is made.
-        Nothing is written outside of that, and no link there is followed. Directories are merged,
-        files replace files, each when it is whole. Links that could lead out are left out.
+        Download the contents of a directory to the local directory `target`, which is created if
+        needed. Nothing is written outside of it, and no local link is followed. Directories are
+        merged, files replaced atomically. Links that could point outside are skipped.
         """
         from atoll.sdk.tar_unpack import TarUnpacker
 
@@ -326,23 +329,23 @@ class AsyncFiles:
     async def _send(
         self,
         path: str,
-        sending: Upload,
+        upload: Upload,
         query: dict[str, Any],
         headers: dict[str, str],
         wait: float = 0.0,
     ) -> Any:
         try:
             return await self._http.call(
-                "PUT", self._url(path), body=sending, query=query, headers=headers, wait=wait
+                "PUT", self._url(path), body=upload, query=query, headers=headers, wait=wait
             )
         except TemporaryError:
-            if sending.failure is not None:
-                raise sending.failure from None
+            if upload.failure is not None:
+                raise upload.failure from None
             raise
 
     async def _change(self, verb: str, body: dict[str, Any]) -> Entry:
         path = f"{self._path}/{verb}"
-        return decode(Entry, await self._http.call("POST", path, body=body, wait=_TREE_WAIT))
+        return decode(Entry, await self._http.call("POST", path, body=body, wait=_TREE_TIMEOUT))
 
     def _url(self, path: str) -> str:
         return f"{self._path}/{url_path(path)}"
@@ -355,13 +358,13 @@ async def _packed(packer: TarPacker, meter: ProgressMeter) -> AsyncIterator[byte
         await meter.at(packer.size)
 
 
-def _from_to(source: str, target: str, overwrite: bool) -> dict[str, Any]:
+def _transfer_body(source: str, target: str, overwrite: bool) -> dict[str, Any]:
     return {"source": json_path(source), "target": json_path(target), "overwrite": overwrite}
 
 
 def _bytes(data: object) -> bytes:
     try:
-        # By a view: bytes(3) would be three zeros.
+        # Through a view, because bytes(3) would be three zeros.
         return bytes(memoryview(data))  # type: ignore[arg-type]
     except TypeError:
         raise wrong_type("data", "bytes or a string", data) from None
@@ -371,7 +374,7 @@ def _octal(mode: int) -> str:
     if isinstance(mode, bool) or not isinstance(mode, int):
         raise wrong_type("mode", "a number like 0o755", mode)
     if not 0 <= mode <= 0o777:
-        raise InvalidRequest("mode: it is between 0 and 0o777.", field="mode")
+        raise InvalidRequest("mode must be between 0 and 0o777.", field="mode")
     return f"{mode:04o}"
 
 
@@ -380,15 +383,15 @@ def _conditions(overwrite: bool, if_match: str | None) -> dict[str, str]:
     return headers if overwrite else headers | {"if-none-match": "*"}
 
 
-def _place(target: str, path: str) -> Path:
+def _local_target(target: str, path: str) -> Path:
     local = Path(target)
     if target.endswith("/"):
         local.mkdir(parents=True, exist_ok=True)
-    return local / _last(path) if local.is_dir() else local
+    return local / _file_name(path) if local.is_dir() else local
 
 
-def _last(path: str) -> str:
-    """The name under which a file is put into a directory of this machine."""
+def _file_name(path: str) -> str:
+    """Name of a downloaded file in a local directory."""
     name = path.rstrip("/").rpartition("/")[2]
     if name in ("", ".", "..") or "\0" in name:
         raise InvalidRequest(f"{path!r} is not the name of a file.", code="unsafe_name")

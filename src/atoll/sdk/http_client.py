@@ -1,8 +1,8 @@
 """
-Requests to one server, over a socket or in this process, and answers or errors from it.
+HTTP requests to one server, remote or embedded.
 
-Opened by the first request. Everything that goes wrong is an `AtollError`: what the server said, or
-a `TemporaryError` (`server_unreachable`, `server_timeout`) when it said nothing.
+The first request opens the connection. All failures are `AtollError`s: the error that the server
+returned, or a `TemporaryError` (`server_unreachable`, `server_timeout`) if it did not respond.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 _CONNECT_TIMEOUT = 5.0
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _CONDITIONS = frozenset({"if-match", "if-none-match"})
-"""With these a repeated request may be refused for what its first try did."""
+"""With these headers a repeated request may fail because its first try succeeded."""
 _RESTARTING = frozenset({"shutting_down", "unavailable"})
-"""What a server that is being restarted answers, or a gateway before it, in its own words."""
+"""Error codes of a restarting server, or of a gateway in front of it."""
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class ServerUnreachable(TemporaryError):
-    """The server could not be reached, or the connection broke before its answer was complete."""
+    """The server is unreachable, or the connection was lost before the response was complete."""
 
     code = "server_unreachable"
 
@@ -54,8 +54,8 @@ class ServerUnreachable(TemporaryError):
 class HttpClient:
     def __init__(self, endpoint: Endpoint, timeout: float) -> None:
         self.endpoint = endpoint
-        self.answered = False
-        """Whether the server was ever there: then its silence is likely to pass."""
+        self.has_responded = False
+        """Whether the server has ever responded. If so, an outage is probably temporary."""
         self._timeout = timeout
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
@@ -72,7 +72,7 @@ class HttpClient:
             return self._client
         async with self._opening:
             if self._closed:
-                raise RuntimeError("This Atoll is closed.")
+                raise RuntimeError("This client is closed.")
             if self._client is None:
                 async with AsyncExitStack() as stack:
                     client = await self._connect(stack)
@@ -109,7 +109,7 @@ class HttpClient:
         if once is None:
             once = method in _REPEATABLE and not conditional
         repeatable = once and not streamed
-        backoff, maybe_done = Backoff(), False
+        backoff, maybe_deleted = Backoff(), False
         while True:
             try:
                 return await self.try_call(
@@ -121,17 +121,17 @@ class HttpClient:
                     wait=wait,
                 )
             except NotFound:
-                if not (maybe_done and method == "DELETE"):
+                if not (maybe_deleted and method == "DELETE"):
                     raise
-                return None  # Deleted by an earlier try, whose answer was lost.
+                return None  # An earlier try deleted it, but its response was lost.
             except TemporaryError as error:
                 sent = error.code in _RESTARTING or (
                     isinstance(error, ServerUnreachable) and error.sent
                 )
                 unsent = isinstance(error, ServerUnreachable) and not error.sent
-                if not self.answered or not (unsent or (sent and repeatable)):
+                if not self.has_responded or not (unsent or (sent and repeatable)):
                     raise
-                maybe_done |= sent
+                maybe_deleted |= sent
                 await backoff.wait_or_raise(error)
 
     async def try_call(
@@ -144,7 +144,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
     ) -> Any:
-        """Like `call`, but sent only once."""
+        """Like `call`, but without retries."""
         async with self.stream(
             method, path, body=body, query=query, headers=headers, wait=wait
         ) as response:
@@ -170,14 +170,15 @@ class HttpClient:
         wait: float = 0.0,
     ) -> Any:
         """
-        The answer to a POST that the server does once, however often it gets this key or, without
-        one, the id in the body.
+        The response to an idempotent POST: one with a key, or with an id in its body.
         """
-        given = {**(headers or {}), **({} if key is None else {"idempotency-key": key})}
+        sent_headers = {**(headers or {}), **({} if key is None else {"idempotency-key": key})}
         backoff = Backoff()
         while True:
             try:
-                return await self.call("POST", path, body=body, headers=given, wait=wait, once=True)
+                return await self.call(
+                    "POST", path, body=body, headers=sent_headers, wait=wait, once=True
+                )
             except Conflict as error:
                 if error.code != "idempotency_in_flight":
                     raise
@@ -194,7 +195,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
     ) -> AsyncIterator[httpx.Response]:
-        """An answer that is not an error, its body not read yet."""
+        """A successful response whose body is not read yet."""
         client = await self.open()
         headers = dict(headers or {})
         content = body
@@ -205,17 +206,17 @@ class HttpClient:
             self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
         )
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        # A file's name may have bytes that are no text; the HTTP client would refuse them.
-        asked = urlencode(given, errors="surrogateescape", quote_via=quote)
+        # The HTTP client would refuse file names with bytes that are not UTF-8.
+        encoded = urlencode(given, errors="surrogateescape", quote_via=quote)
         try:
             async with client.stream(
                 method,
-                f"{path}?{asked}" if asked else path,
+                f"{path}?{encoded}" if encoded else path,
                 content=content,
                 headers=headers,
                 timeout=timeout,
             ) as response:
-                self.answered = True
+                self.has_responded = True
                 if not response.is_success:
                     raise await self._refusal(response)
                 yield response
@@ -230,11 +231,11 @@ class HttpClient:
                 code="server_timeout",
             ) from None
         except httpx.LocalProtocolError as error:
-            raise InvalidRequest(f"This cannot be sent: {error}") from None
+            raise InvalidRequest(f"Invalid request: {error}") from None
         except httpx.TransportError as error:
             sent = not isinstance(error, httpx.ConnectError)
             raise (
-                await tls_error(self.endpoint, error, probe=sent and not self.answered)
+                await tls_error(self.endpoint, error, probe=sent and not self.has_responded)
                 or ServerUnreachable(unreachable_message(self.endpoint, error), sent=sent)
             ) from None
 
@@ -252,11 +253,11 @@ class HttpClient:
         await self.open()
         timeout = min(_CONNECT_TIMEOUT, self._timeout) if self._app is None else self._timeout
         websocket = await connect(self.endpoint, path, query, timeout, self._app)
-        self.answered = True
+        self.has_responded = True
         return websocket
 
     async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
-        """The items of all pages; a page is asked for when the one before it is used up."""
+        """Items of all pages. Each page is fetched when the previous one is used up."""
         cursor: str | None = None
         while True:
             page = await self.call("GET", path, query={**(query or {}), "cursor": cursor})
@@ -281,7 +282,7 @@ class HttpClient:
             transport = InProcessTransport(self._app)
             stack.push_async_callback(host.stop)
         elif endpoint.loopback:
-            # A transport of its own takes no proxy from the environment.
+            # An explicit transport ignores proxies from the environment.
             transport = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=_trust(endpoint))
         client = httpx.AsyncClient(
             base_url=f"{endpoint.url or 'http://embedded'}/api/v1/",
@@ -294,8 +295,7 @@ class HttpClient:
 
 def _trust(endpoint: Endpoint) -> ssl.SSLContext | bool:
     """
-    The certificates that this machine trusts, which take 25 ms to read, or none for plain HTTP:
-    then a connection with TLS would fail.
+    The certificate authorities of this machine, which take 25 ms to load; none for plain HTTP.
     """
     return True if endpoint.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -305,4 +305,6 @@ def _json(body: Any) -> bytes:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return text.encode()
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"This cannot be sent as JSON: {error}", code="not_json") from None
+        raise InvalidRequest(
+            f"Cannot encode the request as JSON: {error}", code="not_json"
+        ) from None

@@ -1,4 +1,4 @@
-"""Invocations: requests to run something, whose id is theirs however often they are tried."""
+"""Invocations: requests to run something, with ids that stay the same through retries."""
 
 from __future__ import annotations
 
@@ -35,34 +35,36 @@ class AsyncInvocation:
 
     @property
     def info(self) -> InvocationInfo:
-        """As of the last answer about it; `refresh` asks again."""
+        """The invocation as of the last response. Call `refresh` to update it."""
         return self._info
 
     @property
     def status(self) -> str:
-        """accepted, running, succeeded, failed or cancelled, as of the last answer about it."""
+        """accepted, running, succeeded, failed or cancelled, as of the last response."""
         return self._info.status
 
     @property
     def execution(self) -> AsyncExecution:
-        """Of its executions, the latest: to follow, to cancel, to talk to."""
+        """The latest execution."""
         return AsyncExecution(self._http, self._info.execution_id)
 
     def __repr__(self) -> str:
         return f"<Invocation {self._info.invocation_id} {self._info.status}>"
 
     async def refresh(self) -> InvocationInfo:
-        """Ask the server how it is."""
+        """Fetch the current state of the invocation."""
         self._info = decode(InvocationInfo, await self._http.call("GET", self._path))
         return self._info
 
     async def result(self) -> Result:
-        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        """The result. Raises `Conflict` with the code `execution_not_finished` before the end."""
         return self._info.result or await self.execution.result()
 
     async def wait(self, wait: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
-        invocation goes on. A server that is started again meanwhile is waited for."""
+        """
+        Wait for the result. Raises `TimeoutError` after `wait` seconds; the invocation continues.
+        The call survives a restart of the server.
+        """
         result = self._info.result
         if result is None:
             result = await self.execution.wait(wait)
@@ -70,18 +72,17 @@ class AsyncInvocation:
         return result
 
     async def executions(self) -> AsyncIterator[ExecutionInfo]:
-        """Its executions, newest first."""
+        """Executions of the invocation, newest first."""
         async for item in self._http.pages(f"{self._path}/executions"):
             yield decode(ExecutionInfo, item)
 
     async def cancel(self, reason: str | None = None) -> InvocationInfo:
-        """End it, whichever execution it is in; one that has ended already stays as it is, which is
-        no error."""
+        """Cancel the invocation with its execution. Has no effect on an ended invocation."""
         body = {} if reason is None else {"reason": reason}
         try:
             answer = await self._http.call("POST", f"{self._path}/cancel", body=body, once=True)
         except Conflict as error:
-            # Ended by itself, just now or before.
+            # The invocation has ended already.
             if error.code not in ("invocation_ended", "execution_ended"):
                 raise
             return await self.refresh()
@@ -90,21 +91,20 @@ class AsyncInvocation:
 
 
 class AsyncInvocations:
-    """All invocations of the server; new ones are made by `session.invoke`."""
+    """All invocations of the server. Create them with `session.invoke`."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
     async def get(self, invocation_id: str) -> AsyncInvocation:
-        """The invocation with this id; raises `NotFound` when there is none."""
+        """The invocation with this id. Raises `NotFound` if it does not exist."""
         answer = await self._http.call("GET", f"invocations/{url_segment(invocation_id)}")
         return AsyncInvocation(self._http, decode(InvocationInfo, answer))
 
     async def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[AsyncInvocation]:
-        """Invocations, newest first; pages are fetched as they are needed. One that has just begun
-        to run may be listed as `accepted`."""
+        """Invocations, newest first. One that has just started may still be `accepted`."""
         query = {"session_id": session_id, "status": status}
         async for item in self._http.pages("invocations", query):
             yield AsyncInvocation(self._http, decode(InvocationInfo, item))

@@ -1,4 +1,4 @@
-"""Nodes: the places that host instances."""
+"""Nodes: the machines, Docker engines and clusters that host instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 DRAIN_POLL_INTERVAL = 0.5
-"""Time between two looks at a drain."""
+"""Seconds between two polls of a drain."""
 
 
 class AsyncNodes:
@@ -33,18 +33,18 @@ class AsyncNodes:
         return decode(NodeInfo, await self._http.call("GET", f"nodes/{url_segment(node_id)}"))
 
     async def cordon(self, node_id: str) -> NodeInfo:
-        """Give it no new sessions; those that it has stay."""
+        """Place no new sessions on the node. Existing sessions stay."""
         return await self._post(node_id, "cordon")
 
     async def uncordon(self, node_id: str) -> NodeInfo:
-        """Give it sessions again; this ends a drain."""
+        """Allow new sessions again. Also ends a drain."""
         return await self._post(node_id, "uncordon")
 
     async def drain(self, node_id: str) -> NodeInfo:
         """
-        Have its sessions go on on other nodes, with their files. This returns at once; `drain` of
-        the node tells how far it is, and `follow_drain` goes on telling. Raises `Conflict` with
-        code `drain_unavailable` where that cannot be.
+        Move the sessions of the node, with their files, to other nodes. Returns at once; follow
+        the progress with `follow_drain`, or in `NodeInfo.drain`. Raises `Conflict` with the code
+        `drain_unavailable` if sessions cannot move.
         """
         return await self._post(node_id, "drain")
 
@@ -52,25 +52,25 @@ class AsyncNodes:
         self, node_id: str, *, timeout: float | None = None
     ) -> AsyncIterator[NodeInfo]:
         """
-        The node each time its drain has got further, until all sessions have left or somebody ends
-        it. Raises `TimeoutError` when that takes longer than `timeout` seconds.
+        Yield the node whenever its drain progresses, until all sessions have left or the node is
+        uncordoned. Raises `TimeoutError` after `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
-        until = None if timeout is None else loop.time() + timeout
-        told: DrainInfo | None = None
+        deadline = None if timeout is None else loop.time() + timeout
+        last: DrainInfo | None = None
         while True:
             node = await self.get(node_id)
-            if node.drain != told or node.drain is None:
-                told = node.drain
+            if node.drain != last or node.drain is None:
+                last = node.drain
                 yield node
-            if told is None or told.left == 0:
+            if last is None or last.left == 0:
                 return
-            if until is not None and loop.time() >= until:
-                raise TimeoutError(f"Node {node_id} has {told.left} sessions still.")
+            if deadline is not None and loop.time() >= deadline:
+                raise TimeoutError(f"Node {node_id} still has {last.left} session(s).")
             await asyncio.sleep(DRAIN_POLL_INTERVAL)
 
     async def delete(self, node_id: str) -> None:
-        """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
+        """Remove a lost or drained node. Raises `Conflict` while it has sessions."""
         await self._http.call("DELETE", f"nodes/{url_segment(node_id)}")
 
     async def _post(self, node_id: str, verb: str) -> NodeInfo:
@@ -78,7 +78,7 @@ class AsyncNodes:
         return decode(NodeInfo, answer)
 
     async def health(self, node_id: str) -> NodeHealth:
-        """Whether the node is well, and what isolation it can give."""
+        """Health of the node, and the isolation that it provides."""
         answer = await self._http.call("GET", f"runtimes/{url_segment(node_id)}/health")
         return decode(NodeHealth, answer)
 

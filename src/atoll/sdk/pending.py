@@ -1,5 +1,5 @@
 """
-What is made by `await`, or for the length of an `async with`.
+An object that is created by `await`, or for an `async with` block.
 
     session = await atoll.session()
     async with atoll.session() as session: ...
@@ -30,29 +30,29 @@ T = TypeVar("T", bound=AsyncCloseable)
 
 
 class Pending(Coroutine[Any, Any, T]):
-    """Something that is not made yet. It is a coroutine, so it can be a task as well."""
+    """An object that is not created yet. It is a coroutine, so it can also become a task."""
 
-    def __init__(self, call: str, making: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, call: str, creation: Coroutine[Any, Any, T]) -> None:
         self._call = call
-        """How it was asked for, for messages."""
-        self._making = making
-        self._made: T | None = None
+        """The call that returned it, for messages."""
+        self._creation = creation
+        self._created: T | None = None
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._making.__await__()
+        return self._creation.__await__()
 
     def send(self, value: Any) -> Any:
-        return self._making.send(value)
+        return self._creation.send(value)
 
     def throw(self, *error: Any) -> Any:
-        return self._making.throw(*error)
+        return self._creation.throw(*error)
 
     def close(self) -> None:
-        self._making.close()
+        self._creation.close()
 
     async def __aenter__(self) -> T:
-        self._made = await self._making
-        return await self._made.__aenter__()
+        self._created = await self._creation
+        return await self._created.__aenter__()
 
     async def __aexit__(
         self,
@@ -60,11 +60,11 @@ class Pending(Coroutine[Any, Any, T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._made is not None
-        await self._made.__aexit__(kind, error, trace)
+        assert self._created is not None
+        await self._created.__aexit__(kind, error, trace)
 
     def __repr__(self) -> str:
-        return f"<{self._call}(…), to be awaited>"
+        return f"<{self._call}(…), not awaited>"
 
     if not TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Pools: ready instances, by template."""
+"""Warm pools: ready instances by template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AsyncPools:
-    """The warm pools of the control plane that answers."""
+    """Warm pools of the replica that responds."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http

@@ -1,5 +1,5 @@
 """
-What to do when a wait is interrupted: by a server that is away, or by the caller.
+Retries while the server is unavailable, and cleanup when the caller is cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNDO_TIMEOUT = 10.0
 
 
 class Backoff:
-    """Waits out a server that is being started again, as long as that may take and no longer."""
+    """Waits between retries while the server is unavailable, for at most `limit` seconds."""
 
     limit = 30.0
 
@@ -28,12 +28,12 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """The server answered."""
+        """The server has responded: start over."""
         self._since: float | None = None
         self._pause = 0.1
 
     async def wait_or_raise(self, error: AtollError) -> None:
-        """Return when it is worth trying again; raises `error` when it was long enough."""
+        """Wait before the next try. Raises `error` once the limit is exceeded."""
         now = asyncio.get_running_loop().time()
         if self._since is None:
             self._since = now
@@ -44,7 +44,7 @@ class Backoff:
 
 
 def new_key() -> str:
-    """An idempotency key for one request, so that it may be sent again."""
+    """An idempotency key, which makes a request repeatable."""
     return secrets.token_hex(16)
 
 
@@ -52,8 +52,8 @@ async def undo_if_cancelled(
     action: Coroutine[None, None, T], undo: Callable[[T], Awaitable[object]]
 ) -> T:
     """
-    What `action` gives. A caller who is cancelled meanwhile would never learn what to clean up, so
-    then the action is let finish, for a while, and is undone.
+    Await `action`. If the caller is cancelled meanwhile, it would never learn what to clean up. So
+    the action may finish, for a limited time, and is then undone.
     """
     task = asyncio.ensure_future(action)
     try:
@@ -68,7 +68,7 @@ async def _undo(task: asyncio.Future[T], undo: Callable[[T], Awaitable[object]])
 
 
 async def best_effort(cleaning: Awaitable[object]) -> None:
-    """Try to clean up; what led here is the error to see."""
+    """Try to clean up. Failures are ignored, because another error is already being raised."""
     with suppress(AtollError, TimeoutError):
         async with asyncio.timeout(_UNDO_TIMEOUT):
             await cleaning

@@ -1,4 +1,4 @@
-"""The secrets of a session: variables whose values can be set and not read."""
+"""Secrets of a session: environment variables whose values can be set but not read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class AsyncSecrets:
-    """Environment variables of all that runs in the session; the server tells their names only."""
+    """Environment variables of a session. The server returns only their names."""
 
     def __init__(self, http: HttpClient, path: str) -> None:
         self._http = http
         self._path = f"{path}/secrets"
 
     async def set(self, name: str, value: str) -> None:
-        """Give it to whatever is run from now on; what runs already keeps what it has."""
+        """Set a secret for later executions. Running ones keep the old value."""
         check_string(name=name, value=value)
         path = f"{self._path}/{url_segment(name)}"
         await self._http.call("PUT", path, body={"value": value})
 
     async def remove(self, name: str) -> None:
-        """Raises `NotFound` when there is none of this name."""
+        """Remove a secret. Raises `NotFound` if it does not exist."""
         await self._http.call("DELETE", f"{self._path}/{url_segment(name)}")
 
     async def list(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the secrets."""
         answer = await self._http.call("GET", self._path)
         return tuple(answer["items"])

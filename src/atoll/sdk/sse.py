@@ -1,8 +1,8 @@
 """
-Server-sent events, from bytes to `Event`.
+Parser for server-sent events.
 
-Lines end at line feeds alone: the general rules of text would also split at U+2028 and its kin,
-which JSON leaves as they are.
+Splits lines only at line feeds. `str.splitlines` would also split at U+2028 and similar characters,
+which JSON does not escape.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 
+READ_TIMEOUT = 45.0
+"""Seconds without data before a stream counts as broken. The server pings every 15 s."""
+STABLE_AFTER = 1.0
+"""Seconds after which a connection shows that the server is available, even if it breaks."""
+
+
 class Message(NamedTuple):
-    """One without data only says where to go on."""
+    """A message without data only updates the position of the stream."""
 
     id: str
     event: str
@@ -44,7 +50,7 @@ async def messages(chunks: AsyncIterable[bytes]) -> AsyncIterator[Message]:
 
 
 async def events(chunks: AsyncIterable[bytes], execution_id: str = "") -> AsyncIterator[Event]:
-    """Kinds of events that this client does not know are left out."""
+    """Events of an execution. Skips kinds that this client does not know."""
     async for message in messages(chunks):
         read = _READERS.get(message.event)
         if read is not None:

@@ -59,7 +59,10 @@ if TYPE_CHECKING:
 
 
 class Console:
-    """One who watches an execution; the first of them types, and the next when that one leaves."""
+    """
+    A connection to a running execution. Only one console may type at a time: the first one, and
+    after it leaves, the next.
+    """
 
     def __init__(self, inner: AsyncConsole, loop_thread: EventLoopThread) -> None:
         self._async = inner
@@ -67,49 +70,49 @@ class Console:
 
     @property
     def typing(self) -> bool:
-        """Whether this one may type."""
+        """Whether this console may type."""
         return self._async.typing
 
     @property
     def status(self) -> str:
-        """Where the execution is, as far as was heard."""
+        """Last known status of the execution."""
         return self._async.status
 
     @property
     def terminal(self) -> bool:
-        """Whether the execution runs on a terminal, and not on pipes."""
+        """Whether the execution runs on a terminal rather than on pipes."""
         return self._async.terminal
 
     def send(self, data: str | bytes, *, eof: bool = False) -> None:
         """
-        Input, when the execution has begun; `eof` says that no more will come. What cannot be taken
-        is told by an event of kind `error`: `console_taken` while somebody else types.
+        Send input, after waiting for the execution to start; `eof` closes the input. Refused input
+        causes an `error` event, with the code `console_taken` while another console types.
         """
         self._loop_thread.call(self._async.send, data, eof=eof)
 
     def resize(self, rows: int, cols: int) -> None:
-        """The size of the terminal, which is that of the one who types."""
+        """Set the size of the terminal. Takes effect while this console may type."""
         self._loop_thread.call(self._async.resize, rows, cols)
 
     def signal(self, name: str) -> None:
-        """A signal (INT, TERM, HUP, …) to what is in the foreground of the terminal."""
+        """Send a signal (INT, TERM, HUP, …) to the foreground process of the terminal."""
         self._loop_thread.call(self._async.signal, name)
 
     def end(self) -> None:
-        """Cancel the execution; what is left of its output and its exit still come."""
+        """Cancel the execution. The remaining output and the `exit` event still arrive."""
         self._loop_thread.call(self._async.end)
 
     def __iter__(self) -> Iterator[ConsoleEvent]:
-        """What happens, from what is left of the output on; the last one is the `exit`."""
+        """Events, starting with the buffered output. The last one is the `exit`."""
         yield from self._loop_thread.iterate(self._async.__aiter__())
 
     def wait(self) -> ConsoleExit:
-        """How it ended, when it has; what nobody has iterated over is passed by."""
+        """Wait for the end, skipping events that were not iterated."""
         return self._loop_thread.call(self._async.wait)
 
 
 class Execution:
-    """A handle on one execution; it is valid as long as the server keeps the record."""
+    """A handle for one execution. It works as long as the server keeps the record."""
 
     def __init__(self, inner: AsyncExecution, loop_thread: EventLoopThread) -> None:
         self._async = inner
@@ -123,18 +126,18 @@ class Execution:
         return repr(self._async)
 
     def info(self) -> ExecutionInfo:
-        """The whole record, with what is known of each artifact."""
+        """The record of the execution, with details of its artifacts."""
         return self._loop_thread.call(self._async.info)
 
     def status(self) -> Status:
         return self._loop_thread.call(self._async.status)
 
     def result(self) -> Result:
-        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        """The result. Raises `Conflict` with the code `execution_not_finished` before the end."""
         return self._loop_thread.call(self._async.result)
 
     def artifacts(self) -> list[Artifact]:
-        """The files that it made or changed."""
+        """Files that it created or changed."""
         return self._loop_thread.call(self._async.artifacts)
 
     def download(
@@ -144,59 +147,77 @@ class Execution:
         *,
         progress: ProgressCallback | None = None,
     ) -> Path:
-        """Copy one of its artifacts, as it is now, to this machine; see `files.download`."""
+        """Download an artifact in its current version; see `files.download`."""
         return self._loop_thread.call(self._async.download, artifact, target, progress=progress)
 
     def wait(self, wait: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
-        execution goes on. A server that is started again meanwhile is waited for."""
+        """
+        Wait for the result. Raises `TimeoutError` after `wait` seconds; the execution continues.
+        The call survives a restart of the server.
+        """
         return self._loop_thread.call(self._async.wait, wait)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Everything that happened and happens to it, from behind the event with the sequence
-        `after` on, live; ends after the `result`. A connection that is lost is taken up again where
-        it broke: nothing is left out or told twice. Leaving it early changes nothing."""
+        """
+        Past and live events, starting after the event with the sequence number `after`. Ends with
+        the `result`. After a lost connection the stream resumes without gaps or repeats. Leaving
+        the iteration early does not affect the execution.
+        """
         yield from self._loop_thread.iterate(self._async.events(after))
 
     def cancel(self, reason: str | None = None) -> Status:
-        """End it: SIGTERM, and SIGKILL after a grace. One that has ended already stays as it is,
-        which is no error: the status says how it ended."""
+        """
+        Cancel the execution: SIGTERM, then SIGKILL after a grace period. Has no effect on an ended
+        execution; the returned status shows how it ended.
+        """
         return self._loop_thread.call(self._async.cancel, reason)
 
     def approval(self) -> Approval | None:
-        """The question that it waits to be answered."""
+        """The pending question, or None."""
         return self._loop_thread.call(self._async.approval)
 
     def approve(self, answer: Any = None, *, approval_id: str | None = None) -> Status:
-        """Say yes to its question, with any JSON value. Raises `Conflict`: `no_approval` when it
-        asks nothing, or not what `approval_id` names, `already_answered` when somebody else did."""
+        """
+        Approve the pending question, with any JSON value as the answer. Raises `Conflict` with the
+        code `no_approval` if no question, or not the one with `approval_id`, is pending, and
+        `already_answered` if another client was faster.
+        """
         return self._loop_thread.call(self._async.approve, answer, approval_id=approval_id)
 
     def refuse(self, reason: str | None = None, *, approval_id: str | None = None) -> Status:
-        """Say no to its question; otherwise like `approve`."""
+        """Refuse the pending question. See `approve`."""
         return self._loop_thread.call(self._async.refuse, reason, approval_id=approval_id)
 
     def answer(self, answer: Answer, *, approval_id: str | None = None) -> Status:
-        """What `approve` and `refuse` do. A question that is named by its id may be news that the
-        server has yet to hear itself, and is given two seconds to get there."""
+        """
+        Answer the pending question, as `approve` and `refuse` do. A question with an `approval_id`
+        may reach the client before the server can accept answers, so the call retries for two
+        seconds.
+        """
         return self._loop_thread.call(self._async.answer, answer, approval_id=approval_id)
 
     def send(self, message: str) -> Status:
-        """Give it a message, which the code reads with `atoll_session.messages()`. Raises
-        `Conflict` (`execution_not_running`) unless it runs, and `TemporaryError` (`queue_full`)
-        when it leaves too many unread."""
+        """
+        Send a message, which the code reads with `atoll_session.messages()`. Raises `Conflict`
+        (`execution_not_running`) unless the execution is running, and `TemporaryError`
+        (`queue_full`) if too many messages are unread.
+        """
         return self._loop_thread.call(self._async.send, message)
 
     def write(self, data: str | bytes, *, eof: bool = False) -> Status:
-        """More for its stdin, which was submitted with `stdin_open`; `eof` closes it behind that.
-        Waits up to 30 s while the code does not read. Raises `Conflict`: `execution_not_running`,
-        `stdin_closed`."""
+        """
+        Write to standard input, which must have been submitted with `stdin_open`; `eof` closes it.
+        Waits up to 30 s if the code does not read. Raises `Conflict` with the code
+        `execution_not_running` or `stdin_closed`.
+        """
         return self._loop_thread.call(self._async.write, data, eof=eof)
 
     @contextmanager
     def console(self, *, watch: bool = False) -> Iterator[Console]:
-        """Its terminal, or its pipes, for the length of an `with`; it goes on after that.
-        With `watch` this one never types, and takes nobody's turn to."""
+        """
+        Connect to the terminal or the pipes of the execution for an `with` block. The
+        execution continues after the block. With `watch` this console cannot type.
+        """
         with self._loop_thread.context(self._async.console(watch=watch)) as value:
             yield Console(value, self._loop_thread)
 
@@ -215,8 +236,7 @@ class Executions:
         invocation_id: str | None = None,
         status: str | None = None,
     ) -> Iterator[ExecutionInfo]:
-        """Executions, newest first, of all sessions, or of one session or one invocation; pages
-        are fetched as they are needed."""
+        """Executions of all sessions, one session or one invocation, newest first."""
         yield from self._loop_thread.iterate(
             self._async.list(session_id=session_id, invocation_id=invocation_id, status=status)
         )
@@ -235,61 +255,61 @@ class Invocation:
 
     @property
     def info(self) -> InvocationInfo:
-        """As of the last answer about it; `refresh` asks again."""
+        """The invocation as of the last response. Call `refresh` to update it."""
         return self._async.info
 
     @property
     def status(self) -> str:
-        """accepted, running, succeeded, failed or cancelled, as of the last answer about it."""
+        """accepted, running, succeeded, failed or cancelled, as of the last response."""
         return self._async.status
 
     @property
     def execution(self) -> Execution:
-        """Of its executions, the latest: to follow, to cancel, to talk to."""
+        """The latest execution."""
         return Execution(self._async.execution, self._loop_thread)
 
     def __repr__(self) -> str:
         return repr(self._async)
 
     def refresh(self) -> InvocationInfo:
-        """Ask the server how it is."""
+        """Fetch the current state of the invocation."""
         return self._loop_thread.call(self._async.refresh)
 
     def result(self) -> Result:
-        """The result; raises `Conflict` with code `execution_not_finished` when it is too early."""
+        """The result. Raises `Conflict` with the code `execution_not_finished` before the end."""
         return self._loop_thread.call(self._async.result)
 
     def wait(self, wait: float | None = None) -> Result:
-        """The result when it is there; raises `TimeoutError` after `wait` seconds, and the
-        invocation goes on. A server that is started again meanwhile is waited for."""
+        """
+        Wait for the result. Raises `TimeoutError` after `wait` seconds; the invocation continues.
+        The call survives a restart of the server.
+        """
         return self._loop_thread.call(self._async.wait, wait)
 
     def executions(self) -> Iterator[ExecutionInfo]:
-        """Its executions, newest first."""
+        """Executions of the invocation, newest first."""
         yield from self._loop_thread.iterate(self._async.executions())
 
     def cancel(self, reason: str | None = None) -> InvocationInfo:
-        """End it, whichever execution it is in; one that has ended already stays as it is, which is
-        no error."""
+        """Cancel the invocation with its execution. Has no effect on an ended invocation."""
         return self._loop_thread.call(self._async.cancel, reason)
 
 
 class Invocations:
-    """All invocations of the server; new ones are made by `session.invoke`."""
+    """All invocations of the server. Create them with `session.invoke`."""
 
     def __init__(self, inner: AsyncInvocations, loop_thread: EventLoopThread) -> None:
         self._async = inner
         self._loop_thread = loop_thread
 
     def get(self, invocation_id: str) -> Invocation:
-        """The invocation with this id; raises `NotFound` when there is none."""
+        """The invocation with this id. Raises `NotFound` if it does not exist."""
         return Invocation(self._loop_thread.call(self._async.get, invocation_id), self._loop_thread)
 
     def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> Iterator[Invocation]:
-        """Invocations, newest first; pages are fetched as they are needed. One that has just begun
-        to run may be listed as `accepted`."""
+        """Invocations, newest first. One that has just started may still be `accepted`."""
         for item in self._loop_thread.iterate(
             self._async.list(session_id=session_id, status=status)
         ):
@@ -297,7 +317,7 @@ class Invocations:
 
 
 class Files:
-    """The workspace of a session."""
+    """Files of the workspace of a session."""
 
     def __init__(self, inner: AsyncFiles, loop_thread: EventLoopThread) -> None:
         self._async = inner
@@ -313,10 +333,11 @@ class Files:
         if_match: str | None = None,
     ) -> Entry:
         """
-        Make or replace a file, and the directories it lies in; text is written as UTF-8.
+        Create or replace a file, and create its parent directories. Text is written as UTF-8.
 
-        `mode` is like 0o755. Without `overwrite` it must be new, with `if_match` it must be the
-        version with that `etag`; else a `RequestError` (`precondition_failed`) is raised.
+        `mode` is like 0o755. With `overwrite=False` the file must not exist; with `if_match` its
+        `etag` must be that one. Otherwise raises `RequestError` with the code
+        `precondition_failed`.
         """
         return self._loop_thread.call(
             self._async.write, path, data, mode=mode, overwrite=overwrite, if_match=if_match
@@ -324,27 +345,27 @@ class Files:
 
     def read(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """
-        The content, or of it what a slice from `start` to `stop` has; a negative `start` counts
-        from the end.
+        Content of a file, or the slice from `start` to `stop`. A negative `start` counts from the
+        end.
         """
         return self._loop_thread.call(self._async.read, path, start=start, stop=stop)
 
     def read_text(self, path: str, encoding: str = "utf-8") -> str:
-        """The content as text."""
+        """Content of a file as text."""
         return self._loop_thread.call(self._async.read_text, path, encoding)
 
     def stream(self, path: str, *, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The content in pieces, as they come; otherwise like `read`."""
+        """Content of a file in chunks. See `read`."""
         yield from self._loop_thread.iterate(self._async.stream(path, start=start, stop=stop))
 
     def list(
         self, path: str = "", *, recursive: bool = False, glob: str | None = None
     ) -> Iterator[Entry]:
         """
-        What lies in a directory, by name; pages are fetched as they are needed.
+        Entries of a directory, sorted by name. Pages are fetched as needed.
 
-        With `recursive` all that is beneath it, with `glob` what matches that, relative to `path`:
-        `*`, `?` and `[…]` within a name, `**` for any directories.
+        `recursive` includes subdirectories. `glob` filters by a pattern relative to `path`: `*`,
+        `?` and `[…]` match within a name, `**` matches any directories.
         """
         yield from self._loop_thread.iterate(self._async.list(path, recursive=recursive, glob=glob))
 
@@ -358,8 +379,8 @@ class Files:
         glob: str | None = None,
     ) -> Iterator[Match]:
         """
-        Lines of text files beneath a directory that hold `query`, or match it as a regular
-        expression; the first match of each line. `glob` is as for `list`.
+        Lines of text files in a directory tree that contain `query`, or match it as a regular
+        expression. Yields the first match of each line. `glob` works as in `list`.
         """
         yield from self._loop_thread.iterate(
             self._async.search(query, path, regex=regex, ignore_case=ignore_case, glob=glob)
@@ -367,38 +388,38 @@ class Files:
 
     def watch(self, path: str = "", *, recursive: bool = True) -> Iterator[FileEvent]:
         """
-        What happens in a directory and beneath it, from the first event (`watching`) on, until the
-        directory is gone. A connection that is lost is made again, and `overflow` told: something
-        may have happened meanwhile.
+        Changes in a directory, and with `recursive` in its subdirectories, until the directory is
+        removed. The first event is `watching`. After a lost connection the stream continues with
+        `overflow`, because events may be missing.
         """
         yield from self._loop_thread.iterate(self._async.watch(path, recursive=recursive))
 
     def stat(self, path: str) -> Entry:
-        """What it is; raises `NotFound` when there is nothing."""
+        """Metadata of a file or directory. Raises `NotFound` if it does not exist."""
         return self._loop_thread.call(self._async.stat, path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is something of this name."""
+        """Whether a file or directory exists."""
         return self._loop_thread.call(self._async.exists, path)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file or an empty directory; with `recursive` a directory and all in it."""
+        """Remove a file or an empty directory; with `recursive` also a directory's contents."""
         self._loop_thread.call(self._async.remove, path, recursive=recursive)
 
     def mkdir(self, path: str, *, parents: bool = True) -> Entry:
-        """Make a directory; without `parents` what it lies in must be there, and it must not."""
+        """Create a directory. With `parents=False` it must not exist, but its parent must."""
         return self._loop_thread.call(self._async.mkdir, path, parents=parents)
 
     def move(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
-        """Give it another name; what has that name is replaced only with `overwrite`."""
+        """Move or rename a file or directory. Replaces an existing target only with `overwrite`."""
         return self._loop_thread.call(self._async.move, source, target, overwrite=overwrite)
 
     def copy(self, source: str, target: str, *, overwrite: bool = False) -> Entry:
-        """Copy a file, or a directory with all in it, within the session."""
+        """Copy a file, or a directory with its contents, within the session."""
         return self._loop_thread.call(self._async.copy, source, target, overwrite=overwrite)
 
     def chmod(self, path: str, mode: int) -> Entry:
-        """Set its mode, like 0o755."""
+        """Set the mode, like 0o755."""
         return self._loop_thread.call(self._async.chmod, path, mode)
 
     def presign(
@@ -411,9 +432,10 @@ class Files:
         direct: bool = False,
     ) -> Link:
         """
-        A link by which whoever has it can read (`GET`) or write (`PUT`) this one file for
-        `expires_in` seconds, without a key. It cannot be revoked. A download is called `filename`.
-        `direct` lets a PUT go straight to the blob store, if that can; see `Link.complete_url`.
+        Create a link that lets everyone who has it read (`GET`) or write (`PUT`) one file for
+        `expires_in` seconds, without a key. It cannot be revoked. `filename` is the name of a
+        download. With `direct` a PUT goes directly to the blob store, if it supports that; see
+        `Link.complete_url`.
         """
         return self._loop_thread.call(
             self._async.presign,
@@ -434,11 +456,11 @@ class Files:
         progress: ProgressCallback | None = None,
     ) -> Entry:
         """
-        Copy a file of this machine to `path`, by default under its own name. `source` is its path,
-        or an open binary file, or bytes, or an iterator of bytes; these need a `path`, are read in
-        another thread and not closed.
+        Upload a local file to `path`, by default under its own name. `source` is a local path, an
+        open binary file, bytes, or an iterator of bytes. All but a local path need a `path`. They
+        are read in another thread and not closed.
 
-        `progress` is called with the bytes sent so far and, if it is known, of all.
+        `progress` is called with the number of bytes sent and the total, or None if unknown.
         """
         return self._loop_thread.call(
             self._async.upload, source, path, mode=mode, overwrite=overwrite, progress=progress
@@ -466,10 +488,10 @@ class Files:
         progress: ProgressCallback | None = None,
     ) -> Path | None:
         """
-        Copy a file to this machine: into `target` if that is a directory or ends with `/`, else
-        under that name, and say where to; or into an open binary file, which is not closed. A line
-        that breaks is taken up where it broke, unless the file is no longer the same: `Conflict`
-        (`file_changed`).
+        Download a file and return its local path. `target` is a local path, or a directory if it
+        is one or ends with `/`, or an open binary file, which is not closed. After a lost
+        connection the download resumes. If the file has changed meanwhile, raises `Conflict` with
+        the code `file_changed`.
         """
         function: Any = self._async.download
         value: Path | None = self._loop_thread.call(function, path, target, progress=progress)
@@ -483,9 +505,9 @@ class Files:
         progress: ProgressCallback | None = None,
     ) -> Tree:
         """
-        Copy what is in a directory of this machine into the directory `path`, which is made: all of
-        it, or nothing. Directories are merged, files replace files. Links and modes are kept;
-        pipes, sockets and devices are left out. It goes as one stream, however many files it is.
+        Upload the contents of a local directory to the directory `path`, which is created if
+        needed. Either everything is uploaded or nothing. Directories are merged, files replaced.
+        Links and modes are kept; pipes, sockets and devices are skipped. Uses one request.
         """
         return self._loop_thread.call(self._async.upload_tree, source, path, progress=progress)
 
@@ -493,30 +515,30 @@ class Files:
         self, path: str, target: str | os.PathLike[str], *, progress: ProgressCallback | None = None
     ) -> Tree:
         """
-        Copy what is in a directory into the directory `target` of this machine, which is made.
-        Nothing is written outside of that, and no link there is followed. Directories are merged,
-        files replace files, each when it is whole. Links that could lead out are left out.
+        Download the contents of a directory to the local directory `target`, which is created if
+        needed. Nothing is written outside of it, and no local link is followed. Directories are
+        merged, files replaced atomically. Links that could point outside are skipped.
         """
         return self._loop_thread.call(self._async.download_tree, path, target, progress=progress)
 
 
 class Secrets:
-    """Environment variables of all that runs in the session; the server tells their names only."""
+    """Environment variables of a session. The server returns only their names."""
 
     def __init__(self, inner: AsyncSecrets, loop_thread: EventLoopThread) -> None:
         self._async = inner
         self._loop_thread = loop_thread
 
     def set(self, name: str, value: str) -> None:
-        """Give it to whatever is run from now on; what runs already keeps what it has."""
+        """Set a secret for later executions. Running ones keep the old value."""
         self._loop_thread.call(self._async.set, name, value)
 
     def remove(self, name: str) -> None:
-        """Raises `NotFound` when there is none of this name."""
+        """Remove a secret. Raises `NotFound` if it does not exist."""
         self._loop_thread.call(self._async.remove, name)
 
     def list(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the secrets."""
         return self._loop_thread.call(self._async.list)
 
 
@@ -1094,34 +1116,34 @@ class Templates:
 
     def send_context(self, source: str | os.PathLike[str]) -> str:
         """
-        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
-        its `.dockerignore` leaves out is not sent.
+        Upload a local directory for Dockerfiles to copy from, and return its digest. Files that
+        its `.dockerignore` excludes are not sent.
         """
         return self._loop_thread.call(self._async.send_context, source)
 
     def versions(self, template_id: str) -> Iterator[TemplateInfo]:
-        """What it is and was, newest first."""
+        """Versions of the template, newest first."""
         yield from self._loop_thread.iterate(self._async.versions(template_id))
 
     def version(self, template_id: str, number: int) -> TemplateInfo:
         return self._loop_thread.call(self._async.version, template_id, number)
 
     def build(self, template_id: str) -> TemplateInfo:
-        """Build the same again as a new version, with the packages that there are now."""
+        """Rebuild the template as a new version, with the current packages."""
         return self._loop_thread.call(self._async.build, template_id)
 
     def log(self, template_id: str, version: int | None = None) -> str:
-        """What the build of the newest version, or of another, has printed: its end."""
+        """The end of the build output of the newest, or another, version."""
         return self._loop_thread.call(self._async.log, template_id, version)
 
     def follow(self, template_id: str, version: int | None = None) -> Iterator[BuildEvent]:
-        """What a build prints, and how it goes, as it happens; ends with the build."""
+        """Output and status changes of a build. Ends with the build."""
         yield from self._loop_thread.iterate(self._async.follow(template_id, version))
 
     def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
         """
-        The template once its build has ended well. Raises `PermanentError` with code `build_failed`
-        when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
+        Wait for the build. Raises `PermanentError` with the code `build_failed` if it fails, and
+        `TimeoutError` after `timeout` seconds.
         """
         return self._loop_thread.call(self._async.wait_ready, template_id, timeout)
 
@@ -1140,11 +1162,11 @@ class Volumes:
         self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
     ) -> VolumeInfo:
         """
-        A new, empty volume of this name.
+        Create an empty volume with this name.
 
-        `kind` is `local`, on the disk of one node and of a `size` in bytes or like "1Gi", or `s3`,
-        in the bucket of the server's blobs and as large as that allows. Without one it is `s3`
-        where blobs are on S3.
+        A `local` volume is on the disk of one node and has a `size` in bytes or like "1Gi". An `s3`
+        volume is in the server's bucket and has no size limit of its own. The default `kind` is s3
+        if the server stores blobs there.
         """
         return self._loop_thread.call(self._async.create, volume_id, size=size, kind=kind)
 
@@ -1155,7 +1177,7 @@ class Volumes:
         yield from self._loop_thread.iterate(self._async.list())
 
     def delete(self, volume_id: str) -> None:
-        """With all that is in it; raises `Conflict` while a session has it."""
+        """Delete a volume with its contents. Raises `Conflict` while a session uses it."""
         self._loop_thread.call(self._async.delete, volume_id)
 
 
@@ -1173,34 +1195,34 @@ class Nodes:
         return self._loop_thread.call(self._async.get, node_id)
 
     def cordon(self, node_id: str) -> NodeInfo:
-        """Give it no new sessions; those that it has stay."""
+        """Place no new sessions on the node. Existing sessions stay."""
         return self._loop_thread.call(self._async.cordon, node_id)
 
     def uncordon(self, node_id: str) -> NodeInfo:
-        """Give it sessions again; this ends a drain."""
+        """Allow new sessions again. Also ends a drain."""
         return self._loop_thread.call(self._async.uncordon, node_id)
 
     def drain(self, node_id: str) -> NodeInfo:
         """
-        Have its sessions go on on other nodes, with their files. This returns at once; `drain` of
-        the node tells how far it is, and `follow_drain` goes on telling. Raises `Conflict` with
-        code `drain_unavailable` where that cannot be.
+        Move the sessions of the node, with their files, to other nodes. Returns at once; follow
+        the progress with `follow_drain`, or in `NodeInfo.drain`. Raises `Conflict` with the code
+        `drain_unavailable` if sessions cannot move.
         """
         return self._loop_thread.call(self._async.drain, node_id)
 
     def follow_drain(self, node_id: str, *, timeout: float | None = None) -> Iterator[NodeInfo]:
         """
-        The node each time its drain has got further, until all sessions have left or somebody ends
-        it. Raises `TimeoutError` when that takes longer than `timeout` seconds.
+        Yield the node whenever its drain progresses, until all sessions have left or the node is
+        uncordoned. Raises `TimeoutError` after `timeout` seconds.
         """
         yield from self._loop_thread.iterate(self._async.follow_drain(node_id, timeout=timeout))
 
     def delete(self, node_id: str) -> None:
-        """Forget a node that is lost or drained; raises `Conflict` while it has sessions."""
+        """Remove a lost or drained node. Raises `Conflict` while it has sessions."""
         self._loop_thread.call(self._async.delete, node_id)
 
     def health(self, node_id: str) -> NodeHealth:
-        """Whether the node is well, and what isolation it can give."""
+        """Health of the node, and the isolation that it provides."""
         return self._loop_thread.call(self._async.health, node_id)
 
     def metrics(self, node_id: str) -> NodeMetrics:
@@ -1208,7 +1230,7 @@ class Nodes:
 
 
 class Events:
-    """What changed on the server."""
+    """Changes of sessions, executions, nodes and templates."""
 
     def __init__(self, inner: AsyncEvents, loop_thread: EventLoopThread) -> None:
         self._async = inner
@@ -1218,9 +1240,9 @@ class Events:
         self, *, types: Sequence[str] = (), subject: str | None = None, after: int | None = None
     ) -> Iterator[FeedEvent]:
         """
-        What is kept, oldest first, or what came after a number.
+        Stored events, oldest first, or those after a number.
 
-        `types` are like "session.stopped" or "session.*"; `subject` is the id of one thing.
+        `types` are like "session.stopped" or "session.*"; `subject` is the id of one object.
         """
         yield from self._loop_thread.iterate(
             self._async.list(types=types, subject=subject, after=after)
@@ -1234,9 +1256,9 @@ class Events:
         after: int | Literal["start", "end"] = "end",
     ) -> Iterator[FeedEvent]:
         """
-        What happens from now on, without end; or from a place on: after an event's number, or from
-        the "start" of what is kept. Raises `Conflict` with code `events_expired` when that place is
-        no longer kept.
+        Live events without end. `after` is where to start: after the event with this number, or at
+        the "start" or "end" of the stored events. Raises `Conflict` with the code `events_expired`
+        if later events have been removed already.
         """
         yield from self._loop_thread.iterate(
             self._async.follow(types=types, subject=subject, after=after)
@@ -1259,11 +1281,12 @@ class Webhooks:
         enabled: bool = True,
     ) -> WebhookInfo:
         """
-        Have `url` told of what changes from now on: all of it, or events of `types`, like
+        Send events from now on to `url`: all of them, or those of `types` such as
         "session.stopped" or "session.*".
 
-        What is sent is signed with `secret`, "whsec_" and 24 to 64 bytes as base64. Without one it
-        is made, and is in this answer and in no other. `atoll.verify_webhook` checks it.
+        Deliveries are signed with `secret`: "whsec_" and 24 to 64 bytes as base64. Without one the
+        server generates it and returns it only here. Receivers check signatures with
+        `atoll.verify_webhook`.
         """
         return self._loop_thread.call(
             self._async.create, url, types=types, secret=secret, enabled=enabled
@@ -1285,7 +1308,7 @@ class Webhooks:
         secret: str | None = None,
         enabled: bool | None = None,
     ) -> WebhookInfo:
-        """Change what is given. What waits to be tried again is tried at once."""
+        """Change the given fields. Pending retries are sent at once."""
         return self._loop_thread.call(
             self._async.change, webhook_id, url=url, types=types, secret=secret, enabled=enabled
         )
@@ -1294,12 +1317,12 @@ class Webhooks:
         self._loop_thread.call(self._async.delete, webhook_id)
 
     def test(self, webhook_id: str) -> WebhookTest:
-        """Have an event `webhook.test` sent to it now, once."""
+        """Send a `webhook.test` event now, once."""
         return self._loop_thread.call(self._async.test, webhook_id)
 
 
 class Pools:
-    """The warm pools of the control plane that answers."""
+    """Warm pools of the replica that responds."""
 
     def __init__(self, inner: AsyncPools, loop_thread: EventLoopThread) -> None:
         self._async = inner
@@ -1311,12 +1334,14 @@ class Pools:
 
 class Atoll(AttributeHints):
     """
-    Sandboxes, of a server or of this process.
+    Client of an Atoll server, or of an embedded one.
 
-    With a `url` (or ATOLL_URL) it speaks to that server, with `api_key` (or ATOLL_API_KEY, or for
-    a server on this machine the key in its data directory). Without, it runs the whole of Atoll
-    inside this process, and `settings` are that one's settings. `timeout` is how long the
-    server may take to answer one request, in seconds; it does not limit how long code runs.
+    With a `url` (or ATOLL_URL) the client uses that server. The key is `api_key`, else
+    ATOLL_API_KEY, else, for a server on this machine, the key in its data directory. Without a
+    URL, Atoll runs inside this process with the given `settings`.
+
+    `timeout` limits how long the server may take to answer one request, in seconds. It does not
+    limit how long code runs.
     """
 
     ALTERNATIVES = CLIENT_ALTERNATIVES
@@ -1337,7 +1362,7 @@ class Atoll(AttributeHints):
 
     @property
     def url(self) -> str | None:
-        """The server's address; none when it is this process."""
+        """URL of the server; None if it is embedded."""
         return self._async.url
 
     @property
@@ -1377,7 +1402,7 @@ class Atoll(AttributeHints):
         return Pools(self._async.pools, self._loop_thread)
 
     def execution(self, execution_id: str) -> Execution:
-        """The handle of an execution known by its id; the server is not asked."""
+        """A handle for an execution with a known id. Sends no request."""
         return Execution(self._async.execution(execution_id), self._loop_thread)
 
     def __repr__(self) -> str:
@@ -1394,11 +1419,11 @@ class Atoll(AttributeHints):
         )
 
     def open(self) -> None:
-        """Start what has to be started; the first request does it too."""
+        """Connect, or start the embedded server. The first request does this automatically."""
         self._loop_thread.call(self._async.open)
 
     def close(self) -> None:
-        """Let go of the server; an embedded one ends, and its sessions with it."""
+        """Close all connections. An embedded server stops, and its sessions end."""
         try:
             self._loop_thread.call(self._async.close)
         finally:

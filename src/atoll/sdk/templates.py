@@ -17,7 +17,7 @@ from atoll.sdk.encoding import encode, show_options
 from atoll.sdk.options import TEMPLATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.retry import Backoff, new_key
-from atoll.sdk.sse import messages
+from atoll.sdk.sse import READ_TIMEOUT, messages
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ _READ_ONLY = (
 )
 _LIMITS = ("cpu", "memory", "disk", "max_processes")
 _PIECE = 1024 * 1024
-_CONTEXT_WAIT = 600.0
-"""Seconds for which a server may be busy with a context beyond what one answer may take."""
-_READ_TIMEOUT = 45.0
-"""Seconds without an event or a ping after which a line counts as dead; pings come every 15."""
+_UPLOAD_TIMEOUT = 600.0
+"""Seconds beyond the usual timeout for uploading build files."""
 
 
 class AsyncTemplates:
@@ -127,8 +125,8 @@ class AsyncTemplates:
 
     async def send_context(self, source: str | os.PathLike[str]) -> str:
         """
-        Send a directory of this machine for Dockerfiles to copy from, and tell its digest. What
-        its `.dockerignore` leaves out is not sent.
+        Upload a local directory for Dockerfiles to copy from, and return its digest. Files that
+        its `.dockerignore` excludes are not sent.
         """
         from atoll.sdk import dockerignore
         from atoll.sdk.tar_pack import TarPacker
@@ -142,12 +140,12 @@ class AsyncTemplates:
                 f"build-contexts/{digest}",
                 body=_pieces(file),
                 headers={"content-type": "application/x-tar"},
-                wait=_CONTEXT_WAIT,
+                wait=_UPLOAD_TIMEOUT,
             )
         return digest
 
     async def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
-        """What it is and was, newest first."""
+        """Versions of the template, newest first."""
         async for item in self._http.pages(f"templates/{url_segment(template_id)}/versions"):
             yield decode(TemplateInfo, item)
 
@@ -156,12 +154,12 @@ class AsyncTemplates:
         return decode(TemplateInfo, await self._http.call("GET", path))
 
     async def build(self, template_id: str) -> TemplateInfo:
-        """Build the same again as a new version, with the packages that there are now."""
+        """Rebuild the template as a new version, with the current packages."""
         path = f"templates/{url_segment(template_id)}/build"
         return decode(TemplateInfo, await self._http.call("POST", path))
 
     async def log(self, template_id: str, version: int | None = None) -> str:
-        """What the build of the newest version, or of another, has printed: its end."""
+        """The end of the build output of the newest, or another, version."""
         path = f"templates/{url_segment(template_id)}/log"
         async with self._http.stream("GET", path, query={"version": version}) as response:
             return (await response.aread()).decode("utf-8", "replace")
@@ -169,7 +167,7 @@ class AsyncTemplates:
     async def follow(
         self, template_id: str, version: int | None = None
     ) -> AsyncIterator[BuildEvent]:
-        """What a build prints, and how it goes, as it happens; ends with the build."""
+        """Output and status changes of a build. Ends with the build."""
         path = f"templates/{url_segment(template_id)}/log"
         seen, ended = 0, False
         backoff = Backoff()
@@ -177,7 +175,7 @@ class AsyncTemplates:
             skip = seen
             try:
                 async with self._http.stream(
-                    "GET", path, query={"version": version, "follow": True}, wait=_READ_TIMEOUT
+                    "GET", path, query={"version": version, "follow": True}, wait=READ_TIMEOUT
                 ) as response:
                     async for message in messages(response.aiter_raw()):
                         backoff.reset()
@@ -191,15 +189,17 @@ class AsyncTemplates:
                         if event.text != "":
                             yield event
                 if not ended:
-                    raise TemporaryError(f"The log of {template_id} was cut.", code="stream_cut")
+                    raise TemporaryError(
+                        f"The build log of {template_id} was interrupted.", code="stream_cut"
+                    )
             except TemporaryError as error:
                 if not ended:
                     await backoff.wait_or_raise(error)
 
     async def wait_ready(self, template_id: str, timeout: float | None = None) -> TemplateInfo:
         """
-        The template once its build has ended well. Raises `PermanentError` with code `build_failed`
-        when it has not, and `TimeoutError` when that takes longer than `timeout` seconds.
+        Wait for the build. Raises `PermanentError` with the code `build_failed` if it fails, and
+        `TimeoutError` after `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
             async for _ in self.follow(template_id):
@@ -207,7 +207,7 @@ class AsyncTemplates:
             template = await self.get(template_id)
         if template.status == "failed":
             raise PermanentError(
-                f"Template {template_id} could not be built: {template.message}",
+                f"Building template {template_id} failed: {template.message}",
                 code="build_failed",
             )
         return template
@@ -217,11 +217,11 @@ class AsyncTemplates:
 
 
 def _serves(registry: Mapping[str, str] | None, image: str) -> bool:
-    """Whether credentials, if there are any, are for the registry of an image."""
+    """Whether credentials, if any, are for the registry of an image."""
     try:
         return registry is None or registry["server"] == parse(image).server
     except ValueError:
-        return True  # It is no image by name, which the server has a word for.
+        return True  # Not an image name; the server reports that.
 
 
 def _pack(packer: TarPacker, file: IO[bytes]) -> str:

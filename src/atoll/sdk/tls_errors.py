@@ -1,8 +1,7 @@
 """
-Why a server did not answer: wrong scheme, a certificate that is not trusted, or not reachable.
+Errors for failed connections: TLS mismatch, untrusted certificate, unreachable server.
 
-A client that speaks HTTP to a TLS port, or TLS to an HTTP port, gets an error that names the right
-URL, whatever the server or its proxy made of the request.
+A client that uses HTTP on a TLS port, or the other way round, gets an error with the right URL.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ if TYPE_CHECKING:
 _PROBE_TIMEOUT = 2.0
 _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|record layer failure")
 _TLS_ALERT = "\\x15\\x03"
-"""How a TLS alert begins, as HTTP clients quote what they cannot parse."""
+"""The beginning of a TLS alert, as HTTP clients quote invalid responses."""
 _WANTS_TLS = re.compile(rb"https|ssl-enabled", re.IGNORECASE)
-"""In the answers of nginx, Apache and Go servers to plain HTTP on a TLS port."""
+"""Responses of nginx, Apache and Go servers to plain HTTP on a TLS port."""
 
 
 def unreachable_message(endpoint: Endpoint, error: Exception) -> str:
     return (
         f"No server answers at {endpoint.name}: {str(error) or type(error).__name__}. "
-        "Start one with `atoll serve`, or name another one (ATOLL_URL)."
+        "Start one with `atoll serve`, or set ATOLL_URL to another one."
     )
 
 
 async def tls_error(endpoint: Endpoint, error: Exception, *, probe: bool) -> AtollError | None:
     """
-    The error for a connection that failed because of TLS; None when TLS is not the reason.
+    The error for a connection that failed because of TLS, or None if TLS is not the reason.
 
-    With `probe`, a server that closed the connection without an answer is asked for TLS.
+    With `probe`, try a TLS handshake with a server that closed the connection without a response.
     """
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return TemporaryError(
             f"The certificate of {endpoint.name} is not trusted: {error}. "
-            "Set SSL_CERT_FILE to the authority that signed it.",
+            "Set SSL_CERT_FILE to the certificate of the authority that signed it.",
             code="certificate_untrusted",
         )
     if endpoint.encrypted:
@@ -58,7 +57,7 @@ async def tls_error(endpoint: Endpoint, error: Exception, *, probe: bool) -> Ato
 def wrong_scheme_error(
     endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes
 ) -> AtollError | None:
-    """The error for an answer that only asks for HTTPS."""
+    """The error for a response that demands HTTPS, or None."""
     if endpoint.encrypted or endpoint.url is None:
         return None
     redirected = 300 <= status < 400 and headers.get("location", "").startswith("https://")
@@ -73,13 +72,15 @@ def _wrong_scheme(endpoint: Endpoint) -> InvalidRequest:
     url = right + (endpoint.url or "").removeprefix(given)
     reason = "does not use TLS" if endpoint.encrypted else "uses TLS"
     return InvalidRequest(
-        f"The server at {endpoint.name} {reason}: write {url}", code="wrong_scheme", field="url"
+        f"The server at {endpoint.name} {reason}. Use {url}",
+        code="wrong_scheme",
+        field="url",
     )
 
 
 async def _speaks_tls(endpoint: Endpoint) -> bool:
     parts = urlsplit(endpoint.url or "")
-    # Nothing is sent but the handshake, so it does not matter who answers.
+    # Only the handshake is sent, so the certificate need not be verified.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with suppress(OSError, TimeoutError):

@@ -25,11 +25,11 @@ class AsyncVolumes:
         self, volume_id: str, *, size: str | int | None = None, kind: str | None = None
     ) -> VolumeInfo:
         """
-        A new, empty volume of this name.
+        Create an empty volume with this name.
 
-        `kind` is `local`, on the disk of one node and of a `size` in bytes or like "1Gi", or `s3`,
-        in the bucket of the server's blobs and as large as that allows. Without one it is `s3`
-        where blobs are on S3.
+        A `local` volume is on the disk of one node and has a `size` in bytes or like "1Gi". An `s3`
+        volume is in the server's bucket and has no size limit of its own. The default `kind` is s3
+        if the server stores blobs there.
         """
         body = {"id": volume_id, "size": None if size is None else str(size), "kind": kind}
         given = {name: value for name, value in body.items() if value is not None}
@@ -45,5 +45,5 @@ class AsyncVolumes:
             yield decode(VolumeInfo, item)
 
     async def delete(self, volume_id: str) -> None:
-        """With all that is in it; raises `Conflict` while a session has it."""
+        """Delete a volume with its contents. Raises `Conflict` while a session uses it."""
         await self._http.call("DELETE", f"volumes/{url_segment(volume_id)}")

@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told of events."""
+"""Webhooks: URLs that receive events."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from atoll.sdk.http_client import HttpClient
 
-# Longer than the server lets an address take to answer, unless it is set otherwise.
-_TEST_SECONDS = 30.0
+_TEST_TIMEOUT = 30.0
+"""Seconds beyond the usual timeout: the server waits for the receiver."""
 
 
 class AsyncWebhooks:
@@ -32,11 +32,12 @@ class AsyncWebhooks:
         enabled: bool = True,
     ) -> WebhookInfo:
         """
-        Have `url` told of what changes from now on: all of it, or events of `types`, like
+        Send events from now on to `url`: all of them, or those of `types` such as
         "session.stopped" or "session.*".
 
-        What is sent is signed with `secret`, "whsec_" and 24 to 64 bytes as base64. Without one it
-        is made, and is in this answer and in no other. `atoll.verify_webhook` checks it.
+        Deliveries are signed with `secret`: "whsec_" and 24 to 64 bytes as base64. Without one the
+        server generates it and returns it only here. Receivers check signatures with
+        `atoll.verify_webhook`.
         """
         body = {"url": url, "types": list(types), "enabled": enabled}
         if secret is not None:
@@ -62,7 +63,7 @@ class AsyncWebhooks:
         secret: str | None = None,
         enabled: bool | None = None,
     ) -> WebhookInfo:
-        """Change what is given. What waits to be tried again is tried at once."""
+        """Change the given fields. Pending retries are sent at once."""
         body = {
             "url": url,
             "types": None if types is None else list(types),
@@ -77,7 +78,7 @@ class AsyncWebhooks:
         await self._http.call("DELETE", f"webhooks/{url_segment(webhook_id)}")
 
     async def test(self, webhook_id: str) -> WebhookTest:
-        """Have an event `webhook.test` sent to it now, once."""
+        """Send a `webhook.test` event now, once."""
         path = f"webhooks/{url_segment(webhook_id)}/test"
-        answer = await self._http.call("POST", path, wait=_TEST_SECONDS)
+        answer = await self._http.call("POST", path, wait=_TEST_TIMEOUT)
         return decode(WebhookTest, answer)

@@ -1,8 +1,8 @@
 """
 WebSockets to a server, or to an application in the same process.
 
-Messages in order, both ways. What keeps a connection from coming about is the error that the server
-told, or a `TemporaryError` as for any request; the end of one that stood is `Closed`.
+If a connection cannot be opened, raises the error that the server returned, or a `TemporaryError`
+as for other requests. `Closed` reports the end of an open connection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 1 << 20
 """Bytes of one message from the server."""
-_PING_SECONDS = 20.0
-_CLOSE_SECONDS = 2.0
-_WAITING = 16
+_PING_INTERVAL = 20.0
+_CLOSE_TIMEOUT = 2.0
+_MAX_QUEUED = 16
 GONE = 1006
-"""What a connection that broke is closed with."""
+"""Close code of a lost connection."""
 
 
 class Closed(Exception):
@@ -57,7 +57,7 @@ async def connect(
 
 
 async def _connect(endpoint: Endpoint, path: str, timeout: float) -> Socket:
-    # Late: most who use this client never open one.
+    # Imported late: most programs never open a WebSocket.
     from websockets.asyncio.client import connect as open_websocket
     from websockets.exceptions import InvalidStatus, WebSocketException
 
@@ -77,9 +77,9 @@ async def _connect(endpoint: Endpoint, path: str, timeout: float) -> Socket:
         connection = await open_websocket(
             f"{scheme}://{parts.netloc}{parts.path}{path}",
             open_timeout=timeout,
-            close_timeout=_CLOSE_SECONDS,
-            ping_interval=_PING_SECONDS,
-            ping_timeout=_PING_SECONDS,
+            close_timeout=_CLOSE_TIMEOUT,
+            ping_interval=_PING_INTERVAL,
+            ping_timeout=_PING_INTERVAL,
             max_size=MAX_MESSAGE,
             compression=None,
             **options,
@@ -129,11 +129,11 @@ class _ServerSocket:
 
 
 class InProcessSocket:
-    """The client's end of a WebSocket to an application in this process."""
+    """The client side of a WebSocket to an application in this process."""
 
     def __init__(self) -> None:
-        self._to_app: asyncio.Queue[Message] = asyncio.Queue(_WAITING)
-        self._from_app: asyncio.Queue[bytes | str | Closed] = asyncio.Queue(_WAITING)
+        self._to_app: asyncio.Queue[Message] = asyncio.Queue(_MAX_QUEUED)
+        self._from_app: asyncio.Queue[bytes | str | Closed] = asyncio.Queue(_MAX_QUEUED)
         self._head: asyncio.Future[AtollError | None] = asyncio.get_running_loop().create_future()
         self._left = False
         self._closed: Closed | None = None
@@ -179,13 +179,13 @@ class InProcessSocket:
     async def close(self) -> None:
         self._left = True
         self._closed = self._closed or Closed(1000)
-        # Both ends may wait for the other to take something.
+        # Both ends may be waiting for a full queue.
         for queue in (self._to_app, self._from_app):
             while not queue.empty():
                 queue.get_nowait()
         self._to_app.put_nowait({"type": "websocket.disconnect", "code": 1000})
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=_CLOSE_SECONDS)
+            await asyncio.wait([self._task], timeout=_CLOSE_TIMEOUT)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -208,7 +208,7 @@ class InProcessSocket:
             "extensions": {"websocket.http.response": {}},
         }
         try:
-            with suppress(Exception):  # what a server would log; the client sees a cut
+            with suppress(Exception):  # A server would log it; the client sees a lost connection.
                 await app(scope, self._to_app.get, self._send)
         finally:
             if not self._head.done():
@@ -241,5 +241,5 @@ class InProcessSocket:
             with suppress(asyncio.QueueFull):
                 self._from_app.put_nowait(closed)
                 return
-            # Behind what waits to be read.
+            # The queue is full: report it after the queued messages.
             self._closed = closed

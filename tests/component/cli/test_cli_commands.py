@@ -118,7 +118,7 @@ def test_a_node_is_cordoned_drained_and_forgotten(atoll: Command, outside: Outsi
 def test_a_drain_that_takes_too_long_is_not_waited_for(atoll: Command, outside: Outside) -> None:
     done = atoll("node", "drain", "local", "--wait", "--timeout", "0")
     assert done.exit_code == 1
-    assert "Node local has 1 sessions still. (drain_timeout)" in done.stderr
+    assert "Node local still has 1 session(s). (drain_timeout)" in done.stderr
 
 
 def test_an_error_is_one_line_and_cannot_steer_the_terminal(

@@ -226,7 +226,7 @@ def test_what_is_no_answer_is_no_consent(atoll: Atoll, outside: Outside, returne
 def test_an_answer_that_is_early_is_given_again(
     atoll: Atoll, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.sdk.executions._NEWS", 60.0)
+    monkeypatch.setattr("atoll.sdk.executions._ANSWER_DELAY", 60.0)
     outside.unheard = 2
     with atoll.session() as session:
         result = session.run(asking("a", "b"), on_approval=lambda approval: approval.id == "1")

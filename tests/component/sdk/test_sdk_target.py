@@ -35,7 +35,7 @@ def test_an_unknown_key_is_named_by_where_it_comes_from(
     outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "key"
-    assert f"key file is not at {file}" in refusal(outside.url, data_dir=tmp_path)
+    assert f"There is no key file {file}." in refusal(outside.url, data_dir=tmp_path)
     file.write_text("kept-key\n")
     assert f"The key is from the file {file}." in refusal(outside.url, data_dir=tmp_path)
     monkeypatch.setenv("ATOLL_API_KEY", "a-key")
@@ -79,7 +79,7 @@ def test_https_to_a_server_without_tls_names_the_right_url(outside: Outside) -> 
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
     assert raised.value.code == "wrong_scheme"
-    assert raised.value.message.endswith(f"does not use TLS: write {outside.url}")
+    assert raised.value.message.endswith(f"does not use TLS. Use {outside.url}")
 
 
 def test_http_to_a_server_with_tls_names_the_right_url(encrypted: Outside) -> None:
@@ -87,7 +87,7 @@ def test_http_to_a_server_with_tls_names_the_right_url(encrypted: Outside) -> No
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
     assert raised.value.code == "wrong_scheme"
-    assert raised.value.message.endswith(f"uses TLS: write {encrypted.url}")
+    assert raised.value.message.endswith(f"uses TLS. Use {encrypted.url}")
 
 
 @pytest.mark.anyio

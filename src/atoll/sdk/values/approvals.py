@@ -1,4 +1,4 @@
-"""Questions of running code to a person, and their answers."""
+"""Approvals: questions that running code asks a person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a person says to an approval: yes or no, and any JSON value or words with it."""
+    """The answer to an approval: yes or no, with a JSON value or a reason."""
 
     approved: bool
     answer: Any = None
@@ -20,22 +20,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A question of running code to a person; the code wrote it, so treat it as untrusted."""
+    """A question of running code to a person. Treat its text as untrusted: the code wrote it."""
 
     id: str = ""
     question: str = ""
     data: Any = None
     timeout: float | None = None
-    """Seconds that the code waits in all; then it is refused."""
+    """Seconds after which the question counts as refused."""
     state: str = "asked"
     """
-    asked, answered or refused. Each question is told of when asked, and how it ended, unless its
-    session was ended meanwhile.
+    asked, answered or refused. Each question has two events: when it is asked, and when it is
+    answered or refused. The second is missing if the session ends first.
     """
     approved: bool | None = None
     answer: Any = None
     reason: str | None = None
-    """Of a refusal: timeout, cancelled, shutdown, or the person's words."""
+    """Why it was refused: timeout, cancelled, shutdown, or the text of the person."""
 
     @property
     def asked(self) -> bool:

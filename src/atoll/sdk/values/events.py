@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """A change of a session, execution, node or template, as the feed tells it."""
+    """An event of the server: a change of a session, execution, node or template."""
 
     type: str
     """Like `session.stopped`."""
     subject: str
-    """The id of what changed."""
+    """Id of the changed object."""
     at: datetime
     data: dict[str, Any] = field(default_factory=dict)
     number: int | None = None
-    """Its place on the feed; none for one that is on none, as a webhook's test."""
+    """Position in the event feed. None for the test event of a webhook."""

@@ -12,22 +12,22 @@ from atoll.sdk.values.executions import ErrorInfo, Result  # noqa: TC001
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """An attempt was lost by no fault of the code, and there is to be another."""
+    """An attempt was lost through no fault of the code and will be retried."""
 
     attempt: int
-    """The number of the next one; the first was 1."""
+    """Number of the next attempt; the first is 1."""
     cause: str | None = None
     message: str | None = None
     delay: float | None = None
-    """Seconds until then."""
+    """Seconds until the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an execution, in order; the last one is its `result`."""
+    """An event of an execution. The last one is its `result`."""
 
     sequence: int
-    """Grows; 0 for `queued` and `heartbeat`, which only tell how things are at the moment."""
+    """Increasing number. 0 for `queued` and `heartbeat`, which are not stored."""
     kind: Literal[
         "queued",
         "started",
@@ -40,16 +40,16 @@ class Event:
         "result",
     ]
     data: bytes = b""
-    """Output as it was written; a chunk may end in the middle of a character."""
+    """Output bytes. A chunk may end in the middle of a character."""
     result: Result | None = None
     display: Display | None = None
-    """What a context showed."""
+    """What a context displayed."""
     approval: Approval | None = None
     retry: Retry | None = None
     ahead: int | None = None
-    """Of `queued`: how many executions are before it in its session."""
+    """For `queued`: number of executions ahead of it in its session."""
     attempt: int | None = None
-    """Of `started`: which attempt; the first is 1."""
+    """For `started`: number of the attempt; the first is 1."""
     execution_id: str = ""
 
     @property
@@ -59,7 +59,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleExit:
-    """How an execution ended that was watched on a console."""
+    """The end of an execution with a console."""
 
     status: str
     """completed, failed, timeout, crashed or cancelled."""
@@ -71,17 +71,17 @@ class ConsoleExit:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleEvent:
-    """Something that a console tells; the last one is the `exit`."""
+    """An event of a console. The last one is the `exit`."""
 
     kind: Literal["stdout", "stderr", "status", "error", "exit"]
     data: bytes = b""
-    """Output as it was written; a terminal has only stdout."""
+    """Output bytes. On a terminal all output is stdout."""
     status: str | None = None
     typing: bool = False
-    """With `status`: whether this console may type."""
+    """For `status`: whether this console may type."""
     code: str | None = None
     message: str | None = None
-    """With `error`: what of this console's input was refused, and why."""
+    """For `error`: why input of this console was refused."""
     exit: ConsoleExit | None = None
 
     @property

@@ -29,7 +29,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """Why an execution did not succeed; `name` and `traceback` are those of a Python exception."""
+    """Why an execution failed. `name` and `traceback` are those of a Python exception."""
 
     code: str
     message: str
@@ -39,7 +39,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """How an execution ended, with its output."""
+    """The result of an execution, with its output."""
 
     execution_id: str
     status: Literal["success", "failed", "timeout", "error"]
@@ -48,12 +48,12 @@ class Result:
     exit_code: int | None = None
     execution_time: float = 0.0
     return_value: Any = None
-    """What `handler(event)`, or the function that was invoked, returned."""
+    """Return value of `handler(event)`, or of the invoked function."""
     results: tuple[Display, ...] = ()
-    """What a context showed, in order."""
+    """What a context displayed, in order."""
     metrics: Metrics | None = None
     artifacts: tuple[str, ...] = ()
-    """Files made or changed by this execution, relative to the workspace."""
+    """Files that this execution created or changed, relative to the workspace."""
     cause: str | None = None
     signal: str | None = None
     error: ErrorInfo | None = None
@@ -63,14 +63,14 @@ class Result:
     stderr_bytes: int = 0
     artifacts_truncated: bool = False
     shortened: tuple[str, ...] = ()
-    """Fields of which the server has lost all but the beginning."""
+    """Fields of which the server has only the beginning."""
 
     @property
     def ok(self) -> bool:
         return self.status == "success"
 
     def check(self) -> Result:
-        """This result if it is a success; raises `ExecutionFailed` otherwise."""
+        """Return this result, or raise `ExecutionFailed` unless it is a success."""
         if not self.ok:
             raise ExecutionFailed(self)
         return self
@@ -94,9 +94,9 @@ class Result:
         return f"<Result {', '.join([f'{self.status} in {self.execution_time:.3g} s', *parts])}>"
 
     def _repr_html_(self) -> str:
-        """For a notebook, as a cell's output: stdout, stderr, then what was shown or returned."""
+        """Cell output of a notebook: stdout, stderr, displays, return value and error."""
         parts = [preformatted(self.stdout), preformatted(self.stderr, "color:#b00")]
-        parts += [shown._repr_html_() for shown in self.results]
+        parts += [display._repr_html_() for display in self.results]
         if self.return_value is not None:
             parts.append(preformatted(repr(self.return_value)))
         if self.error is not None:
@@ -107,18 +107,18 @@ class Result:
 
 
 class ExecutionFailed(AtollError):
-    """An execution that ended without success; `result` is all that is known of it."""
+    """Raised for an execution that did not succeed; `result` has the details."""
 
     code = "execution_failed"
 
     def __init__(self, result: Result) -> None:
-        marks = [f"cause: {result.cause}"] if result.cause else []
+        details = [f"cause: {result.cause}"] if result.cause else []
         if result.signal:
-            marks.append(f"signal: {result.signal}")
+            details.append(f"signal: {result.signal}")
         elif result.exit_code is not None:
-            marks.append(f"exit code: {result.exit_code}")
+            details.append(f"exit code: {result.exit_code}")
         text = f"Execution {result.execution_id} ended with status {result.status}"
-        text += f" ({', '.join(marks)})" if marks else ""
+        text += f" ({', '.join(details)})" if details else ""
         text += f": {result.error.message}" if result.error else ""
         tail = result.stderr.rstrip().splitlines()[-_TAIL:]
         super().__init__("\n".join([text, *tail]))
@@ -130,7 +130,7 @@ class ExecutionFailed(AtollError):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where an execution is."""
+    """The status of an execution."""
 
     execution_id: str
     session_id: str
@@ -147,7 +147,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A try at an execution that has ended; `cause` says why, none when it completed."""
+    """An ended attempt of an execution. `cause` is None if it completed."""
 
     started_at: datetime
     ended_at: datetime
@@ -159,7 +159,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that an execution made or changed."""
+    """A file that an execution created or changed."""
 
     path: str
     size: int
@@ -167,16 +167,16 @@ class Artifact:
     type: str
     created_at: datetime
     checksum: str | None = None
-    """SHA-256; none for a file too large to be hashed at once."""
+    """SHA-256; None for very large files."""
     download_url: str | None = None
-    """A link that needs no key and is good for an hour; none in lists of executions."""
+    """Link that works without a key for an hour; None in lists of executions."""
     execution_id: str | None = None
-    """The last one that made or changed it, in a session's list."""
+    """In the list of a session: the latest execution that created or changed the file."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExecutionInfo:
-    """An execution's whole record."""
+    """The record of an execution."""
 
     id: str
     session_id: str
@@ -206,29 +206,29 @@ class ExecutionInfo:
     stderr_bytes: int = 0
     artifacts_truncated: bool = False
     shortened: tuple[str, ...] = ()
-    """Fields that are whole only when the execution is asked for by its id, not in a list."""
+    """Fields that are shortened in lists. Get the execution by id for their full values."""
     retry_count: int = 0
     attempts: tuple[Attempt, ...] = ()
-    """Those that have ended, in order."""
+    """Ended attempts, in order."""
     approval: Approval | None = None
-    """What it waits to be told."""
+    """The question that it waits on."""
     stale: bool = False
-    """The server's database is away: this is what was known last."""
+    """True if the server's database is unavailable and this is the last known state."""
     started_at: datetime | None = None
     completed_at: datetime | None = None
 
     def __repr__(self) -> str:
-        work = repr(self.code if self.code is not None else list(self.command or ()))
-        return f"<ExecutionInfo {self.id} {self.status} in {self.session_id}: {short(work)}>"
+        program = repr(self.code if self.code is not None else list(self.command or ()))
+        return f"<ExecutionInfo {self.id} {self.status} in {self.session_id}: {short(program)}>"
 
 
 @dataclass(frozen=True, slots=True)
 class InvocationInfo:
-    """A request to run something, as the server saw it when it answered."""
+    """An invocation as the server returned it."""
 
     invocation_id: str
     execution_id: str
-    """Of its executions, the latest."""
+    """The latest execution."""
     session_id: str
     mode: str
     status: str
@@ -238,7 +238,7 @@ class InvocationInfo:
     metadata: dict[str, str] = field(default_factory=dict)
     completed_at: datetime | None = None
     result: Result | None = None
-    """Of the latest execution; none in a list, and until it has ended."""
+    """Result of the latest execution; None in lists and before the end."""
     console_url: str | None = None
 
     @property

@@ -10,8 +10,8 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    A file or directory; `path` is relative to the workspace. Bytes of a name that are not UTF-8 are
-    as `os.fsdecode` writes them.
+    A file or directory. `path` is relative to the workspace. Bytes that are not UTF-8 are escaped
+    as `os.fsdecode` does.
     """
 
     path: str
@@ -21,51 +21,51 @@ class Entry:
     mode: str
     modified_at: datetime
     etag: str | None = None
-    """Another one whenever the file is changed; of a file only."""
+    """Changes with the file's content. None for directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A line that holds what was searched for; `line` and `column` begin with 1."""
+    """A matching line. `line` and `column` start at 1."""
 
     path: str
     line: int
     column: int
     text: str
-    """The line, or 400 characters of it around the match."""
+    """The line, or 400 characters around the match."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEvent:
-    """What happened to a file."""
+    """A change of a file."""
 
     kind: Literal["watching", "created", "modified", "deleted", "moved", "overflow"]
-    """`watching` comes first; `overflow` says that some were missed: look for yourself."""
+    """The first event is `watching`. After `overflow` events are missing: list the files again."""
     path: str = ""
     moved_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A URL by which whoever has it can read or write one file."""
+    """A presigned URL. Everyone who has it can read or write one file."""
 
     url: str
     method: str
     expires_at: datetime
     native: bool = False
-    """Whether it leads straight to the blob store."""
+    """Whether it points directly to the blob store."""
     complete_url: str | None = None
-    """To POST to, without a body, after a PUT to a native one."""
+    """After a PUT to a native URL, POST to this one without a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What was copied of a directory."""
+    """Summary of a copied file or directory."""
 
     path: str
-    """Where it is now."""
+    """Path of the copy."""
     files: int
     size: int
-    """Bytes of these files together."""
+    """Total size in bytes."""
     left_out: tuple[str, ...] = ()
-    """What could not be copied, with the reason; the first 1000 of it."""
+    """Entries that were not copied, with the reason; at most 1000."""

@@ -8,56 +8,56 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 
 @dataclass(frozen=True, slots=True)
 class DrainInfo:
-    """How far the sessions of a node that is emptied have come."""
+    """Progress of a drain."""
 
     total: int
-    """Sessions that were there when it began."""
+    """Sessions at the beginning."""
     left: int
-    """Those that are there still."""
+    """Sessions that have not left yet."""
     message: str | None = None
-    """Why one of them cannot leave, if that is so."""
+    """Why a session cannot leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A place that hosts instances."""
+    """A node: a machine, a Docker engine or a cluster that hosts instances."""
 
     id: str
     type: str
     url: str
-    """Where a control plane of it answers."""
+    """URL of a replica that manages the node."""
     status: str
     """healthy or unhealthy."""
     session_count: int
-    """Sessions with an instance."""
+    """Sessions that have an instance."""
     cpu_usage: float | None = None
-    """0.0 to 1.0 of all cores."""
+    """Share of all cores, 0.0 to 1.0."""
     mem_usage: float | None = None
-    """0.0 to 1.0 of all memory."""
+    """Share of all memory, 0.0 to 1.0."""
     last_heartbeat: datetime | None = None
-    """When it last told of itself."""
+    """Time of the last heartbeat."""
     max_sessions: int | None = None
     cached_templates: tuple[str, ...] = ()
-    """Versions of templates that can start there at once, as `id@version`."""
+    """Template versions that start without a pull or build, as `id@version`."""
     building_templates: tuple[str, ...] = ()
     failure_count: int = 0
-    """Probes that failed in a row."""
+    """Consecutive failed probes."""
     problem: str | None = None
-    """Why it is unhealthy."""
+    """Why the node is unhealthy."""
     cordoned: bool = False
-    """Whether it gets no new sessions."""
+    """True if the node gets no new sessions."""
     drain: DrainInfo | None = None
-    """How far its emptying is, once it was asked for."""
+    """Progress of a drain, after one was requested."""
     labels: dict[str, str] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
-    """What a template can require of it."""
+    """Isolation that templates can require."""
     features: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
-    """What it cannot give, and why."""
+    """Isolation that the node lacks, and why."""
     pool: dict[str, int] = field(default_factory=dict)
     """Ready instances by template."""
     shared_blobs: bool = False
-    """Whether its sessions can go on elsewhere."""
+    """Whether its sessions can move to other nodes."""
     cpu_count: int | None = None
     load_average: float | None = None
     mem_total: int | None = None
@@ -70,10 +70,10 @@ class NodeHealth:
     status: str
     checked_at: datetime
     problem: str | None = None
-    """Why it is unhealthy."""
+    """Why the node is unhealthy."""
     provides: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
-    """What the node cannot give, and why."""
+    """Isolation that the node lacks, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +92,32 @@ class NodeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """The ready instances of a template, of the control plane that answered."""
+    """Warm pool of a template on the replica that responded."""
 
     template_id: str
     version: int
-    """Of the template."""
+    """Version of the template."""
     ready: int
     starting: int
     target: int
-    """How many are to be ready."""
+    """Number of instances to keep ready."""
     wanted: int
-    """How many would be, if the node had the memory."""
+    """Number that demand alone would justify, without memory limits."""
     minimum: int
     maximum: int
     rate_per_minute: float
-    """Creates, lately."""
+    """Recent creates per minute."""
     memory: int
-    """Bytes that each is counted with."""
+    """Bytes reserved per instance."""
     hits: int
     """Creates that found a ready instance."""
     misses: int
-    """Creates that did not."""
+    """Creates that found none."""
     others: int = 0
-    """Ready ones that other control planes of the same node have."""
+    """Ready instances of other replicas on the same node."""
     start_seconds: float | None = None
     oldest_seconds: float | None = None
     limited_by: str | None = None
-    """maximum, memory_share, memory_free or failures: why it is smaller than it would be."""
+    """What limits the pool: maximum, memory_share, memory_free or failures."""
     message: str | None = None
     """Why instances could not be started."""

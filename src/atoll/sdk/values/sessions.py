@@ -1,4 +1,4 @@
-"""Values that belong to a session: its limits, packages, contexts, processes and checkpoints."""
+"""Parts of a session: limits, volumes, packages, warnings, processes, contexts, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a session may use at most, in the notation of the API (`"500m"`, `"512Mi"`)."""
+    """Resource limits of a session, in the notation of the API (`"500m"`, `"512Mi"`)."""
 
     cpu: str
     memory: str
@@ -18,7 +18,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A volume as a session sees it."""
+    """A volume that is mounted in a session at `path`."""
 
     volume_id: str
     path: str
@@ -27,7 +27,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Python packages of a session's own, and how far they are."""
+    """Python packages of a session, and the status of their installation."""
 
     status: str
     """installing, installed or failed."""
@@ -38,13 +38,15 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
+    """A warning, for example that a limit cannot be enforced."""
+
     code: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process that an execution left running; `pid` is as the session sees it."""
+    """A process that an execution left running. `pid` is the one inside the session."""
 
     pid: int
     execution_id: str
@@ -53,7 +55,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContextInfo:
-    """A context as the server saw it when it answered."""
+    """A context as the server returned it."""
 
     id: str
     session_id: str
@@ -63,18 +65,18 @@ class ContextInfo:
     """idle, busy or dead."""
     created_at: datetime
     execution_count: int = 0
-    """Executions since it was started."""
+    """Executions since the context was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The files of a session as they were saved."""
+    """A stored copy of a session's workspace."""
 
     session_id: str
     number: int
-    """One more each time that something had changed."""
+    """Grows by one with each checkpoint that contains changes."""
     created_at: datetime
     files: int
     size: int
     kept_until: datetime | None = None
-    """None while the session lives."""
+    """None until the session has ended."""

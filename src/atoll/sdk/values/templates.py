@@ -11,19 +11,19 @@ from atoll.sdk.values.sessions import Limits  # noqa: TC001
 @dataclass(frozen=True, slots=True)
 class SecurityContext:
     require: tuple[str, ...] = ()
-    """What a node must be able to give; a node that cannot is not used."""
+    """Isolation that a node must provide to run sessions of the template."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryInfo:
-    """That a template has credentials, and for which registry."""
+    """The registry that a template has credentials for."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateInfo:
-    """What sessions start from."""
+    """A template as the server returned it."""
 
     id: str
     name: str
@@ -39,33 +39,33 @@ class TemplateInfo:
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
-    """Ready instances that are kept at least."""
+    """Minimum of ready instances."""
     pool_max: int | None = None
-    """Ready instances that are kept at most; as the server's settings say when none."""
+    """Maximum of ready instances. None: the server's setting."""
     debian_packages: tuple[str, ...] = ()
     python_packages: tuple[str, ...] = ()
     installed_packages: tuple[str, ...] = ()
-    """The Python packages that these came to, as `name==version`."""
+    """All installed Python packages, as `name==version`."""
     runtime: str = ""
     dockerfile: str | None = None
     build_context: str | None = None
-    """The digest of the files that the Dockerfile copies."""
+    """Digest of the files that the Dockerfile copies."""
     registry: RegistryInfo | None = None
     image_digest: str | None = None
-    """Of the image in its registry, once it was pulled."""
+    """Digest of the image in its registry, after it was pulled."""
     entrypoint: tuple[str, ...] | None = None
-    """The image's own, once it is known; what runs is Atoll's executor."""
+    """Entry point of the image. Instances run Atoll's executor instead."""
     command: tuple[str, ...] | None = None
     status: str = "ready"
-    """pending, building, ready or failed; sessions start from the newest version that is ready."""
+    """pending, building, ready or failed. Sessions start from the newest ready version."""
     message: str | None = None
-    """Why the build failed, or what its last attempt came to."""
+    """Why the build, or its last attempt, failed."""
     attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BuildEvent:
-    """Something that a build printed, or a change of how it goes."""
+    """Output of a build, or a change of its status."""
 
     text: str | None = None
     status: str | None = None

@@ -8,13 +8,13 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 
 @dataclass(frozen=True, slots=True)
 class VolumeInfo:
-    """A volume as the server describes it."""
+    """A volume as the server returned it."""
 
     id: str
     kind: str
     """local or s3."""
     size: str | None
-    """None where the bucket sets the bound."""
+    """None for s3: the bucket is the limit."""
     node_id: str | None
-    """The node that has it; none for one that all have."""
+    """The node that stores the volume; None if all nodes can reach it."""
     created_at: datetime

@@ -8,41 +8,41 @@ from datetime import datetime  # noqa: TC003 - `decode` reads the annotations
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """How it went with a webhook so far."""
+    """Delivery statistics of a webhook."""
 
     failures: int = 0
-    """Tries at the next event, all of which failed."""
+    """Failed attempts to deliver the next event."""
     gave_up: int = 0
-    """Events given up after too many tries."""
+    """Events that were dropped after too many attempts."""
     missed: int = 0
-    """Events that were no longer kept when it was their turn."""
+    """Events that expired before they could be delivered."""
     last_status: int | None = None
     last_error: str | None = None
     last_at: datetime | None = None
     retry_at: datetime | None = None
-    """When the next event is tried again."""
+    """Time of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookInfo:
-    """An address that is told of events."""
+    """A URL that receives events."""
 
     id: str
     url: str
     types: tuple[str, ...]
-    """Of the events that it is told of; all when there are none."""
+    """Types of events to deliver; empty means all."""
     enabled: bool
     created_at: datetime
     delivered: int
-    """The number of the last event that it was told of."""
+    """Number of the last delivered event."""
     deliveries: Deliveries
     secret: str | None = field(default=None, repr=False)
-    """What deliveries are signed with, in the answer that made it and never again."""
+    """Signing secret. Returned only when the webhook is created."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookTest:
-    """What came of sending an event to a webhook."""
+    """Outcome of a test delivery."""
 
     delivered: bool
     status: int | None = None
