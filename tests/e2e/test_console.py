@@ -308,7 +308,7 @@ def test_garbage_is_refused_and_too_much_of_it_is_the_end(api: Api, session: str
         shell.send("echo st''ill\n").until("still\r\n")
         for _ in range(15):
             shell.socket.send("{}")
-        assert shell.closed() == (1008, "too many bad messages")
+        assert shell.closed() == (1008, "too many invalid messages")
     api.http.post(f"/api/v1/executions/{execution}/cancel")
 
 

@@ -1,1 +1,1 @@
-"""The way in for executors: reports of one instance, by its own token."""
+"""Routes below /internal: callbacks of executors, and probes of other nodes."""

@@ -1,8 +1,8 @@
 """
-The routes under /internal, beside the API and not of it.
+Routes for callbacks of executors, below /internal.
 
-They stand before the check of API keys and have their own: the token of one instance. Who has none
-is refused before any of the body is read. No web page can call them, as CORS does not cover them.
+They take the token of one instance instead of an API key, which is verified before any of the body
+is read. CORS does not cover them, so web pages cannot call them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from atoll.settings import ExecutionSettings
 
 PREFIX = "/internal/"
-BEYOND_OUTPUT = 8 * 1024 * 1024
-"""Bytes of a report that are not output: artifacts, questions, the JSON around it all."""
-MOST_ENTRIES = 1_000_000
+MAX_OTHER_DATA = 8 * 1024 * 1024
+"""Bytes of a result that are not output: artifacts, questions, the JSON around them."""
+MAX_LOG_ENTRIES = 1_000_000
 
 Number = Annotated[int, Field(ge=0, le=0xFFFF_FFFF)]
 
@@ -42,7 +42,7 @@ class ResultReport(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     result: dict[str, Any]
-    log: Annotated[list[tuple[Number, Number, str]], Field(max_length=MOST_ENTRIES)] = []
+    log: Annotated[list[tuple[Number, Number, str]], Field(max_length=MAX_LOG_ENTRIES)] = []
 
 
 class StatusReport(BaseModel):
@@ -52,21 +52,21 @@ class StatusReport(BaseModel):
 
 
 class ExecutorCallbackRoutes:
-    """Takes what is under /internal; all else goes on to the API."""
+    """Serves paths below /internal and passes all other requests on."""
 
     def __init__(
         self,
         app: ASGIApp,
-        reports: ExecutorCallbacks,
+        callbacks: ExecutorCallbacks,
         tokens: ExecutorTokens,
         settings: ExecutionSettings,
     ) -> None:
         self._app = app
         self._tokens = tokens
-        # Base64 is a third more than what it stands for; twice as much leaves room for both.
+        # Base64 takes a third more than the data; a factor of two leaves room for the JSON.
         output = 2 * settings.output_limit + settings.return_limit + MAX_RESULTS_SIZE
-        limit = 2 * output + BEYOND_OUTPUT
-        self._routes = BodyLimit(_routes(reports), limit=limit, upload_limit=limit)
+        limit = 2 * output + MAX_OTHER_DATA
+        self._routes = BodyLimit(_routes(callbacks), limit=limit, upload_limit=limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -81,45 +81,47 @@ class ExecutorCallbackRoutes:
 
 
 def bearer(scope: Scope, what: str) -> str:
-    """The token of a request that needs `what`."""
+    """The bearer token of a request; `what` describes it for the error message."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, token = value.decode("latin-1").partition(" ")
             if kind.lower() == "bearer" and token.strip():
                 return str(token.strip())
     raise Unauthenticated(
-        f"This needs {what}, as the header Authorization: Bearer <token>.",
+        f"This request needs {what}: send the header Authorization: Bearer <token>.",
         code="token_missing",
     )
 
 
-def _routes(reports: ExecutorCallbacks) -> ASGIApp:
+def _routes(callbacks: ExecutorCallbacks) -> ASGIApp:
     async def ready(request: Request) -> Response:
         instance_id = _instance(request)
         if request.path_params["instance_id"] != instance_id:
-            raise Forbidden("This token is another instance's.", code="token_of_another")
-        await reports.ready(instance_id)
+            raise Forbidden("This token belongs to another instance.", code="token_of_another")
+        await callbacks.ready(instance_id)
         return JsonResponse({})
 
     async def status(request: Request) -> Response:
-        told = StatusReport.model_validate_json(await request.body())
-        await reports.status(_instance(request), _execution(request), told.status)
+        report = StatusReport.model_validate_json(await request.body())
+        await callbacks.status(_instance(request), _execution(request), report.status)
         return JsonResponse({})
 
     async def heartbeat(request: Request) -> Response:
-        await reports.heartbeat(_instance(request), _execution(request))
+        await callbacks.heartbeat(_instance(request), _execution(request))
         return JsonResponse({})
 
     async def result(request: Request) -> Response:
-        told = ResultReport.model_validate_json(await request.body())
+        report = ResultReport.model_validate_json(await request.body())
         try:
             entries = [
                 (sequence, channel, binascii.a2b_base64(data, strict_mode=True))
-                for sequence, channel, data in told.log
+                for sequence, channel, data in report.log
             ]
         except ValueError as error:
-            raise InvalidRequest(f"The log is not base64: {error}.") from error
-        stored = await reports.result(_instance(request), _execution(request), told.result, entries)
+            raise InvalidRequest(f"log: invalid base64: {error}.") from error
+        stored = await callbacks.result(
+            _instance(request), _execution(request), report.result, entries
+        )
         return JsonResponse({"stored": stored})
 
     execution = "/internal/executions/{execution_id}"

@@ -1,4 +1,4 @@
-"""The answer to a probe: whether this node is well. It stands before the check of API keys."""
+"""The route for probes of other nodes: whether this node is healthy. It needs no API key."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class NodeProbeRoute:
-    """Takes probes; all else goes on."""
+    """Serves probes and passes all other requests on."""
 
-    def __init__(self, app: ASGIApp, nodes: Nodes, probing: NodeProbe) -> None:
+    def __init__(self, app: ASGIApp, nodes: Nodes, probe: NodeProbe) -> None:
         self._app = app
         self._nodes = nodes
-        self._probing = probing
+        self._probe = probe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
         try:
-            self._probing.verify(bearer(scope, "a probe's token"), self._nodes.id)
+            self._probe.verify(bearer(scope, "a probe's token"), self._nodes.id)
             problem = await self._nodes.local.problem()
         except AtollError as error:
             await problems.problem(error)(scope, receive, send)
             return
-        told = {"id": self._nodes.id, "problem": problem}
-        await JsonResponse(told, 200 if problem is None else 503)(scope, receive, send)
+        content = {"id": self._nodes.id, "problem": problem}
+        await JsonResponse(content, 200 if problem is None else 503)(scope, receive, send)

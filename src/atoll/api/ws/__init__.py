@@ -1,1 +1,1 @@
-"""What is spoken over WebSockets."""
+"""Consoles of executions over WebSockets."""

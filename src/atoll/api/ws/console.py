@@ -1,9 +1,9 @@
 """
 `/api/v1/executions/{id}/console`: a terminal, or the pipes, of an execution over a WebSocket.
 
-What is wrong before the connection stands is an HTTP answer with a problem document; after that, an
-`error` message, and the connection goes on, unless there were too many. A client that does not read
-is left after a while; it holds up neither the execution nor those who watch beside it.
+Before the WebSocket is accepted, an error is an HTTP response with a problem document. Afterwards
+it is an `error` message, and the connection stays open unless there are too many of them. A client
+that does not read is disconnected after a while; it delays neither the execution nor other clients.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 
 PROTOCOL = "atoll.console"
 PATH = re.compile(r"/api/v1/executions/([^/]+)/console")
-SEND_SECONDS = 30.0
-"""How long a client may take none of what waits for it."""
-RECHECK_SECONDS = 5.0
-"""How often it is asked whether the key is still one."""
-MAX_BAD = 20
-"""Messages that are not understood before the connection is closed."""
+SEND_TIMEOUT = 30.0
+"""Seconds within which a client must read some of its pending data."""
+RECHECK_INTERVAL = 5.0
+"""Seconds between two checks whether the API key is still valid."""
+MAX_INVALID_MESSAGES = 20
+"""Invalid messages after which the connection is closed."""
 MAX_POSITION = 1 << 62
-WAITING_INPUT = 16
-"""Messages of input that wait for the execution to take them."""
-OVERTAKE_SECONDS = 1.0
-"""How long a signal or a size waits for the input that came before it."""
+MAX_PENDING_INPUT = 16
+"""Messages of input that the execution has not read yet."""
+INPUT_TIMEOUT = 1.0
+"""Seconds that a signal or a new size waits for earlier input to be read."""
 
 POLICY = 1008
 INTERNAL = 1011
 KEY_GONE = 4401
 REFUSED = 4400
-"""Where a server cannot answer a handshake with a document: plus what the status is above 400."""
+"""Plus the status minus 400: for servers that cannot refuse a handshake with a document."""
 
 
 class ConsoleRoute:
-    """Answers WebSockets, and leaves the rest to the application behind it."""
+    """Serves WebSockets and passes all other requests on."""
 
-    def __init__(self, app: ASGIApp, found: Services) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._found = found
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
@@ -66,18 +66,18 @@ class ConsoleRoute:
 
     async def _serve(self, socket: WebSocket) -> None:
         try:
-            check_origin(socket, self._found.settings.cors_origins)
-            found = PATH.fullmatch(socket.scope["path"])
-            if found is None:
-                raise NotFound(f"There is no WebSocket at {socket.scope['path']}.")
-            opened = self._found.consoles.open(
-                found[1],
+            check_origin(socket, self._services.settings.cors_origins)
+            match = PATH.fullmatch(socket.scope["path"])
+            if match is None:
+                raise NotFound(f"{socket.scope['path']} does not accept WebSockets.")
+            opened = self._services.consoles.open(
+                match[1],
                 after=_number(socket, "after"),
                 may_type=not socket.scope.get("atoll.read_only", False),
                 in_line=_choice(socket, "mode", ("type", "watch")) == "type",
             )
             as_json = _choice(socket, "format", ("binary", "json")) == "json"
-            held = self._found.streams.open(socket.scope)
+            reservation = self._services.streams.open(socket.scope)
         except AtollError as error:
             await deny(socket, problem(error), error)
             return
@@ -86,34 +86,34 @@ class ConsoleRoute:
                 offered = PROTOCOL in socket.scope.get("subprotocols", ())
                 await socket.accept(PROTOCOL if offered else None)
                 code, reason = await _ConsoleConnection(
-                    socket, console, found[1], as_json=as_json
+                    socket, console, match[1], as_json=as_json
                 ).run()
                 with contextlib.suppress(TimeoutError, RuntimeError):
-                    async with asyncio.timeout(SEND_SECONDS):
+                    async with asyncio.timeout(SEND_TIMEOUT):
                         await socket.close(code, reason)
-        except AtollError as error:  # Before it was accepted: `run` has its own way.
+        except AtollError as error:  # Before it was accepted; afterwards `run` handles errors.
             await deny(socket, problem(error), error)
         except WebSocketDisconnect:
             return
-        except Exception as error:  # noqa: BLE001 - the last one before the server; logged there
-            answer = await on_unexpected(socket.scope["path"], error)
+        except Exception as error:  # noqa: BLE001 - logged by on_unexpected
+            response = await on_unexpected(socket.scope["path"], error)
             await deny(
                 socket,
-                answer,
+                response,
                 AtollError("Internal error. See the server log.", code="internal_error"),
             )
         finally:
-            held.close()
+            reservation.close()
 
 
 def check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:
-    """A web page may come from here, or from where it is allowed to; programs say no origin."""
+    """Web pages must have this origin or an allowed one; other programs send no origin."""
     origin = socket.headers.get("origin")
     if origin is None or origin in allowed or "*" in allowed:
         return
     if urlsplit(origin).netloc.lower() != socket.headers.get("host", "").lower() or not origin:
         raise Forbidden(
-            "Pages of this origin may not connect. Add it to ATOLL_CORS_ORIGINS if they should.",
+            "Web pages of this origin may not connect. Add it to ATOLL_CORS_ORIGINS to allow them.",
             code="origin_refused",
         )
 
@@ -121,30 +121,30 @@ def check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:
 def _number(socket: WebSocket, name: str) -> int:
     text = socket.query_params.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < MAX_POSITION):
-        raise InvalidRequest(f"{name}: a position that a console told.", field=name)
+        raise InvalidRequest(f"{name}: must be a position that a console has sent.", field=name)
     return int(text)
 
 
 def _choice(socket: WebSocket, name: str, words: tuple[str, ...]) -> str:
     word = socket.query_params.get(name, words[0])
     if word not in words:
-        raise InvalidRequest(f"{name}: one of {', '.join(words)}.", field=name)
+        raise InvalidRequest(f"{name}: must be one of {', '.join(words)}.", field=name)
     return word
 
 
-async def deny(socket: WebSocket, answer: Response, error: AtollError) -> None:
-    # A server is told how it goes on, whatever was said before.
+async def deny(socket: WebSocket, response: Response, error: AtollError) -> None:
+    # The client may have left, or the WebSocket may be closed already.
     with contextlib.suppress(RuntimeError, WebSocketDisconnect):
         if "websocket.http.response" in socket.scope.get("extensions", {}):
-            await socket.send_denial_response(answer)
+            await socket.send_denial_response(response)
         else:
             await socket.accept()
-            code = REFUSED + answer.status_code - 400
+            code = REFUSED + response.status_code - 400
             await socket.close(code, f"{error.code}: {error.message}"[:120])
 
 
 class _ConsoleConnection:
-    """One connection from its acceptance to its close."""
+    """One WebSocket from its acceptance to its close."""
 
     def __init__(
         self, socket: WebSocket, console: Console, execution_id: str, *, as_json: bool
@@ -153,14 +153,14 @@ class _ConsoleConnection:
         self._console = console
         self._execution_id = execution_id
         self._as_json = as_json
-        self._input: asyncio.Queue[messages.Stdin] = asyncio.Queue(WAITING_INPUT)
-        self._bad = 0
+        self._input: asyncio.Queue[messages.Stdin] = asyncio.Queue(MAX_PENDING_INPUT)
+        self._invalid_messages = 0
 
     async def run(self) -> tuple[int, str]:
         """The code to close with, and why."""
         work = [
             asyncio.create_task(part())
-            for part in (self._tell, self._hear, self._type, self._recheck)
+            for part in (self._send_events, self._receive, self._write_input, self._recheck_key)
         ]
         try:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -173,14 +173,14 @@ class _ConsoleConnection:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _send(self, content: bytes | str) -> None:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(SEND_TIMEOUT):
             if isinstance(content, bytes):
                 await self._socket.send_bytes(content)
             else:
                 await self._socket.send_text(content)
 
-    async def _tell(self) -> tuple[int, str]:
-        """What happens, until the end of it."""
+    async def _send_events(self) -> tuple[int, str]:
+        """Send output and states until the execution ends."""
         terminal = self._console.terminal
         try:
             async for event in self._console.events():
@@ -196,8 +196,8 @@ class _ConsoleConnection:
             return INTERNAL, error.code
         return 1000, ""
 
-    async def _hear(self) -> tuple[int, str]:
-        """What the client says, until it goes."""
+    async def _receive(self) -> tuple[int, str]:
+        """Handle the client's messages until it leaves."""
         while True:
             received = await self._socket.receive()
             if received["type"] == "websocket.disconnect":
@@ -207,9 +207,9 @@ class _ConsoleConnection:
                 message = messages.parse(received["text"] if data is None else data)
             except AtollError as error:
                 await self._send(messages.error(error))
-                self._bad += 1
-                if self._bad >= MAX_BAD:
-                    return POLICY, "too many bad messages"
+                self._invalid_messages += 1
+                if self._invalid_messages >= MAX_INVALID_MESSAGES:
+                    return POLICY, "too many invalid messages"
                 continue
             try:
                 if isinstance(message, messages.Stdin):
@@ -228,13 +228,13 @@ class _ConsoleConnection:
                 await self._send(messages.error(error))
 
     async def _after_input(self) -> None:
-        """In order, unless what was typed before is not taken: then a signal is what may help."""
+        """Wait for earlier input, but not long: if it is not read, a signal may be what helps."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OVERTAKE_SECONDS):
+            async with asyncio.timeout(INPUT_TIMEOUT):
                 await self._input.join()
 
-    async def _type(self) -> tuple[int, str]:
-        """Input, in order."""
+    async def _write_input(self) -> tuple[int, str]:
+        """Write input to the execution, in order."""
         while True:
             message = await self._input.get()
             try:
@@ -243,14 +243,14 @@ class _ConsoleConnection:
                 await self._send(messages.error(error))
             self._input.task_done()
 
-    async def _recheck(self) -> tuple[int, str]:
+    async def _recheck_key(self) -> tuple[int, str]:
         recheck = self._socket.scope.get("atoll.recheck")
         while True:
-            await asyncio.sleep(RECHECK_SECONDS)
+            await asyncio.sleep(RECHECK_INTERVAL)
             if recheck is not None:
                 try:
                     await recheck()
                 except RequestError as error:
                     return KEY_GONE, error.code
                 except AtollError:
-                    continue  # The database is away; the key was good.
+                    continue  # The database is unavailable; the key was valid before.

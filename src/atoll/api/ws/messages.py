@@ -1,7 +1,7 @@
 """
-The messages of a console, both ways. docs/reference/websocket.md lists them.
+The messages of a console in both directions; docs/reference/websocket.md lists them.
 
-What a client sends may be anything; what is not a message is an `InvalidRequest` that says why.
+Clients may send anything: `parse` raises `InvalidRequest` for what is not a message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atoll.service.executions.console import Output, State
 
 MAX_SIDE = 65_535
-"""Rows or columns."""
+"""Most rows or columns of a terminal."""
 MAX_PIECE = 64 * 1024
 SIGNALS = ("HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2", "TSTP", "STOP", "CONT", "WINCH")
 
@@ -54,15 +54,15 @@ FromClient = Stdin | Resize | Signal | Close
 
 
 def parse(data: bytes | str) -> FromClient:
-    """Bytes are input; text is a JSON object with a `type`."""
+    """A binary message is input; a text message is a JSON object with a `type`."""
     if isinstance(data, bytes):
         return Stdin(data)
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
-        raise _bad("A text message is a JSON object.") from None
+        raise _bad("A text message must be a JSON object.") from None
     if not isinstance(message, dict):
-        raise _bad("A text message is a JSON object.")
+        raise _bad("A text message must be a JSON object.")
     kind = message.get("type")
     if kind == "stdin":
         return Stdin(_input(message), _flag(message, "eof"))
@@ -72,7 +72,7 @@ def parse(data: bytes | str) -> FromClient:
         return _signal(message.get("signal"))
     if kind == "close":
         return Close(_flag(message, "end"))
-    raise _bad("type: one of stdin, resize, signal, close.")
+    raise _bad("type: must be one of stdin, resize, signal and close.")
 
 
 def _bad(words: str, code: str = "bad_message") -> InvalidRequest:
@@ -82,7 +82,7 @@ def _bad(words: str, code: str = "bad_message") -> InvalidRequest:
 def _input(message: dict[str, Any]) -> bytes:
     text, encoded = message.get("data"), message.get("base64")
     if isinstance(text, str) and encoded is None:
-        # Half of a pair cannot be written as UTF-8, and is no character.
+        # Half of a surrogate pair is not a character and has no UTF-8.
         return text.encode("utf-8", "replace")
     if isinstance(encoded, str) and text is None:
         try:
@@ -91,27 +91,27 @@ def _input(message: dict[str, Any]) -> bytes:
             raise _bad("base64: this is not base64.") from None
     if text is None and encoded is None and message.get("eof") is True:
         return b""
-    raise _bad("stdin: give data (text) or base64, one of the two.")
+    raise _bad("stdin: give either data (text) or base64.")
 
 
 def _flag(message: dict[str, Any], name: str) -> bool:
     value = message.get(name, False)
     if not isinstance(value, bool):
-        raise _bad(f"{name}: true or false.")
+        raise _bad(f"{name}: must be true or false.")
     return value
 
 
 def _side(message: dict[str, Any], name: str) -> int:
     value = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIDE:
-        raise _bad(f"{name}: a whole number from 1 to {MAX_SIDE}.")
+        raise _bad(f"{name}: must be an integer from 1 to {MAX_SIDE}.")
     return value
 
 
 def _signal(name: object) -> Signal:
     short = name.removeprefix("SIG") if isinstance(name, str) else None
     if short not in SIGNALS:
-        raise _bad(f"signal: one of {', '.join(SIGNALS)}.", "unknown_signal")
+        raise _bad(f"signal: must be one of {', '.join(SIGNALS)}.", "unknown_signal")
     return Signal(int(signal.Signals[f"SIG{short}"]))
 
 
@@ -119,7 +119,7 @@ def _signal(name: object) -> Signal:
 
 
 def output(piece: Output, *, as_json: bool) -> Iterator[bytes | str]:
-    """Bytes of stdout as they are, everything else as JSON; a large piece in several messages."""
+    """Stdout as binary messages, everything else as JSON; a large piece in several messages."""
     for start in range(0, len(piece.data), MAX_PIECE):
         data = piece.data[start : start + MAX_PIECE]
         if piece.channel == frames.STDOUT and not as_json:
@@ -130,7 +130,7 @@ def output(piece: Output, *, as_json: bool) -> Iterator[bytes | str]:
             {
                 "type": "stdout" if piece.channel == frames.STDOUT else "stderr",
                 "base64": base64.b64encode(data).decode(),
-                # Who goes on behind the first part of a piece is given the whole of it again.
+                # A client that resumes after a part of a piece gets the complete piece again.
                 "position": piece.position if last else piece.position - 1,
             }
         )
@@ -150,7 +150,7 @@ def status(state: State, execution_id: str, *, terminal: bool) -> str:
 
 
 def exit_(execution: Execution) -> str:
-    """How it ended; its output was told, or is to be had from the record."""
+    """How the execution ended. Its output was sent before, or is in its record."""
     outcome = execution.outcome
     return _encode(
         {

@@ -1,8 +1,8 @@
 """
-uvicorn's WebSocket protocol, with an end for clients that do not read, and bounded buffers.
+uvicorn's WebSocket protocol with a time-out for clients that do not read, and bounded buffers.
 
-As it is, it closes a connection when all that waits is sent, so one whose client stands still would
-never go, and hold up the end of the server as well.
+uvicorn's own closes a connection only after all pending data is sent: a client that stalls would
+keep its connection for ever, and delay the server's shutdown.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
     from websockets.frames import Frame
 
-    from atoll.api.rest.server.http_connections import Connections
+    from atoll.api.rest.server.http_connections import HttpConnections
 
 MAX_MESSAGE = 64 * 1024
 """Bytes of one message from a client."""
-PING_SECONDS = 20.0
-"""Between two pings, and at most until the answer to one."""
+PING_INTERVAL = 20.0
+"""Seconds between two pings, and at most until the pong."""
 LINGER_SECONDS = 1.0
-"""For what waits to be sent when the connection is to end, and for the client to agree."""
+"""Time for pending data and the closing handshake when a connection ends."""
 
 
 MAX_FRAGMENTS = 1024
-"""Frames of one message: empty ones would not count towards its size."""
+"""Frames of one message: empty frames do not count towards its size."""
 
 
-class Protocol(WebSocketsSansIOProtocol):
-    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    def __init__(self, *args: Any, connections: HttpConnections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.close_timeout = LINGER_SECONDS
         self._write_timeout = connections.write_timeout
@@ -47,7 +47,7 @@ class Protocol(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """End the connection when the client does not read."""
+        """Close the connection if the client does not read."""
         if self._writing.stalled(now, self._write_timeout):
             reset(self.transport)
 
@@ -55,7 +55,7 @@ class Protocol(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            # A client that pings and does not read would fill the memory with answers.
+            # The pongs for a client that pings and does not read would fill the memory.
             self.conn.data_to_send()
 
     def handle_cont(self, event: Frame) -> None:
@@ -67,7 +67,7 @@ class Protocol(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
-            # An answer that is no WebSocket is the end of the handshake too.
+            # A response that is not a WebSocket ends the handshake too.
             self.handshake_complete = True
 
     def shutdown(self) -> None:

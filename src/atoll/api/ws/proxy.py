@@ -1,8 +1,8 @@
 """
-A WebSocket passed on to another node: messages both ways as they come, and the close with its code.
+Forwards a WebSocket to another node: messages in both directions, and the close with its code.
 
-The origin of a page is checked where it came to; the key is checked by both. What the node answers
-instead of a WebSocket is passed back as it is.
+The first node checks the origin of a web page; both check the API key. If the node refuses the
+WebSocket, the client gets its response.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from atoll.api.rest.forwarding.proxy import forwarded_headers, target_of
-from atoll.api.ws.console import SEND_SECONDS
-from atoll.api.ws.protocol import PING_SECONDS
+from atoll.api.ws.console import SEND_TIMEOUT
+from atoll.api.ws.protocol import PING_INTERVAL
 from atoll.service.nodes.forward_token import Content, ForwardToken
 from atoll.service.nodes.peers import FORWARD_HEADER
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from atoll.service.nodes.peers import Peers
 
 MAX_MESSAGE = 1 << 20
-"""Bytes of one message from a node."""
-CLOSE_SECONDS = 2.0
+"""Bytes of one message of a node."""
+CLOSE_TIMEOUT = 2.0
 BAD_GATEWAY = 1014
-"""The close of one whose node has gone: who comes back finds it where it then is."""
+"""Close code if the node is lost. A client that reconnects reaches the session's new node."""
 NORMAL, GOING_AWAY = 1000, 1001
 MISDIRECTED = 421
 
@@ -46,22 +46,23 @@ class WebSocketProxy:
         self.client = WebSocket(scope, receive, send)
 
     async def run(self, node: Node) -> bool:
-        """False when the node does not answer, or does not have what it is asked for."""
+        """Returns False if the node does not respond or does not have the session."""
         try:
             upstream = await self._open(node)
         except InvalidStatus as error:
             if error.response.status_code == MISDIRECTED:
                 return False
-            answer = error.response
-            await self._deny(answer.status_code, dict(answer.headers), bytes(answer.body or b""))
+            response = error.response
+            body = bytes(response.body or b"")
+            await self._deny(response.status_code, dict(response.headers), body)
             return True
         except (OSError, TimeoutError, WebSocketException):
             return False
         try:
             await self.client.accept(upstream.subprotocol)
-            await self._both_ways(node, upstream)
+            await self._forward_both_ways(node, upstream)
         except (WebSocketDisconnect, RuntimeError):
-            pass  # It left while it was let in.
+            pass  # The client left during the handshake.
         finally:
             await upstream.close(GOING_AWAY)
         return True
@@ -77,8 +78,8 @@ class WebSocketProxy:
             for name, value in forwarded_headers(self._scope["headers"])
             if name not in own and not name.startswith(b"sec-websocket")
         ]
-        hop = ForwardToken(node.id, scheme, Content.of(b""))
-        headers.append((FORWARD_HEADER, self._peers.sign(hop, "GET", target)))
+        token = ForwardToken(node.id, scheme, Content.of(b""))
+        headers.append((FORWARD_HEADER, self._peers.sign(token, "GET", target)))
         options: dict[str, Any] = {"ssl": self._peers.tls} if secure else {}
         if offered := self._scope.get("subprotocols"):
             options["subprotocols"] = offered
@@ -89,9 +90,9 @@ class WebSocketProxy:
             proxy=None,
             compression=None,
             open_timeout=self._peers.handshake_timeout,
-            close_timeout=CLOSE_SECONDS,
-            ping_interval=PING_SECONDS,
-            ping_timeout=PING_SECONDS,
+            close_timeout=CLOSE_TIMEOUT,
+            ping_interval=PING_INTERVAL,
+            ping_timeout=PING_INTERVAL,
             max_size=MAX_MESSAGE,
             **options,
         )
@@ -105,10 +106,14 @@ class WebSocketProxy:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await self.client.send_denial_response(Response(body, status, kept))
 
-    async def _both_ways(self, node: Node, upstream: ClientConnection) -> None:
+    async def _forward_both_ways(self, node: Node, upstream: ClientConnection) -> None:
         parts = [
             asyncio.ensure_future(part)
-            for part in (self._there(upstream), self._back(upstream), self._lost(node))
+            for part in (
+                self._from_client(upstream),
+                self._from_node(upstream),
+                self._until_lost(node),
+            )
         ]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -121,11 +126,11 @@ class WebSocketProxy:
             await asyncio.gather(*parts, return_exceptions=True)
         if closed is not None:
             with contextlib.suppress(TimeoutError, RuntimeError, WebSocketDisconnect):
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(SEND_TIMEOUT):
                     await self.client.close(*closed)
 
-    async def _there(self, upstream: ClientConnection) -> None:
-        """What the client says, until it leaves: nobody is there to be told why it ended."""
+    async def _from_client(self, upstream: ClientConnection) -> None:
+        """Forward the client's messages until it leaves."""
         while True:
             message = await self.client.receive()
             if message["type"] == "websocket.disconnect":
@@ -136,28 +141,28 @@ class WebSocketProxy:
             try:
                 await upstream.send(message["text"] if data is None else data)
             except ConnectionClosed:
-                # Why, and what it said before, the other direction tells.
+                # The other direction delivers the last messages and the reason.
                 await asyncio.Event().wait()
 
-    async def _back(self, upstream: ClientConnection) -> tuple[int, str]:
-        """What the node says; the close, when it comes."""
+    async def _from_node(self, upstream: ClientConnection) -> tuple[int, str]:
+        """Forward the node's messages; returns its close code and reason."""
         try:
             while True:
                 message = await upstream.recv()
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(SEND_TIMEOUT):
                     if isinstance(message, bytes):
                         await self.client.send_bytes(message)
                     else:
                         await self.client.send_text(message)
         except ConnectionClosed as error:
             if error.rcvd is None:
-                return BAD_GATEWAY, "the node has gone"
+                return BAD_GATEWAY, "the node was lost"
             code = error.rcvd.code
             return (code if _may_be_sent(code) else NORMAL), error.rcvd.reason
 
-    async def _lost(self, node: Node) -> tuple[int, str]:
+    async def _until_lost(self, node: Node) -> tuple[int, str]:
         await self._peers.wait_until_lost(node.id)
-        return BAD_GATEWAY, "the node has gone"
+        return BAD_GATEWAY, "the node was lost"
 
 
 def _may_be_sent(code: int) -> bool:

@@ -1,10 +1,10 @@
 """
-The open connections of a server: how many there may be, and how long a client may make it wait.
+HTTP connections of a server: their number, and the time-outs of slow clients.
 
 A request's header must arrive in time, its body must make progress, and a response must be read.
-One sweep over all connections checks this, so a request pays for no timers. At the limit, a new
-connection replaces the one that has waited longest without a complete request. When all of them
-are busy, a few more are accepted for health checks; any other request on these is refused.
+One sweep over all connections checks this, so requests start no timers. At the limit, a new
+connection replaces the one that has waited longest without a complete request. If all of them are
+busy, a few more are accepted for health checks; other requests on these are refused.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PROBES = frozenset({"/health", "/ready", NODE_PROBE})
+HEALTH_CHECKS = frozenset({"/health", "/ready", NODE_PROBE})
 RESERVE = 32
 """Connections beyond the limit, for health checks."""
 MAX_OPEN_FILES = 1 << 20
-"""The soft limit is raised no further: some programs loop over all possible descriptors."""
+"""Upper bound of the soft limit: some programs loop over all possible descriptors."""
 MAX_HEADER = 64 * 1024
 """Bytes of a request's header."""
 MAX_PIPELINED = 16
-"""Requests that a client may send ahead of the responses to earlier ones."""
+"""Requests that a client may send before it has the responses to earlier ones."""
 SMALL_BODY_TIMEOUTS = 10
-"""A body that is not an upload must be complete after so many body time-outs."""
+"""A body that is not an upload must be complete after this many body time-outs."""
 MAX_SWEEP_INTERVAL = 1.0
 SWEEPS_PER_TIMEOUT = 4
 LINGER = 1.0
-"""Seconds for a closed connection to send what is left."""
+"""Seconds that a closed connection has to send the rest of its data."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: drop what is unsent instead of keeping it in the kernel for a client that is stuck."""
+"""SO_LINGER: drop unsent data instead of keeping it in the kernel for a stalled client."""
 
 HEADER_TIMEOUT = 10.0
 """Seconds for a request's header, and for the TLS handshake before it."""
@@ -68,7 +68,7 @@ WRITE_TIMEOUT = 30.0
 
 
 def raise_open_files() -> None:
-    """Use the descriptors that the hard limit allows."""
+    """Raise the soft limit of open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -76,7 +76,7 @@ def raise_open_files() -> None:
 
 
 def connection_limit(settings: ConnectionSettings) -> int:
-    """Connections of one process: half of its descriptors, the rest is for sessions and files."""
+    """Connections of one process: half of its descriptors; the rest is for sessions and files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return settings.max_connections
@@ -89,8 +89,8 @@ class Waiting(Protocol):
     def evict(self) -> None: ...
 
 
-class Connections:
-    """All connections of one server process."""
+class HttpConnections:
+    """All HTTP connections of one server process."""
 
     def __init__(self, settings: ConnectionSettings, limit: int) -> None:
         self.limit = limit
@@ -99,12 +99,12 @@ class Connections:
         self.write_timeout = WRITE_TIMEOUT
         self.keep_alive = settings.keep_alive.total_seconds()
         self.waiting: dict[Waiting, None] = {}
-        """The one that has waited longest is first."""
+        """The one that has waited longest comes first."""
         shortest = min(self.header_timeout, self.body_timeout, self.write_timeout, self.keep_alive)
         self._interval = min(MAX_SWEEP_INTERVAL, shortest / SWEEPS_PER_TIMEOUT)
 
     def evict(self) -> bool:
-        """Close the connection that has waited longest; false when all are busy."""
+        """Close the connection that has waited longest; False if all are busy."""
         oldest = next(iter(self.waiting), None)
         if oldest is None:
             return False
@@ -113,7 +113,7 @@ class Connections:
         return True
 
     async def sweep(self, state: ServerState) -> None:
-        """Close connections whose time is over, until cancelled."""
+        """Close connections that have exceeded a time-out, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
@@ -123,7 +123,7 @@ class Connections:
 
 
 class WriteProgress:
-    """Whether a client reads what is sent to it."""
+    """Detects clients that do not read."""
 
     def __init__(self, transport: asyncio.Transport, now: float) -> None:
         self._transport = transport
@@ -142,7 +142,7 @@ class WriteProgress:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close a connection whose client does not read, and free what waits for it."""
+    """Close a connection whose client does not read, and free its unsent data."""
     with contextlib.suppress(OSError, AttributeError):
         found = transport.get_extra_info("socket")
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -150,36 +150,36 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with time-outs and bounds for what a client sends and reads."""
+    """uvicorn's HTTP protocol, with time-outs and limits for slow and greedy clients."""
 
     def __init__(
         self,
         *args: Any,
-        connections: Connections,
+        connections: HttpConnections,
         opened: Callable[[], None],
         reserved: bool,
         **kwargs: Any,
     ) -> None:
-        """`opened` is called when the connection is ready for requests."""
+        """`opened` is called once it is ready. A `reserved` one serves health checks only."""
         super().__init__(*args, **kwargs)
         self._all = connections
         self._opened = opened
         self._reserved = reserved
         if reserved:
-            self.app = _ProbesOnly(self.app)
+            self.app = _HealthChecksOnly(self.app)
         self._in_header = True
-        """Whether a header is expected, or has begun to arrive."""
+        """Whether a header is expected, or has started to arrive."""
         self._in_body = False
         self._idle = False
-        """Whether the last request is done and nothing of the next one has arrived."""
+        """Whether the last request is served and nothing of the next one has arrived."""
         self._since = 0.0
-        """When the present phase began."""
+        """When the current phase started."""
         self._received_at = 0.0
         self._header_bytes = 0
-        """Bytes that came since the last ones of a body: of a header, chunk headers, trailers."""
+        """Bytes outside of bodies since the last body: header, chunk headers, trailers."""
         self._closed_at: float | None = None
         self._reading: asyncio.Task[None] | None = None
-        """What answers the present request, if that changes nothing."""
+        """The task that serves the current request, if its method is safe."""
 
     # Connection
 
@@ -194,12 +194,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._all.waiting.pop(self, None)
         super().connection_lost(exc)
         if self._reading is not None and not self.cycle.response_started:
-            self._reading.cancel()  # It may wait for minutes, for a client that has gone.
-        # Not only the one that is answered: those behind it would run for a client that has gone.
+            self._reading.cancel()  # It might wait for minutes although the client has left.
+        # Pipelined requests behind it would be served although the client has left.
         self.pipeline.clear()
 
     def evict(self) -> None:
-        self.connections.discard(self)  # Its place is free from now on.
+        self.connections.discard(self)  # It no longer counts towards the limit.
         self.transport.abort()
 
     def resume_writing(self) -> None:
@@ -220,16 +220,16 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if not self._in_header:
-            # The next request, while an earlier one of the connection is being answered.
+            # A pipelined request, while an earlier one is being served.
             self._in_header, self._since, self._header_bytes = True, self.loop.time(), 0
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
-        self._all.waiting.pop(self, None)  # The console's protocol has the connection from now on.
+        self._all.waiting.pop(self, None)  # The WebSocket protocol owns the connection now.
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")  # Answered as a bad request.
+            raise ValueError("too many pipelined requests")  # The client gets a 400.
         self._all.waiting.pop(self, None)
         self._idle = self._in_header = False
         self._in_body, self._header_bytes = True, 0
@@ -246,19 +246,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
         if self.cycle is not None and self.cycle.response_complete:
-            self._wait()
+            self._wait_for_request()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # Of the last request that has come: those before it are answered one by one.
+        # Only after the last request that has arrived: pipelined ones are served one by one.
         if self.cycle.response_complete and not self.transport.is_closing():
             if self._in_body:
                 self._all.waiting[self] = None
             else:
-                self._wait()
+                self._wait_for_request()
 
-    def _wait(self) -> None:
-        """For the next request."""
+    def _wait_for_request(self) -> None:
         self._idle, self._since = True, self.loop.time()
         self._all.waiting[self] = None
 
@@ -291,24 +290,24 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _check_body(self, now: float) -> None:
-        unasked = self.cycle is not None and self.cycle.waiting_for_100_continue
-        if self.flow.read_paused or unasked:
-            self._received_at = now  # The server is the slow one.
-        answered = self.cycle is None or self.cycle.response_complete
-        small = answered or not is_upload(self.scope)
+        waits_for_continue = self.cycle is not None and self.cycle.waiting_for_100_continue
+        if self.flow.read_paused or waits_for_continue:
+            self._received_at = now  # The server does not read at the moment.
+        responded = self.cycle is None or self.cycle.response_complete
+        small = responded or not is_upload(self.scope)
         if now - self._received_at > self._all.body_timeout or (
             small and now - self._since > SMALL_BODY_TIMEOUTS * self._all.body_timeout
         ):
             self._refuse(_BODY_TIMEOUT)
 
-    def _refuse(self, answer: bytes) -> None:
-        """Close the connection, with an answer where none has begun."""
+    def _refuse(self, response: bytes) -> None:
+        """Close the connection, with a response unless one has started."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             if self._in_header:
-                self.transport.write(answer)
+                self.transport.write(response)
         elif not cycle.response_started:
-            self.transport.write(answer)
+            self.transport.write(response)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -316,14 +315,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER, self.transport.abort)
 
 
-class _ProbesOnly:
-    """The application for connections beyond the limit."""
+class _HealthChecksOnly:
+    """The application on connections beyond the limit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in PROBES:
+        if scope["path"] in HEALTH_CHECKS:
             await self._app(scope, receive, send)
         else:
             await problem(_too_many())(scope, receive, send)
@@ -331,19 +330,19 @@ class _ProbesOnly:
 
 def _too_many() -> TemporaryError:
     return TemporaryError(
-        "This server has as many open connections as it can serve.",
+        "The server has reached its limit of open connections. Retry later.",
         code="too_many_connections",
         retry_after=5.0,
     )
 
 
 def _raw(error: AtollError) -> bytes:
-    """A problem document as bytes on the wire, after which the connection is closed."""
-    answer = problem(error)
-    status = HTTPStatus(answer.status_code)
+    """A problem document as the bytes of a complete response that closes the connection."""
+    response = problem(error)
+    status = HTTPStatus(response.status_code)
     lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
-    lines += [name + b": " + value for name, value in answer.raw_headers]
-    return b"\r\n".join([*lines, b"connection: close", b"", bytes(answer.body)])
+    lines += [name + b": " + value for name, value in response.raw_headers]
+    return b"\r\n".join([*lines, b"connection: close", b"", bytes(response.body)])
 
 
 _HEADER_TIMEOUT = _raw(

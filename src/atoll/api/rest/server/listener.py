@@ -1,8 +1,8 @@
 """
 Accepts connections, up to the limit.
 
-uvloop's own server accepts whatever comes and knows nothing of connections in their TLS handshake.
-Here each one counts from the moment that it has a descriptor.
+uvloop's own server accepts without limit, and does not count connections during their TLS
+handshake. This one counts each connection as soon as it has a descriptor.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
     from uvicorn.server import ServerState
 
-    from atoll.api.rest.server.http_connections import Connections
+    from atoll.api.rest.server.http_connections import HttpConnections
 
 log = structlog.get_logger(__name__)
 
 BATCH = 64
-"""Connections that are accepted before others get a turn on the event loop."""
+"""Connections that are accepted before the event loop does something else."""
 RETRY_DELAY = 0.1
-"""Seconds until the next try after the system had no descriptor left."""
+"""Seconds until the next try after the system ran out of descriptors."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Listener:
-    """The server of one listening socket; `close` and `wait_closed` as asyncio's has them."""
+    """Serves one listening socket; `close` and `wait_closed` are those of an asyncio server."""
 
     def __init__(
         self,
         listener: socket.socket,
-        connections: Connections,
+        connections: HttpConnections,
         state: ServerState,
         make: Callable[[bool, Callable[[], None]], asyncio.Protocol],
         tls: ssl.SSLContext | None,
@@ -89,7 +89,7 @@ class Listener:
     def _admit(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         limit = self._connections.limit
-        # More than one when some that were evicted before are not gone yet.
+        # Evicted connections may still be counted, so one eviction may not be enough.
         while self._count() >= limit and self._connections.evict():
             pass
         count = self._count()
@@ -106,13 +106,13 @@ class Listener:
             if self._tls is None:
                 accepted.send(TOO_MANY)
         except OSError:
-            pass  # The client has gone, or takes nothing.
+            pass  # The client has left or does not read.
         finally:
             accepted.close()
 
 
 class _Handshake:
-    """A connection between its acceptance and its first byte, with the TLS handshake between."""
+    """A connection from its acceptance to the end of its TLS handshake."""
 
     def __init__(self, server: Listener, accepted: socket.socket, *, reserved: bool) -> None:
         self._server = server
@@ -124,7 +124,7 @@ class _Handshake:
     def evict(self) -> None:
         self._opened()
         self._task.cancel()
-        self._accepted.close()  # The task may not have begun, and would never close it.
+        self._accepted.close()  # A task that has not started would never close it.
 
     async def _open(self, reserved: bool) -> None:
         server = self._server
@@ -142,7 +142,7 @@ class _Handshake:
             log.debug("connection.not_opened", error=str(error))
             self._accepted.close()
         except asyncio.CancelledError:
-            # uvloop does not report the loss of a connection that is cancelled while it is made.
+            # uvloop does not report a connection that is cancelled while it is opened as lost.
             if protocol in server._state.connections:
                 protocol.connection_lost(None)
             raise
@@ -150,6 +150,6 @@ class _Handshake:
             self._opened()
 
     def _opened(self) -> None:
-        """From here on the protocol counts, or nothing at all."""
+        """From now on the protocol is counted, or nothing if opening failed."""
         self._server._opening.discard(self)
         self._server._connections.waiting.pop(self, None)

@@ -1,7 +1,7 @@
 """
-How the application is served: the socket, uvicorn, and the lines that `atoll serve` prints.
+Serves the application with uvicorn: the socket, its shutdown, and what `atoll serve` prints.
 
-Without TLS it listens on loopback only, unless told otherwise.
+Without TLS it listens on loopback addresses only, unless the settings allow more.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import uvicorn
 import uvloop
 
 from atoll.api.rest.middleware.shutdown import ShutdownResponse
-from atoll.api.rest.server.http_connections import Connections, HttpProtocol, connection_limit
+from atoll.api.rest.server.http_connections import HttpConnections, HttpProtocol, connection_limit
 from atoll.api.rest.server.listener import Listener
-from atoll.api.ws.protocol import MAX_MESSAGE, PING_SECONDS, Protocol
+from atoll.api.ws.protocol import MAX_MESSAGE, PING_INTERVAL, WebSocketProtocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 UNSENT_LIMIT = 128 * 1024
-"""Bytes of a connection that the kernel takes and cannot send yet."""
+"""Bytes per connection that the kernel buffers and cannot send yet."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Where every address is listened on, and this machine's own of that kind."""
+"""Wildcard addresses, and the loopback address of the same family."""
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run the server's life on an event loop made for it."""
-    # The store's threads need the interpreter for microseconds at a time; the default would let
-    # them wait for as long as a request takes.
+    """Run the server on a uvloop event loop."""
+    # The store's threads need the interpreter for microseconds at a time. With the default
+    # interval they would wait as long as a request takes.
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
@@ -57,21 +57,21 @@ def prepare(
     app: ASGIApp, settings: Settings, parent: int | None, leave: Callable[[], None]
 ) -> uvicorn.Server:
     """
-    A server that ends at SIGTERM or SIGINT, also when they come before it has begun to serve, and
-    lets the requests that run finish; `leave` is called then, to end those that have no end. A
-    worker also ends when `parent` becomes readable.
+    A server that shuts down at SIGTERM or SIGINT, even if they arrive before it serves, and lets
+    running requests finish. It calls `leave` then, which ends streams that have no end of their
+    own. A worker process also shuts down when `parent` becomes readable.
     """
-    connections = Connections(settings.connection, connection_limit(settings.connection))
+    connections = HttpConnections(settings.connection, connection_limit(settings.connection))
     server = _Uvicorn(
         leave,
         connections,
         uvicorn.Config(
             ShutdownResponse(app),
             http=HttpProtocol,
-            ws=functools.partial(Protocol, connections=connections),  # type: ignore[arg-type]
+            ws=functools.partial(WebSocketProtocol, connections=connections),  # type: ignore[arg-type]
             ws_max_size=MAX_MESSAGE,
-            ws_ping_interval=PING_SECONDS,
-            ws_ping_timeout=PING_SECONDS,
+            ws_ping_interval=PING_INTERVAL,
+            ws_ping_timeout=PING_INTERVAL,
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
@@ -100,12 +100,12 @@ def _orphaned(server: uvicorn.Server, parent: int) -> None:
 
 class _Uvicorn(uvicorn.Server):
     """
-    Bounds its connections. Leaves signals to us: uvicorn raises them again at its end, before ours
-    could come.
+    uvicorn with limited connections. Signals are handled here: uvicorn would raise them again at
+    its end, before our own shutdown has finished.
     """
 
     def __init__(
-        self, leave: Callable[[], None], connections: Connections, config: uvicorn.Config
+        self, leave: Callable[[], None], connections: HttpConnections, config: uvicorn.Config
     ) -> None:
         super().__init__(config)
         self._leave = leave
@@ -146,7 +146,7 @@ def _path(path: Path | None) -> str | None:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to send keys over a network in the clear, unless told to."""
+    """Refuse to send keys over a network unencrypted, unless the settings allow it."""
     if settings.tls_cert is not None or settings.insecure:
         return
     try:
@@ -155,8 +155,8 @@ def check_exposure(settings: Settings) -> None:
         loopback = settings.host == "localhost"
     if not loopback:
         raise InvalidRequest(
-            f"Listening on {settings.host} would send keys and code over the network in the clear. "
-            "Give --tls-cert and --tls-key, or --insecure if something else protects the way.",
+            f"Listening on {settings.host} would send keys and code over the network unencrypted. "
+            "Give --tls-cert and --tls-key, or --insecure if something else protects the network.",
             code="insecure_host",
         )
 
@@ -165,9 +165,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by the connections: an answer is one small packet, which should not wait.
+    # Inherited by the connections: a response is one small packet, which should not wait.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # As well: the kernel takes this much for a client that does not read, and not megabytes.
+    # Inherited too: the kernel buffers this much for a client that does not read, not megabytes.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_LIMIT)
     try:
         listener.bind((host, port))
@@ -183,15 +183,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(settings: Settings, port: int) -> str:
-    """Where other nodes reach this server, as far as it can tell by itself."""
+    """The URL for other nodes, as far as this machine can determine it."""
     host = settings.host
     if host in _ANY:
-        host = _towards_others(socket.AF_INET6 if ":" in host else socket.AF_INET) or _ANY[host]
+        host = _outgoing_address(socket.AF_INET6 if ":" in host else socket.AF_INET) or _ANY[host]
     return _url(settings, host, port)
 
 
-def _towards_others(family: socket.AddressFamily) -> str | None:
-    """This machine's address on the way to others; nothing is sent to find it."""
+def _outgoing_address(family: socket.AddressFamily) -> str | None:
+    """The address from which this machine would send to others. Sends nothing."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("2001:db8::1" if family is socket.AF_INET6 else "192.0.2.1", 9))
@@ -207,8 +207,8 @@ def _url(settings: Settings, name: str, port: int) -> str:
 
 
 def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
-    """The address, where the key is, and a line that works when pasted."""
-    # Where "every address" is listened on, this machine reaches it by loopback.
+    """Print the address, the place of the API key, and a command to try."""
+    # A wildcard address is reached through loopback on this machine.
     url = _url(settings, _ANY.get(settings.host, settings.host), port)
     key = "$ATOLL_API_KEY" if key_file is None else f"$(cat {key_file})"
     where = "in ATOLL_API_KEY" if key_file is None else f"in {key_file}"
@@ -224,7 +224,7 @@ def print_welcome(settings: Settings, port: int, key_file: Path | None) -> None:
 
 
 def print_farewell(settings: Settings, count: int) -> None:
-    """What goes on without this server, and how to end it."""
+    """Print which sessions continue without this server, and how to end them."""
     if count == 0:
         return
     sessions = "1 session keeps" if count == 1 else f"{count} sessions keep"
