@@ -13,7 +13,7 @@ from atoll.app.backends import Backends
 from atoll.app.compute import compute_group
 from atoll.app.executions import execution_group
 from atoll.app.nodes import node_group
-from atoll.app.sessions import connection_group, session_group
+from atoll.app.sessions import session_core, session_group
 from atoll.blobs.base import Blobs
 from atoll.blobs.local import LocalBlobs
 from atoll.coordination.leases import Leases
@@ -180,9 +180,9 @@ def put_together(
         secret="secret",
     )
     compute = compute_group(backends)
-    connected = connection_group(backends, compute)
-    nodes = node_group(backends, compute, connected.connections, url=None)
-    sessions = session_group(backends, compute, connected, nodes.remote_checkpoints)
+    core = session_core(backends, compute)
+    nodes = node_group(backends, compute, core, url=None)
+    sessions = session_group(backends, compute, core, nodes.remote_checkpoints)
     executions = execution_group(backends, sessions)
     return Parts(
         settings=settings,

@@ -31,7 +31,7 @@ from atoll.app.data_directory import DataDirLock, make_data_dir
 from atoll.app.executions import execution_group
 from atoll.app.loops import ControlGroups, Loops
 from atoll.app.nodes import node_group
-from atoll.app.sessions import connection_group, session_group
+from atoll.app.sessions import session_core, session_group
 from atoll.drivers.shared import data_directories
 from atoll.reconcile.recovery import Recovery
 from atoll.service.auth.service import ApiKeys
@@ -117,9 +117,9 @@ async def _claim_data_dir(
 async def _groups(backends: Backends, url: str | None) -> ControlGroups:
     compute = compute_group(backends)
     await compute.templates.ensure_default()
-    connected = connection_group(backends, compute)
-    nodes = node_group(backends, compute, connected.connections, url=url)
-    sessions = session_group(backends, compute, connected, nodes.remote_checkpoints)
+    core = session_core(backends, compute)
+    nodes = node_group(backends, compute, core, url=url)
+    sessions = session_group(backends, compute, core, nodes.remote_checkpoints)
     executions = execution_group(backends, sessions)
     settings, replica = backends.settings, backends.replica
     sender = WebhookSender(backends.encryption, replica.clock, settings.event)

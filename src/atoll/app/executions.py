@@ -12,9 +12,10 @@ from atoll.service.executions.callbacks import ExecutorCallbacks
 from atoll.service.executions.completion import Completions
 from atoll.service.executions.console import Consoles
 from atoll.service.executions.offload import Offload
+from atoll.service.executions.parts import ExecutionParts
 from atoll.service.executions.run_request import RunRequests
 from atoll.service.executions.runner import Runner
-from atoll.service.executions.service import ExecutionParts, Executions
+from atoll.service.executions.service import Executions
 from atoll.service.executions.submit import Submitter
 from atoll.service.invocations.service import Invocations
 
@@ -35,35 +36,23 @@ class ExecutionGroup:
 
 def execution_group(backends: Backends, sessions: SessionGroup) -> ExecutionGroup:
     settings, replica, driver = backends.settings, backends.replica, backends.driver
+    access, limits = sessions.access, settings.execution
     offload = Offload(backends.blobs)
     completions = Completions(replica, offload)
+    shared = ExecutionParts(completions, offload, Approvals(replica, access))
     requests = RunRequests(driver, sessions.provisioning, settings)
-    attempts = Attempts(replica, driver, sessions.access, offload, requests, settings.execution)
-    approvals = Approvals(replica, sessions.access)
+    attempts = Attempts(replica, driver, access, offload, requests, limits)
     runner = Runner(
-        replica,
-        sessions.access,
-        attempts,
-        completions,
-        offload,
-        approvals,
-        sessions.autosave,
-        sessions.observers,
-        settings.execution,
+        replica, access, attempts, shared, sessions.autosave, sessions.observers, limits
     )
-    contexts = Contexts(sessions.access, driver, sessions.provisioning)
-    submitter = Submitter(replica, sessions.access, runner, offload, contexts, settings.execution)
-    service = Executions(
-        replica,
-        sessions.access,
-        ExecutionParts(submitter, runner, completions, offload, approvals),
-        settings.execution,
-    )
+    contexts = Contexts(access, driver, sessions.provisioning)
+    submitter = Submitter(replica, access, runner, offload, contexts, limits)
+    service = Executions(replica, access, submitter, runner, shared, limits)
     return ExecutionGroup(
         runner,
         service,
-        Consoles(service, sessions.access, replica.coordination, settings),
+        Consoles(service, access, replica.coordination, settings),
         contexts,
         Invocations(replica.store, service),
-        ExecutorCallbacks(replica, offload, completions, settings.execution),
+        ExecutorCallbacks(replica, offload, completions, limits),
     )

@@ -20,7 +20,7 @@ from atoll.service.placement.service import Placement
 if TYPE_CHECKING:
     from atoll.app.backends import Backends
     from atoll.app.compute import ComputeGroup
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.core import SessionCore
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,22 @@ class NodeGroup:
 
 
 def node_group(
-    backends: Backends, compute: ComputeGroup, connections: Connections, *, url: str | None
+    backends: Backends, compute: ComputeGroup, core: SessionCore, *, url: str | None
 ) -> NodeGroup:
     """`url` is where the other nodes reach this control plane."""
     settings, replica = backends.settings, backends.replica
     store, clock, node_id = replica.store, replica.clock, replica.node_id
-    coordination = replica.coordination
     own_url = url or f"unix://{settings.data_dir / NODE_DIRECTORY}"
     local = LocalNode(replica, backends.driver, compute.builds, compute.pool, settings, own_url)
     placement = Placement(
         store, compute.templates, clock, settings.node, node_id, compute.pool.sizes
     )
-    migrations = Migrations(store, placement, coordination, clock)
+    migrations = Migrations(replica, placement, core.records)
     replay_guard = ReplayGuard(settings.data_dir / NODE_DIRECTORY / "nonces", MAX_CLOCK_SKEW)
     forward_tokens = ForwardTokens(backends.secret, node_id, clock, replay_guard)
     peers = Peers(replica, settings.node, forward_tokens)
     locations = SessionLocations(
-        replica, peers, connections, migrations, shared_blobs=settings.blob.url is not None
+        replica, peers, core.connections, migrations, shared_blobs=settings.blob.url is not None
     )
     probe = NodeProbe(backends.secret, clock, settings.node.probe_timeout, settings.node.ca_file)
     return NodeGroup(

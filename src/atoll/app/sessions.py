@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from atoll.service.sessions.access import SessionAccess
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.archive import Archiver
-from atoll.service.sessions.autosave import Autosave, SavedSessions
+from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Cloner
 from atoll.service.sessions.connections import Connections
+from atoll.service.sessions.core import SessionCore
 from atoll.service.sessions.create import Compute, SessionCreator
 from atoll.service.sessions.dependencies import Dependencies
 from atoll.service.sessions.instances import SessionInstances
@@ -32,17 +33,7 @@ if TYPE_CHECKING:
     from atoll.service.sessions.autosave import RemoteCheckpoints
 
 
-@dataclass(frozen=True)
-class ConnectionGroup:
-    """Records of sessions, and connections to those that run."""
-
-    observers: SessionObservers
-    records: SessionRecords
-    instances: SessionInstances
-    connections: Connections
-
-
-def connection_group(backends: Backends, compute: ComputeGroup) -> ConnectionGroup:
+def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
     replica, driver = backends.replica, backends.driver
     observers = SessionObservers()
     records = SessionRecords(replica, observers)
@@ -50,7 +41,7 @@ def connection_group(backends: Backends, compute: ComputeGroup) -> ConnectionGro
         replica, driver, compute.pool, compute.templates, compute.checkpoints
     )
     connections = Connections(replica, driver, records, instances, observers)
-    return ConnectionGroup(observers, records, instances, connections)
+    return SessionCore(replica, driver, observers, records, instances, connections)
 
 
 @dataclass(frozen=True)
@@ -74,88 +65,46 @@ class SessionGroup:
 
 
 def session_group(
-    backends: Backends,
-    compute: ComputeGroup,
-    connected: ConnectionGroup,
-    elsewhere: RemoteCheckpoints,
+    backends: Backends, compute: ComputeGroup, core: SessionCore, elsewhere: RemoteCheckpoints
 ) -> SessionGroup:
-    settings, replica, driver = backends.settings, backends.replica, backends.driver
-    observers, records = connected.observers, connected.records
-    instances, connections = connected.instances, connected.connections
+    settings, checkpoints = backends.settings, compute.checkpoints
     secrets = Secrets(backends.encryption)
     provisioning = Provisioning(secrets, compute.volumes, compute.packages, compute.templates)
-    stopper = InstanceStopper(
-        replica, driver, records, instances, compute.checkpoints, observers, settings
-    )
-    starter = SessionStarter(
-        replica,
-        records,
-        instances,
-        connections,
-        stopper,
-        provisioning,
-        compute.admission,
-        observers,
-    )
-    archiver = Archiver(
-        replica, driver, records, instances, stopper, compute.checkpoints, settings.archive
-    )
+    stopper = InstanceStopper(core, checkpoints, settings)
+    starter = SessionStarter(core, stopper, provisioning, compute.admission)
+    archiver = Archiver(core, stopper, checkpoints, settings.archive)
     autosave = Autosave(
-        replica,
-        driver,
-        records,
-        SavedSessions(connections, instances, starter, archiver, compute.checkpoints, elsewhere),
-        observers,
+        core,
+        starter,
+        archiver,
+        checkpoints,
+        elsewhere,
         settings.workspace,
         remote=backends.spool,
         embedded=backends.embedded,
     )
-    transitions = Transitions(
-        replica,
-        driver,
-        records,
-        Steps(starter, stopper, archiver, autosave, connections, instances),
-        observers,
-        settings,
-    )
-    lifecycle = Lifecycle(replica, records, transitions, observers)
-    timers = SessionTimers(replica, records, lifecycle, transitions, observers)
+    transitions = Transitions(core, Steps(starter, stopper, archiver, autosave), settings)
+    lifecycle = Lifecycle(core, transitions)
+    timers = SessionTimers(core, lifecycle, transitions)
     creator = SessionCreator(
-        replica,
-        Compute(driver, compute.pool, compute.templates, compute.admission, provisioning),
-        records,
-        connections,
+        core,
+        Compute(compute.pool, compute.templates, compute.admission, provisioning),
         starter,
         autosave,
-        observers,
         settings,
     )
-    updater = SessionUpdater(
-        replica,
-        driver,
-        compute.templates,
-        records,
-        instances,
-        connections,
-        creator,
-        observers,
-    )
-    cloner = Cloner(replica, driver, records, instances, creator, updater, autosave, secrets)
+    updater = SessionUpdater(core, compute.templates, creator)
+    cloner = Cloner(core, creator, updater, autosave, secrets)
+    verbs = Verbs(creator, cloner, updater, lifecycle, starter, transitions)
     return SessionGroup(
-        observers,
-        SessionAccess(records, connections, starter),
+        core.observers,
+        SessionAccess(core.records, core.connections, starter),
         autosave,
         transitions,
         timers,
-        Activity(replica, observers),
+        Activity(core.replica, core.observers),
         provisioning,
-        Dependencies(replica, records, connections, provisioning, compute.packages),
-        SessionSecrets(replica, records, connections, secrets),
-        Sessions(
-            replica,
-            driver,
-            records,
-            Verbs(creator, cloner, updater, lifecycle, starter, transitions),
-            max_wait=settings.execution.max_wait,
-        ),
+        Dependencies(core, provisioning, compute.packages),
+        SessionSecrets(core, secrets),
+        Sessions(core, verbs, max_wait=settings.execution.max_wait),
     )

@@ -184,7 +184,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         local = LocalNode(found.replica, machine, building, pool, settings, "http://127.0.0.1:1")
         nodes = Nodes(found.replica, local)
         placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)
-        moves = Migrations(found.store, placements, found.coordination, clock)
+        moves = Migrations(found.replica, placements, found.records)
         probing = NodeProbe(SECRET, clock, timedelta(seconds=60))
         probe = NodeMonitor(found.replica, nodes, probing, moves, settings.node)
         neighbours = {}

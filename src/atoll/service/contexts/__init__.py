@@ -1,1 +1,1 @@
-""""""
+"""Contexts: stateful interpreters of a session."""

@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
-    from atoll.service.executions.approvals import Approvals
     from atoll.service.executions.attempt import Attempts
-    from atoll.service.executions.completion import Completions
-    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.parts import ExecutionParts
     from atoll.service.replica import Replica
     from atoll.service.sessions.access import SessionAccess
     from atoll.service.sessions.autosave import Autosave
@@ -74,9 +72,7 @@ class Runner(SessionObserver):
         replica: Replica,
         sessions: SessionAccess,
         attempts: Attempts,
-        completions: Completions,
-        offload: Offload,
-        approvals: Approvals,
+        shared: ExecutionParts,
         autosave: Autosave,
         observers: SessionObservers,
         settings: ExecutionSettings,
@@ -88,9 +84,9 @@ class Runner(SessionObserver):
         self._clock = replica.clock
         self._sessions = sessions
         self._attempts = attempts
-        self._completions = completions
-        self._offload = offload
-        self._approvals = approvals
+        self._completions = shared.completions
+        self._offload = shared.offload
+        self._approvals = shared.approvals
         self._autosave = autosave
         self._settings = settings
         self._runs: dict[str, Run] = {}

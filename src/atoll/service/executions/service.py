@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from atoll.model.page import Page
     from atoll.model.stream_event import StreamEvent
-    from atoll.service.executions.approvals import Approvals
-    from atoll.service.executions.completion import Completions
-    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.parts import ExecutionParts
     from atoll.service.executions.run import Run
     from atoll.service.executions.runner import Runner
     from atoll.service.executions.submit import Submitter
@@ -38,36 +36,27 @@ CANCEL_MARGIN = 3.0
 """Seconds that a cancellation waits beyond the grace for the end to be recorded."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExecutionParts:
-    """What the verbs use."""
-
-    submitter: Submitter
-    runner: Runner
-    completions: Completions
-    offload: Offload
-    approvals: Approvals
-
-
 class Executions:
     def __init__(
         self,
         replica: Replica,
         sessions: SessionAccess,
-        parts: ExecutionParts,
+        submitter: Submitter,
+        runner: Runner,
+        shared: ExecutionParts,
         settings: ExecutionSettings,
     ) -> None:
         self._store = replica.store
         self._coordination = replica.coordination
         self._sessions = sessions
-        self._submitter = parts.submitter
-        self._runner = parts.runner
-        self._completions = parts.completions
-        self._offload = parts.offload
-        self._approvals = parts.approvals
+        self._submitter = submitter
+        self._runner = runner
+        self._completions = shared.completions
+        self._offload = shared.offload
+        self._approvals = shared.approvals
         self._settings = settings
         self._max_wait = settings.max_wait.total_seconds()
-        self._followers = Followers(sessions, parts.completions, replica.background, settings)
+        self._followers = Followers(sessions, shared.completions, replica.background, settings)
 
     async def submit(
         self,

@@ -14,17 +14,15 @@ import structlog
 
 from atoll.errors import Conflict
 from atoll.model import plan
-from atoll.model.event import session_event
 from atoll.model.session import Warning
 from atoll.service.nodes.service import node_topic
 from atoll.service.sessions.records import settle_topic
 
 if TYPE_CHECKING:
-    from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
     from atoll.model.session import Cause, Session
     from atoll.service.placement.service import Placement
-    from atoll.stores.base import Store
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.records import SessionRecords
 
 log = structlog.get_logger(__name__)
 
@@ -33,13 +31,11 @@ WAITS_FOR_NODE = "waits_for_node"
 
 
 class Migrations:
-    def __init__(
-        self, store: Store, placement: Placement, coordination: Coordination, clock: Clock
-    ) -> None:
-        self._store = store
+    def __init__(self, replica: Replica, placement: Placement, records: SessionRecords) -> None:
         self._placement = placement
-        self._coordination = coordination
-        self._clock = clock
+        self._records = records
+        self._coordination = replica.coordination
+        self._clock = replica.clock
         self.moved: dict[str, int] = {}
         """Number of sessions that this process has moved, by cause."""
 
@@ -54,7 +50,7 @@ class Migrations:
         warnings = tuple(item for item in moved.warnings if item.code != WAITS_FOR_NODE)
         moved = dataclasses.replace(moved, warnings=warnings)
         try:
-            await self._store.sessions.save(moved, event=session_event(moved, now, "moved"))
+            await self._records.save(moved, event="moved")
         except Conflict:
             return None
         self.count(cause)
@@ -83,6 +79,6 @@ class Migrations:
 
     async def _warn(self, session: Session, warnings: tuple[Warning, ...]) -> None:
         try:
-            await self._store.sessions.save(dataclasses.replace(session, warnings=warnings))
+            await self._records.save_silently(dataclasses.replace(session, warnings=warnings))
         except Conflict:
             log.info("session.not_warned", session_id=session.id)  # The next sweep repeats it.

@@ -24,12 +24,9 @@ from atoll.service.sessions.stop import replace_save_warning, with_status
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.drivers.base import Driver
     from atoll.model.instance import Instance
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.stop import InstanceStopper
     from atoll.settings import ArchiveSettings
 
@@ -46,18 +43,15 @@ class NoArchiveSlot(Exception):
 class Archiver:
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
-        instances: SessionInstances,
+        core: SessionCore,
         stopper: InstanceStopper,
         checkpoints: Checkpoints,
         settings: ArchiveSettings,
     ) -> None:
-        self._replica = replica
-        self._driver = driver
-        self._records = records
-        self._instances = instances
+        self._replica = core.replica
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
         self._stopper = stopper
         self._checkpoints = checkpoints
         self._settings = settings

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -36,17 +35,13 @@ from atoll.service.sessions.stop import NOT_SAVED, replace_save_warning
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.instance import Instance
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.replica import Replica
     from atoll.service.sessions.archive import Archiver
-    from atoll.service.sessions.connections import Connection, Connections
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.connections import Connection
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.start import SessionStarter
     from atoll.settings import WorkspaceSettings
 
@@ -78,43 +73,31 @@ class RemoteCheckpoints(Protocol):
         """Save the session on its node, if that can be reached."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedSessions:
-    """What autosave reads and saves."""
-
-    connections: Connections
-    instances: SessionInstances
-    starter: SessionStarter
-    archiver: Archiver
-    checkpoints: Checkpoints
-    elsewhere: RemoteCheckpoints
-
-
 class Autosave(SessionObserver):
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
-        saved: SavedSessions,
-        observers: SessionObservers,
+        core: SessionCore,
+        starter: SessionStarter,
+        archiver: Archiver,
+        checkpoints: Checkpoints,
+        elsewhere: RemoteCheckpoints,
         settings: WorkspaceSettings,
         *,
         remote: BlobAvailability | None,
         embedded: bool = False,
     ) -> None:
         """`remote` is null if blobs are on the node's own disk."""
-        self._replica = replica
-        self._store = replica.store
-        self._clock = replica.clock
-        self._driver = driver
-        self._records = records
-        self._checkpoints = saved.checkpoints
-        self._connections = saved.connections
-        self._instances = saved.instances
-        self._starter = saved.starter
-        self._archiver = saved.archiver
-        self._elsewhere = saved.elsewhere
+        self._replica = core.replica
+        self._store = core.replica.store
+        self._clock = core.replica.clock
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
+        self._connections = core.connections
+        self._starter = starter
+        self._archiver = archiver
+        self._checkpoints = checkpoints
+        self._elsewhere = elsewhere
         self._settings = settings
         self._remote = remote
         self._embedded = embedded
@@ -127,7 +110,7 @@ class Autosave(SessionObserver):
         self._warned: set[str] = set()
         self._warning_read: set[str] = set()
         """Sessions whose record was searched for the warning of another process."""
-        observers.subscribe(self)
+        core.observers.subscribe(self)
 
     def with_warning(self, session: Session) -> Session:
         """A new session, with a warning if its files will be on the node's disk alone."""

@@ -24,13 +24,10 @@ from atoll.service.sessions.records import instance_lease, workspace_lease
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from atoll.drivers.base import Driver
     from atoll.model.session import Session
-    from atoll.service.replica import Replica
     from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.create import SessionCreator
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.secrets import Secrets
     from atoll.service.sessions.update import SessionChange, SessionUpdater
 
@@ -41,21 +38,18 @@ MAX_COPIES = 2
 class Cloner:
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
-        instances: SessionInstances,
+        core: SessionCore,
         creator: SessionCreator,
         updater: SessionUpdater,
         autosave: Autosave,
         secrets: Secrets,
     ) -> None:
-        self._replica = replica
-        self._store = replica.store
-        self._leases = replica.leases
-        self._driver = driver
-        self._records = records
-        self._instances = instances
+        self._replica = core.replica
+        self._store = core.replica.store
+        self._leases = core.replica.leases
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
         self._creator = creator
         self._updater = updater
         self._autosave = autosave

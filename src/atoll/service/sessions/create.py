@@ -26,17 +26,13 @@ from atoll.service.sessions.start import SPECIFIC_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.drivers.base import Driver
     from atoll.model.resources import Resources
     from atoll.model.template import Template
     from atoll.service.placement.admission import Admission
     from atoll.service.pool.service import Pool, ReadyInstance
-    from atoll.service.replica import Replica
     from atoll.service.sessions.autosave import Autosave
-    from atoll.service.sessions.connections import Connections
-    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.provisioning import Provisioning
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.start import SessionStarter
     from atoll.service.templates.service import Templates
     from atoll.settings import Settings
@@ -67,7 +63,6 @@ class NewSession:
 class Compute:
     """What sessions are created on."""
 
-    driver: Driver
     pool: Pool
     templates: Templates
     admission: Admission
@@ -77,28 +72,25 @@ class Compute:
 class SessionCreator:
     def __init__(
         self,
-        replica: Replica,
+        core: SessionCore,
         compute: Compute,
-        records: SessionRecords,
-        connections: Connections,
         starter: SessionStarter,
         autosave: Autosave,
-        observers: SessionObservers,
         settings: Settings,
     ) -> None:
-        self._replica = replica
-        self._store = replica.store
-        self._clock = replica.clock
-        self._driver = compute.driver
+        self._replica = core.replica
+        self._store = core.replica.store
+        self._clock = core.replica.clock
+        self._driver = core.driver
+        self._records = core.records
+        self._connections = core.connections
+        self._observers = core.observers
         self._pool = compute.pool
         self._templates = compute.templates
         self._admission = compute.admission
         self._provisioning = compute.provisioning
-        self._records = records
-        self._connections = connections
         self._starter = starter
         self._autosave = autosave
-        self._observers = observers
         self._settings = settings
         self.warm_starts = 0
         """Sessions that were created on an instance of the pool."""

@@ -19,25 +19,21 @@ if TYPE_CHECKING:
     from atoll.model.install import Dependency
     from atoll.model.session import Session
     from atoll.service.packages.service import Packages
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.provisioning import Provisioning
-    from atoll.service.sessions.records import SessionRecords
 
 
 class Dependencies:
     def __init__(
         self,
-        replica: Replica,
-        records: SessionRecords,
-        connections: Connections,
+        core: SessionCore,
         provisioning: Provisioning,
         packages: Packages,
     ) -> None:
-        self._clock = replica.clock
-        self._leases = replica.leases
-        self._records = records
-        self._connections = connections
+        self._clock = core.replica.clock
+        self._leases = core.replica.leases
+        self._records = core.records
+        self._connections = core.connections
         self._provisioning = provisioning
         self._packages = packages
         self._adding: dict[str, Install] = {}

@@ -17,9 +17,7 @@ from atoll.service.sessions.connections import without_stop
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.transitions import Transitions
 
 STOPPED_STATES = (Wanted.STOPPED, Wanted.ARCHIVED)
@@ -28,16 +26,15 @@ STOPPED_STATES = (Wanted.STOPPED, Wanted.ARCHIVED)
 class Lifecycle:
     def __init__(
         self,
-        replica: Replica,
-        records: SessionRecords,
+        core: SessionCore,
         transitions: Transitions,
-        observers: SessionObservers,
     ) -> None:
-        self._replica = replica
-        self._clock = replica.clock
-        self._records = records
+        self._replica = core.replica
+        self._clock = core.replica.clock
+        self._records = core.records
+        self._observers = core.observers
         self._transitions = transitions
-        self._observers = observers
+        self._transitions = transitions
 
     async def reach(
         self, session_id: str, wanted: Wanted, cause: Cause | None, *, wait: float

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from atoll.model.session import Session
     from atoll.service.auth.encryption import Encryption
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.connections import Connections
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.core import SessionCore
 
 MAX_SECRET = 64 * 1024
 """Bytes of one secret; the kernel takes no more than 128 KiB as one variable."""
@@ -86,16 +84,10 @@ class Secrets:
 class SessionSecrets:
     """The verbs of the API. A change takes effect with the next execution."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        records: SessionRecords,
-        connections: Connections,
-        secrets: Secrets,
-    ) -> None:
-        self._clock = replica.clock
-        self._records = records
-        self._connections = connections
+    def __init__(self, core: SessionCore, secrets: Secrets) -> None:
+        self._clock = core.replica.clock
+        self._records = core.records
+        self._connections = core.connections
         self._secrets = secrets
 
     async def names(self, session_id: str) -> list[str]:

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from atoll.drivers.base import Driver
     from atoll.model.page import Page
-    from atoll.service.replica import Replica
     from atoll.service.sessions.clone import Cloner
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.create import NewSession, SessionCreator
     from atoll.service.sessions.lifecycle import Lifecycle
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.start import SessionStarter
     from atoll.service.sessions.transitions import Transitions
     from atoll.service.sessions.update import SessionChange, SessionUpdater
@@ -41,17 +39,15 @@ class Verbs:
 class Sessions:
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
+        core: SessionCore,
         verbs: Verbs,
         *,
         max_wait: timedelta,
     ) -> None:
-        self._replica = replica
-        self._store = replica.store
-        self._driver = driver
-        self._records = records
+        self._replica = core.replica
+        self._store = core.replica.store
+        self._driver = core.driver
+        self._records = core.records
         self._creator = verbs.creator
         self._cloner = verbs.cloner
         self._updater = verbs.updater

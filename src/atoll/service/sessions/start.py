@@ -43,12 +43,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.service.placement.admission import Admission
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.connections import Connection, Connections
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.connections import Connection
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.provisioning import Provisioning
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.stop import InstanceStopper
 
 log = structlog.get_logger(__name__)
@@ -71,24 +68,20 @@ may_start: ContextVar[bool] = ContextVar("may_start", default=True)
 class SessionStarter:
     def __init__(
         self,
-        replica: Replica,
-        records: SessionRecords,
-        instances: SessionInstances,
-        connections: Connections,
+        core: SessionCore,
         stopper: InstanceStopper,
         provisioning: Provisioning,
         admission: Admission,
-        observers: SessionObservers,
     ) -> None:
-        self._replica = replica
-        self._clock = replica.clock
-        self._records = records
-        self._instances = instances
-        self._connections = connections
+        self._replica = core.replica
+        self._clock = core.replica.clock
+        self._records = core.records
+        self._instances = core.instances
+        self._connections = core.connections
+        self._observers = core.observers
         self._stopper = stopper
         self._provisioning = provisioning
         self._admission = admission
-        self._observers = observers
         self._starting: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
         """Starts under way, and when the execution was submitted that they are for."""
         self.cold_starts = 0

@@ -26,14 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime
 
-    from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.core import SessionCore
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -45,21 +41,17 @@ NOT_SAVED = "workspace_not_saved"
 class InstanceStopper:
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
-        instances: SessionInstances,
+        core: SessionCore,
         checkpoints: Checkpoints,
-        observers: SessionObservers,
         settings: Settings,
     ) -> None:
-        self._store = replica.store
-        self._clock = replica.clock
-        self._driver = driver
-        self._records = records
-        self._instances = instances
+        self._store = core.replica.store
+        self._clock = core.replica.clock
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
+        self._observers = core.observers
         self._checkpoints = checkpoints
-        self._observers = observers
         self._grace = settings.session.stop_grace
         self._save_timeout = settings.archive.timeout
         self._saves = settings.blob.url is not None

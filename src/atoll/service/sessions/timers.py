@@ -17,10 +17,8 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.service.sessions.observers import SessionObserver
 
 if TYPE_CHECKING:
-    from atoll.service.replica import Replica
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.lifecycle import Lifecycle
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.sessions.transitions import Transitions
 
 MAX_DELAY = 86_400.0
@@ -30,19 +28,17 @@ MAX_DELAY = 86_400.0
 class SessionTimers(SessionObserver):
     def __init__(
         self,
-        replica: Replica,
-        records: SessionRecords,
+        core: SessionCore,
         lifecycle: Lifecycle,
         transitions: Transitions,
-        observers: SessionObservers,
     ) -> None:
-        self._replica = replica
-        self._clock = replica.clock
-        self._records = records
+        self._replica = core.replica
+        self._clock = core.replica.clock
+        self._records = core.records
         self._lifecycle = lifecycle
         self._transitions = transitions
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        observers.subscribe(self)
+        core.observers.subscribe(self)
 
     def session_changed(self, session: Session) -> None:
         self.schedule(session)

@@ -45,16 +45,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.coordination.leases import Lease
-    from atoll.drivers.base import Driver
     from atoll.model.instance import Instance
     from atoll.model.node import Node
-    from atoll.service.replica import Replica
     from atoll.service.sessions.archive import Archiver
     from atoll.service.sessions.autosave import Autosave
-    from atoll.service.sessions.connections import Connections
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.start import SessionStarter
     from atoll.service.sessions.stop import InstanceStopper
     from atoll.settings import Settings
@@ -80,32 +75,27 @@ class Steps:
     stopper: InstanceStopper
     archiver: Archiver
     autosave: Autosave
-    connections: Connections
-    instances: SessionInstances
 
 
 class Transitions(SessionObserver):
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
-        records: SessionRecords,
+        core: SessionCore,
         steps: Steps,
-        observers: SessionObservers,
         settings: Settings,
     ) -> None:
-        self._replica = replica
-        self._store = replica.store
-        self._clock = replica.clock
-        self._driver = driver
-        self._records = records
+        self._replica = core.replica
+        self._store = core.replica.store
+        self._clock = core.replica.clock
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
+        self._connections = core.connections
+        self._observers = core.observers
         self._starter = steps.starter
         self._stopper = steps.stopper
         self._archiver = steps.archiver
         self._autosave = steps.autosave
-        self._connections = steps.connections
-        self._instances = steps.instances
-        self._observers = observers
         self._settings = settings.session
         self._archive = settings.archive
         self._clearing: set[str] = set()
@@ -118,7 +108,7 @@ class Transitions(SessionObserver):
             Step.HEAL: self._heal,
             Step.CLEAR: self._clear,
         }
-        observers.subscribe(self)
+        core.observers.subscribe(self)
 
     async def settle(self, session_id: str, *, wait: bool = True) -> Session | None:
         """

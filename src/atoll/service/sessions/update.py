@@ -12,15 +12,10 @@ from atoll.service.sessions.optional_parts import resize_instance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.drivers.base import Driver
     from atoll.model.resources import Resources
     from atoll.model.session import Session
-    from atoll.service.replica import Replica
-    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.create import SessionCreator
-    from atoll.service.sessions.instances import SessionInstances
-    from atoll.service.sessions.observers import SessionObservers
-    from atoll.service.sessions.records import SessionRecords
     from atoll.service.templates.service import Templates
 
 MAX_ENTRIES = {"env_vars": 256, "labels": 64}
@@ -44,23 +39,20 @@ class SessionChange:
 class SessionUpdater:
     def __init__(
         self,
-        replica: Replica,
-        driver: Driver,
+        core: SessionCore,
         templates: Templates,
-        records: SessionRecords,
-        instances: SessionInstances,
-        connections: Connections,
         creator: SessionCreator,
-        observers: SessionObservers,
     ) -> None:
-        self._clock = replica.clock
-        self._driver = driver
+        self._clock = core.replica.clock
+        self._driver = core.driver
+        self._records = core.records
+        self._instances = core.instances
+        self._connections = core.connections
+        self._observers = core.observers
         self._templates = templates
-        self._records = records
-        self._instances = instances
-        self._connections = connections
         self._creator = creator
-        self._observers = observers
+        self._templates = templates
+        self._creator = creator
 
     async def update(self, session_id: str, change: SessionChange) -> Session:
         """Change a session; executions that begin after this use the new values."""

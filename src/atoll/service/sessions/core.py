@@ -1,0 +1,24 @@
+"""What the modules of this package share: records, instances, connections and observers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.drivers.base import Driver
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.connections import Connections
+    from atoll.service.sessions.instances import SessionInstances
+    from atoll.service.sessions.observers import SessionObservers
+    from atoll.service.sessions.records import SessionRecords
+
+
+@dataclass(frozen=True)
+class SessionCore:
+    replica: Replica
+    driver: Driver
+    observers: SessionObservers
+    records: SessionRecords
+    instances: SessionInstances
+    connections: Connections
