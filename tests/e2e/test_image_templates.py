@@ -216,7 +216,7 @@ def test_a_registry_that_is_away_is_asked_again(
         "registry": {"username": USER, "password": PASSWORD},
     }
     made = answer(docker_api.http.post(f"{V1}/templates", json=body), 201)
-    eventually(lambda: "Tried again" in log_of(docker_api, made["id"]))
+    eventually(lambda: "Next attempt in" in log_of(docker_api, made["id"]))
     registry.start()
 
     assert settled(docker_api, made["id"])["attempts"] > 1

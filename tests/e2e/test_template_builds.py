@@ -387,7 +387,7 @@ def test_the_same_packages_are_built_once_and_another_template_can_be_a_base(
     first = make(base_image=base, debian_packages=["hello"])
     layers = set(os.listdir(server.data_dir / "node" / "layers"))
     second = make(base_image=base, debian_packages=["hello"], env={"A": "1"})
-    assert "are there already" in log_of(api, second["id"])
+    assert "already has the layers" in log_of(api, second["id"])
     assert set(os.listdir(server.data_dir / "node" / "layers")) <= layers
 
     upper = make(

@@ -30,14 +30,14 @@ class TemplateNotifications:
             try:
                 async with self._coordination.listen(CHANGED) as heard:
                     # What was told before anybody listened here.
-                    self._templates.forget()
+                    self._templates.invalidate()
                     while True:
                         if await heard.wait(LOOK_SECONDS):
-                            self._templates.forget()
+                            self._templates.invalidate()
             except Exception as error:
                 known = isinstance(error, TemporaryError)
                 log.warning(
                     "templates.not_heard", error=str(error), exc_info=None if known else error
                 )
-                self._templates.forget()
+                self._templates.invalidate()
                 await asyncio.sleep(AGAIN_SECONDS)

@@ -132,10 +132,10 @@ async def test_a_fault_that_may_pass_is_tried_again_a_second_later_each_time(
         template = await here.get()
         assert template.status is FAILED
         assert template.build is not None
-        assert "Given up after 3 attempts" in (template.build.message or "")
+        assert "Gave up after 3 attempts" in (template.build.message or "")
         said = (await here.builds.log("t")).decode()
-        assert [f"Attempt {n} at" in said for n in (1, 2, 3)] == [True] * 3
-        with pytest.raises(Conflict, match="Given up") as caught:
+        assert [f"Attempt {n} to build" in said for n in (1, 2, 3)] == [True] * 3
+        with pytest.raises(Conflict, match="Gave up") as caught:
             await here.templates.ready("t")
         assert caught.value.code == "template_not_ready"
 
@@ -171,7 +171,7 @@ async def test_a_version_that_is_replaced_while_it_is_to_be_built_is_given_up(
             first = await here.templates.numbered("t", 1)
             assert first.status is FAILED
             assert first.build is not None
-            assert "Version 2 took its place" in (first.build.message or "")
+            assert "Superseded by version 2" in (first.build.message or "")
             assert (await here.templates.ready("t")).number == 2
 
 

@@ -1,1 +1,1 @@
-""""""
+"""API keys, encryption of stored secrets, and signatures of tokens."""

@@ -1,1 +1,1 @@
-""""""
+"""The feed of events: numbering, reading and following."""

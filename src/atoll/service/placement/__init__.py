@@ -1,1 +1,1 @@
-"""Which node a session goes to, and whether this node accepts it."""
+"""Decides which node gets a session, and whether this node accepts it."""

@@ -1,1 +1,1 @@
-""""""
+"""Warm pools of instances that are ready before a session needs them."""

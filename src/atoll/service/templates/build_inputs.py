@@ -1,9 +1,10 @@
 """
-What images are made from beside their templates: credentials of registries, and build contexts.
+Inputs of image builds that are stored apart from the template: registry credentials and build
+contexts.
 
-Credentials are write-only: sealed for one template and one server, opened when a node pulls, and
-part of no answer, event or log. A build context is a tar under its own digest in the blob store,
-put there before the template that names it.
+Credentials are write-only: encrypted for one template and one server, decrypted when a node pulls,
+and never part of a response, event or log. A build context is a tar archive in the blob store,
+named by its SHA-256 and uploaded before the template that uses it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from atoll.service.auth.encryption import Encryption
 
 CONTEXTS = "build-contexts/"
-"""Where contexts are in the blob store."""
+"""Prefix in the blob store."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -37,36 +38,36 @@ class BuildInputs:
 
     async def of(self, template: Template) -> ImageInputs:
         """
-        For a node that makes the template's image. Raises `PermanentError` when what the template
-        names is not there any more, or cannot be read.
+        The inputs of a template, for the node that builds it. Raises `PermanentError` if the build
+        context is missing or the credentials cannot be decrypted.
         """
         context = None
         if template.build_context is not None:
             context = BuildFiles(template.build_context, self._opener(template.build_context))
-        return ImageInputs(await self._opened(template), context)
+        return ImageInputs(await self._credentials(template), context)
 
     # Credentials
 
-    async def sealed(
+    async def seal_credentials(
         self, template: Template, given: RegistryAuth | None, before: Registry | None
     ) -> Registry | None:
         """
-        What is stored of given credentials. Those that name a server alone are the ones that the
-        template has already, which are for this server and no other.
+        Encrypted credentials to store with the template. Given credentials that have only a server
+        stand for those that the template already has for it.
         """
         if given is None:
             return None
         server = given.server or _server(template)
         if template.image and server != _server(template):
             raise InvalidRequest(
-                f"registry.server: the image is of {_server(template)}; credentials for {server} "
-                "are not for it.",
+                f"registry.server: the image is on {_server(template)}, the credentials are for "
+                f"{server}.",
                 field="registry.server",
             )
         if not given.username and not given.identity_token:
             if before is None or before.server != server:
                 raise InvalidRequest(
-                    f"registry: the template has no credentials for {server}; give username and "
+                    f"registry: the template has no credentials for {server} yet. Set username and "
                     "password, or identity_token.",
                     field="registry",
                 )
@@ -78,20 +79,23 @@ class BuildInputs:
         }
         await asyncio.to_thread(self._encryption.prepare_to_seal)
         return Registry(
-            server, self._encryption.seal(json.dumps(secret), _about(template.id, server))
+            server,
+            self._encryption.seal(json.dumps(secret), _encryption_context(template.id, server)),
         )
 
-    async def _opened(self, template: Template) -> RegistryAuth | None:
+    async def _credentials(self, template: Template) -> RegistryAuth | None:
         registry = template.registry
         if registry is None:
             return None
         await asyncio.to_thread(self._encryption.prepare)
-        text = self._encryption.open(registry.sealed, _about(template.id, registry.server))
+        text = self._encryption.open(
+            registry.sealed, _encryption_context(template.id, registry.server)
+        )
         if text is None:
             raise PermanentError(
-                f"The credentials of template {template.id} for {registry.server} cannot be read: "
-                "they were encrypted with another key, or have been changed. Bring the key back "
-                "(secrets.old_keys), or give them anew.",
+                f"Cannot decrypt the credentials of template {template.id} for {registry.server}: "
+                "they were encrypted with another key, or were modified. Add that key to "
+                "secrets.old_keys, or set the credentials again.",
                 code="secret_unreadable",
             )
         return RegistryAuth(registry.server, **json.loads(text))
@@ -99,7 +103,7 @@ class BuildInputs:
     # Contexts
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
-        """Keep a context of that digest; how many bytes it has."""
+        """Store a context; returns its size in bytes."""
         _check(digest)
 
         async def verified() -> AsyncIterator[bytes]:
@@ -109,21 +113,21 @@ class BuildInputs:
                 yield chunk
             if found.hexdigest() != digest:
                 raise InvalidRequest(
-                    f"What came has the SHA-256 {found.hexdigest()}, and not {digest}.",
+                    f"The SHA-256 of the body is {found.hexdigest()}, not {digest}.",
                     code="digest_mismatch",
                 )
 
         return await self._blobs.write(CONTEXTS + digest, verified())
 
     async def size(self, digest: str) -> int:
-        """Bytes of a context."""
+        """Size of a context in bytes."""
         info = await self._blobs.head(CONTEXTS + _check(digest))
         if info is None:
             raise _no_context(digest)
         return info.size
 
     async def check(self, template: Template) -> None:
-        """Raise `InvalidRequest` when the context that a template names is not there."""
+        """Raise `InvalidRequest` if the build context of a template is missing."""
         if template.build_context is None:
             return
         try:
@@ -149,22 +153,22 @@ def _server(template: Template) -> str:
         return parse(template.image).server
     except ValueError:
         raise InvalidRequest(
-            "registry.server: name the registry that the credentials are for.",
+            "registry.server: required, because the template names no image.",
             field="registry.server",
         ) from None
 
 
 def _check(digest: str) -> str:
     if _DIGEST.fullmatch(digest) is None:
-        raise InvalidRequest("A build context is named by its SHA-256, in hexadecimal.")
+        raise InvalidRequest("The name of a build context must be its SHA-256 in hexadecimal.")
     return digest
 
 
 def _no_context(digest: str) -> NotFound:
     return NotFound(
-        f"There is no build context {digest}; put it there first.", code="build_context_not_found"
+        f"There is no build context {digest}. Upload it first.", code="build_context_not_found"
     )
 
 
-def _about(template_id: str, server: str) -> str:
+def _encryption_context(template_id: str, server: str) -> str:
     return f"atoll template registry\n{template_id}\n{server}"

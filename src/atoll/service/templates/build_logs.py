@@ -1,8 +1,8 @@
 """
-What builds print, kept in the blob store: the end of it, as much as settings allow.
+Logs of template builds. The end of each log is stored in the blob store.
 
-While a build runs it is written there once a second, so that every replica can show it; the replica
-that builds shows what it has just heard.
+While a build runs, its log is stored once a second, so that every replica can show it. The replica
+that builds shows it without delay.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ WRITE_SECONDS = 1.0
 MAX_SIZE = 256 * 1024
 """Bytes kept of the end of a log."""
 MAX_READ = 16 * 1024 * 1024
-"""Bytes of a log that are read, unless more are kept: the setting may have been larger before."""
+"""Bytes of a stored log that are read at most: an earlier version may have stored longer logs."""
 _STORED = re.compile(rb"(\d{1,15})\n(.*)", re.DOTALL)
 
 
 class BuildLog:
-    """What one build has printed; `begin` is how much of it is no longer there, in bytes."""
+    """The output of one build; its first `begin` bytes were dropped."""
 
-    def __init__(self, most: int, begin: int, data: bytes) -> None:
-        self._most = most
+    def __init__(self, max_size: int, begin: int, data: bytes) -> None:
+        self._max_size = max_size
         self.begin = begin
         self.data = bytearray(data)
         self.more = asyncio.Event()
-        """Set when something was added."""
+        """Set when output is added."""
 
     @property
     def end(self) -> int:
         return self.begin + len(self.data)
 
-    def say(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self.data += data
-        if (over := len(self.data) - self._most) > 0:
+        if (over := len(self.data) - self._max_size) > 0:
             del self.data[:over]
             self.begin += over
         self.more.set()
 
     def line(self, words: str) -> None:
-        self.say(f"{words}\n".encode())
+        self.write(f"{words}\n".encode())
 
     def after(self, position: int) -> bytes:
         return bytes(self.data[max(0, position - self.begin) :])
 
 
 class BuildLogs:
-    def __init__(self, blobs: Blobs, most: int = MAX_SIZE) -> None:
+    def __init__(self, blobs: Blobs, max_size: int = MAX_SIZE) -> None:
         self._blobs = blobs
-        self._most = most
+        self._max_size = max_size
         self._open: dict[tuple[str, int], BuildLog] = {}
 
     @contextlib.asynccontextmanager
-    async def written(self, template: Template) -> AsyncIterator[BuildLog]:
-        """The log of a build that begins, or goes on; in the blob store when this is left."""
+    async def writing(self, template: Template) -> AsyncIterator[BuildLog]:
+        """The log of an attempt, which is stored when the context is left."""
         key = (template.id, template.number)
         found = await self.read(template)
         if template.build is None or template.build.attempts <= 1:
-            found = BuildLog(self._most, 0, b"")  # One of the same name may have been there.
+            found = BuildLog(self._max_size, 0, b"")  # The old one is of a removed template.
         self._open[key] = found
         ended = asyncio.Event()
-        # Told to end and not cancelled: a write that was cut off could come after the last one.
+        # Not cancelled: an interrupted write could overwrite the last one.
         writing = asyncio.create_task(self._write_often(template, found, ended))
         try:
             yield found
@@ -91,12 +91,12 @@ class BuildLogs:
         if found is not None:
             return found
         begin, data = await self._stored(_key(template))
-        return BuildLog(self._most, begin, data)
+        return BuildLog(self._max_size, begin, data)
 
     async def _stored(self, key: str) -> tuple[int, bytes]:
-        """How much is no longer there, and the rest. What is no log of ours is as good as none."""
+        """Number of dropped bytes, and the rest; a malformed log counts as empty."""
         try:
-            stored = await self._blobs.get(key, limit=max(self._most, MAX_READ))
+            stored = await self._blobs.get(key, limit=max(self._max_size, MAX_READ))
         except OversizedBlob as error:
             log.warning("build.log_damaged", error=error.message)
             return 0, b""
@@ -129,7 +129,7 @@ class BuildLogs:
         try:
             await self._blobs.put(_key(template), b"%d\n%b" % (found.begin, bytes(found.data)))
         except TemporaryError as error:
-            # The build is worth more than what it printed.
+            # A lost log must not fail the build.
             log.warning("build.log_not_written", template_id=template.id, error=error.message)
 
 

@@ -1,12 +1,12 @@
 """
-Builds of templates: packages put on a base, or an image pulled or built, on this node.
+Builds templates on this node: installs packages on a base, or pulls or builds an image.
 
-A version that has packages, or an image that is not there, is `pending` until some replica takes
-it, `building` while one is at it, and then `ready` or `failed`. A fault that may pass is followed
-by another attempt, a second later each time; any other ends it. An attempt that was cut short is
-made again by whoever finds it. What was built before, here, is not built again.
+A version with something to build is `pending` until a replica begins an attempt, `building` during
+the attempt, and then `ready` or `failed`. A temporary failure is retried, one second later each
+time; any other failure is final. An attempt that was interrupted is repeated by the replica that
+finds it. Layers and environments that this node has are not built again.
 
-A version that is ready was built on some node. Another one builds it when it needs it.
+A version is `ready` once one node has built it. Each other node builds it when it first needs it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from atoll.service.templates.service import Templates
     from atoll.settings import TemplateSettings
 
-UNEXPECTED = "Something went wrong that was not foreseen; the log of the server has it."
+UNEXPECTED = "Internal error. See the server log."
 
 log = structlog.get_logger(__name__)
 
-LONGEST_MESSAGE = 2000
-"""Characters: it is in every list of templates."""
+MAX_MESSAGE = 2000
+"""Characters: every list of templates contains it."""
 FAILED_SECONDS = 10.0
-"""How long it is told that a build on this node failed, before it is tried again."""
+"""How long a failure on this node is reported before the build is repeated."""
 FOLLOW_SECONDS = 1.0
-"""Time between two looks at a build that another replica runs."""
+"""Pause between two reads of the log of a build that another replica runs."""
 
 
 class Builds:
@@ -75,98 +75,101 @@ class Builds:
         self._packages = packages
         self._settings = settings
         self._here: set[tuple[str, int]] = set()
-        """Versions that are being built because this node lacks them."""
-        self._tried_here: set[tuple[str, int]] = set()
-        """Versions that are being built for the first time."""
+        """Ready versions that are being built because this node lacks them."""
+        self._attempts: set[tuple[str, int]] = set()
+        """Versions that are being built for the first time, anywhere."""
         self._failed_here: dict[tuple[str, int], tuple[float, AtollError]] = {}
-        """Why the last of these failed, and how long that is told in place of another try."""
+        """Last failure of a version on this node, and until when it is reported."""
 
     @property
     def building(self) -> list[tuple[str, int]]:
-        """Versions that this process is making, by template and number."""
-        return sorted(self._here | self._tried_here)
+        """Versions that this process builds: template id and number."""
+        return sorted(self._here | self._attempts)
 
     def fits(self, template: Template) -> bool:
-        """Whether this node can build it: one with images has other layers than one without."""
+        """Whether this node can build it: layers are images on some nodes and not on others."""
         of_image = any(layer.image for layer in template.layers)
         return not template.layers or of_image == (
             self._driver.images.image_layer(template) is not None
         )
 
     async def attempt(self, template_id: str) -> None:
-        """One attempt at a template's newest version, if it is to be built."""
+        """Make one attempt to build the newest version of a template, if it is pending."""
         template = await self._store.templates.get(template_id)
         if template is None or template.status.settled or template.build is None:
             return
         try:
             template = await self._begin(template, template.build)
             key = (template.id, template.number)
-            self._tried_here.add(key)
+            self._attempts.add(key)
             try:
-                async with self._logs.written(template) as said:
-                    ended = await self._tried(template, said)
+                async with self._logs.writing(template) as build_log:
+                    ended = await self._attempt(template, build_log)
             finally:
-                self._tried_here.discard(key)
+                self._attempts.discard(key)
             await self._store.templates.save(ended, event=self._event(ended))
         except Conflict as error:
-            # Replaced or removed meanwhile: nobody waits for this one.
+            # The template was replaced or removed meanwhile.
             log.info("build.given_up", template_id=template_id, error=error.message)
-        await self._templates.tell()
+        await self._templates.publish_change()
 
     async def _begin(self, template: Template, build: Build) -> Template:
         begun = dataclasses.replace(build, attempts=build.attempts + 1, message=None, retry_at=None)
         template = dataclasses.replace(template, status=TemplateStatus.BUILDING, build=begun)
         template = await self._store.templates.save(template, event=self._event(template))
-        await self._templates.tell()
+        await self._templates.publish_change()
         return template
 
     def _event(self, template: Template) -> Event:
-        """A build that is to be tried again is `pending`."""
         return template_event(template, template.status, self._clock.now())
 
-    async def _tried(self, template: Template, said: BuildLog) -> Template:
-        """What the version is after an attempt."""
+    async def _attempt(self, template: Template, build_log: BuildLog) -> Template:
+        """The version as it is after the attempt."""
         build = template.build
         assert build is not None
-        said.line(f"Attempt {build.attempts} at version {template.number} of {template.id}.")
+        build_log.line(
+            f"Attempt {build.attempts} to build {template.id}, version {template.number}."
+        )
         try:
-            build = await self._made(template, said)
-            said.line("Ready.")
+            build = await self._build(template, build_log)
+            build_log.line("Ready.")
             return dataclasses.replace(template, status=TemplateStatus.READY, build=build)
         except LeaseLost:
             raise
         except (RequestError, PermanentError) as error:
-            return _failed(template, build, error.message, said)
+            return _failed(template, build, error.message, build_log)
         except TemporaryError as error:
-            return self._later(template, build, error.message, said)
+            return self._retry_later(template, build, error.message, build_log)
         except Exception as error:
-            # Of ours, or of something that nobody thought of: not for ever, and not in silence.
+            # A defect: it is logged, and retried only as often as a temporary failure.
             log.error("build.broke", template_id=template.id, exc_info=error)
-            return self._later(template, build, UNEXPECTED, said)
+            return self._retry_later(template, build, UNEXPECTED, build_log)
 
-    def _later(self, template: Template, build: Build, why: str, said: BuildLog) -> Template:
-        """To be tried again, unless it was often enough."""
+    def _retry_later(
+        self, template: Template, build: Build, why: str, build_log: BuildLog
+    ) -> Template:
+        """`pending` again, or `failed` after the last retry."""
         if build.attempts > self._settings.build_retries:
             return _failed(
-                template, build, f"{why} Given up after {build.attempts} attempts.", said
+                template, build, f"{why} Gave up after {build.attempts} attempts.", build_log
             )
         pause = self._settings.build_backoff * build.attempts
-        said.line(f"{why} Tried again in {pause.total_seconds():g} s.")
+        build_log.line(f"{why} Next attempt in {pause.total_seconds():g} s.")
         later = dataclasses.replace(
-            build, message=why[:LONGEST_MESSAGE], retry_at=self._clock.now() + pause
+            build, message=why[:MAX_MESSAGE], retry_at=self._clock.now() + pause
         )
         return dataclasses.replace(template, status=TemplateStatus.PENDING, build=later)
 
-    async def _made(self, template: Template, said: BuildLog) -> Build:
-        """All of it on this node, and what there is to be told of it."""
+    async def _build(self, template: Template, build_log: BuildLog) -> Build:
+        """Build everything on this node; returns the build with its results."""
         build = template.build
         assert build is not None
         if build.layers:
             async with self._layer(build.layers[-1], template):
                 if await self._driver.images.is_built(template):
-                    said.line("Its layers are there already.")
+                    build_log.line("This node already has the layers.")
                 else:
-                    await self._make(template, said.say)
+                    await self._make(template, build_log.write)
         await self._driver.check(template)
         environment, installed = None, build.installed
         if build.python_packages:
@@ -174,10 +177,10 @@ class Builds:
                 template,
                 build.python_packages,
                 timeout=self._settings.build_timeout,
-                hear=said.say,
+                hear=build_log.write,
                 anew=build.anew,
             )
-            said.line(f"Python packages: {' '.join(installed)}")
+            build_log.line(f"Python packages: {' '.join(installed)}")
         image = await self._driver.images.inspect(template)
         return dataclasses.replace(build, environment=environment, installed=installed, image=image)
 
@@ -190,14 +193,12 @@ class Builds:
         )
 
     def _layer(self, layer: Layer, template: Template) -> Any:
-        """The right to build the template's layers, of which this is the last, on this node."""
+        """Lease to build the template's layers, of which this is the last, on this node."""
         key = f"layer:{self._node_id}:{layer.name}"
         return self._leases.lease(key, f"{self._leases.replica}/{key}/{template.edition}")
 
     async def provide(self, template: Template) -> None:
-        """
-        Raise `TemporaryError` when this node has yet to build the template, which it then begins.
-        """
+        """Return if this node has the template; otherwise begin to build it, and raise."""
         layer = self._last_layer(template)
         if template.build is None and layer is None:
             return
@@ -206,7 +207,7 @@ class Builds:
         key = (template.id, template.number)
         failed = self._failed_here.get(key)
         if failed is not None and self._clock.monotonic() < failed[0]:
-            raise _repeated(failed[1])
+            raise _reported_again(failed[1])
         if key not in self._here:
             self._here.add(key)
             building = self._background.start(
@@ -214,12 +215,12 @@ class Builds:
             )
             building.add_done_callback(lambda _: self._here.discard(key))
         raise TemporaryError(
-            f"Template {template.id} is being built on this node; ask again.",
+            f"Template {template.id} is being built on this node. Retry in a few seconds.",
             code="template_not_here",
         )
 
     def _last_layer(self, template: Template) -> Layer | None:
-        """What is built last of a template that is ready; an image may be the node's own."""
+        """The last layer of a ready template; the node's default image if it names none."""
         return template.layers[-1] if template.layers else self._driver.images.image_layer(template)
 
     async def _build_here(self, template: Template) -> None:
@@ -231,14 +232,14 @@ class Builds:
                     await self._make(template, lambda data: None)
             await self._packages.provide(template, timeout)
         except (RequestError, PermanentError) as error:
-            # Whoever needs it is told, and after a while it is tried again.
+            # Reported to callers of `provide` until the build is repeated.
             until = self._clock.monotonic() + FAILED_SECONDS
             self._failed_here[key] = (until, error)
             raise
         self._failed_here.pop(key, None)
         self._templates.notify()
 
-    # What is told of it
+    # Logs
 
     async def log(self, template_id: str, number: int | None = None) -> bytes:
         return bytes((await self._logs.read(await self._version(template_id, number))).data)
@@ -246,18 +247,18 @@ class Builds:
     async def follow(
         self, template_id: str, number: int | None = None
     ) -> AsyncIterator[StreamEvent]:
-        """What is printed, as `log`, and each change as `status`, until the build has ended."""
+        """Output as `log` events and changes as `status` events, until the build has ended."""
         template = await self._version(template_id, number)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         position = 0
         shown: dict[str, Any] = {}
         while True:
-            # In this order: what is printed last is there before the build has ended.
+            # In this order: the last output is stored before the final status.
             template = await self._version(template.id, template.number)
-            said = await self._logs.read(template)
-            said.more.clear()
-            text = decoder.decode(said.after(position), template.status.settled)
-            position = max(position, said.end)
+            build_log = await self._logs.read(template)
+            build_log.more.clear()
+            text = decoder.decode(build_log.after(position), template.status.settled)
+            position = max(position, build_log.end)
             if text:
                 yield StreamEvent(None, "log", {"text": text})
             if (now := _shown(template)) != shown:
@@ -267,7 +268,7 @@ class Builds:
                 return
             try:
                 async with asyncio.timeout(FOLLOW_SECONDS):
-                    await said.more.wait()
+                    await build_log.more.wait()
             except TimeoutError:
                 continue
 
@@ -278,18 +279,18 @@ class Builds:
         return found or await self._templates.numbered(template_id, number)
 
     async def drop(self, template: Template) -> None:
-        """Forget a version that nobody uses, and what its build printed."""
+        """Delete a version that no session uses, and the log of its build."""
         await self._store.templates.drop(template.id, template.number)
         await self._logs.drop(template)
 
 
-def _repeated(error: AtollError) -> PermanentError:
+def _reported_again(error: AtollError) -> PermanentError:
     return PermanentError(error.message, code=error.code)
 
 
-def _failed(template: Template, build: Build, words: str, said: BuildLog) -> Template:
-    said.line(f"Failed: {words}")
-    words = words[:LONGEST_MESSAGE]
+def _failed(template: Template, build: Build, words: str, build_log: BuildLog) -> Template:
+    build_log.line(f"Failed: {words}")
+    words = words[:MAX_MESSAGE]
     log.info("build.failed", template_id=template.id, number=template.number, error=words)
     return dataclasses.replace(
         template,

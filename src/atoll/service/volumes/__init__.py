@@ -1,1 +1,1 @@
-""""""
+"""Volumes that several sessions share."""

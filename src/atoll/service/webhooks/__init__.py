@@ -1,1 +1,1 @@
-""""""
+"""Webhooks, and how one event is delivered to one of them."""
