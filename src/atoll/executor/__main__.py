@@ -1,3 +1,72 @@
-from .supervisor import main
+"""
+Starts the executor as PID 1 of its instance.
 
-main()
+The configuration is a JSON object: the only argument, or, if that is `-`, the first line of the
+standard input. Drivers choose the latter for values that no command line may show.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import os
+import sys
+
+from ..protocol import minijson
+from . import syscalls
+from .interpreter import zygote
+from .listener import open_listener
+from .supervisor import Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_CONFIG = 1 << 20
+JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def main() -> None:
+    text = sys.argv[1].encode()
+    config = _read_config() if text == b"-" else minijson.loads(text)
+    # The kernel drops only signals that PID 1 has no handler for, and Python has one for this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if config.get("seccomp"):
+        syscalls.install_filter(bytes.fromhex(config["seccomp"]))
+    zygote.warm(bool(config.get("hooks", True)))
+    syscalls.set_dumpable(False)
+    syscalls.set_name("atoll")
+    if "journal" in config:
+        config["journal_fds"] = [os.open(path, JOURNAL_FLAGS, 0o600) for path in config["journal"]]
+    listener = open_listener(config)
+    private = [listener.fileno(), *config.get("journal_fds", ())]
+    if config.get("callback"):
+        private.append(config["callback"]["fd"])
+    for fd in private:
+        os.set_inheritable(fd, False)
+    Supervisor(config).run(listener)
+
+
+def _read_config() -> dict[str, Any]:
+    """
+    Read the configuration from the standard input, and then detach from the standard streams of the
+    process that started this one: no child may have them, except stderr for the log.
+    """
+    text = b""
+    while not text.endswith(b"\n") and len(text) < MAX_CONFIG:
+        piece = os.read(0, 65_536)
+        if not piece:
+            raise ValueError("the standard input has no configuration")
+        text += piece
+    config: dict[str, Any] = minijson.loads(text)
+    if config.get("ephemeral"):
+        config["owner_fd"] = os.dup(0)
+    config["ready_fd"] = os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    return config
+
+
+if __name__ == "__main__":
+    main()

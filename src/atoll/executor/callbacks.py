@@ -1,15 +1,16 @@
 """
-What the executor tells a callback address besides its link: that it is ready, what runs, results.
+Callbacks: HTTP requests that report readiness, status, heartbeats and results besides the link.
 
-A result is reported until somebody has taken it: the address, or the link by an acknowledgement.
-What the link takes at once is never reported. Nothing here waits: the posts are made by a process
-of its own, one at a time, which is given the next when it is done with the last. It alone reads the
-address and the token, from a file that PID 1 only passes on: so neither is in the memory that PID 1
-shares with the zygote, and through it with user code. User code can end that process, as any of its
-own namespace; then a new one is started for the next post. It does not trust the sandbox's
-loopback, on which user code may listen.
+A result is posted until the callback URL accepts it or the link acknowledges it. A result that the
+link acknowledges at once is never posted.
 
-What waits is a name and a time; a body is made when its turn comes.
+A process of its own makes the requests, one at a time, so that nothing here waits. It alone reads
+the URL and the token, from a file that PID 1 only passes on: neither is in the memory that PID 1
+shares with the zygote, and through it with user code. User code can kill that process, like any of
+its namespace; the next request then starts a new one. It refuses the sandbox's loopback address, on
+which user code may listen.
+
+A queued callback is a key and a function; its body is made when its turn comes.
 """
 
 from __future__ import annotations
@@ -22,154 +23,160 @@ import struct
 from ..protocol import minijson
 from . import processes, syscalls
 from .event_loop import READ, WRITE, Loop, Timer
-from .interpreter import zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from .runs.runs import Run
+    from .runs.run import Run
 
-STATUS_SECONDS = 0.1
+STATUS_DELAY = 0.1
 """A run that ends sooner is not reported as running."""
-RESULT_SECONDS = 0.5
-"""The link's time to acknowledge a result before it is reported."""
-HEARTBEAT_SECONDS = 5.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-POST_SECONDS = 10.0
-"""For each step of a post."""
-STUCK_SECONDS = 60.0
-"""For a whole post, after which the process that makes it is replaced."""
+RESULT_DELAY = 0.5
+"""Time for the link to acknowledge a result before it is posted."""
+HEARTBEAT_INTERVAL = 5.0
+MIN_RETRY_DELAY, MAX_RETRY_DELAY = 1.0, 30.0
+RESTART_DELAY = 1.0
+"""The client process is started at most once in this time, however often it is killed."""
+STEP_TIMEOUT = 10.0
+"""For each network operation of a request."""
+POST_TIMEOUT = 60.0
+"""For one request; then the process that makes it is replaced."""
 
 POST = struct.Struct("!HHI")  # lengths of path, idempotency key and body, which follow
-DONE, AGAIN, REFUSED = b"d", b"a", b"r"
-SETTLED = (404, 409)
-"""Besides 2xx: there is nothing to be told, or it was told already."""
-PASSING = (408, 425, 429)
+DONE, RETRY, REJECTED = b"d", b"a", b"r"
+ACCEPTED_STATUSES = (404, 409)
+"""Besides 2xx: the control plane does not need it, or has it already."""
+RETRIED_STATUSES = (408, 425, 429)
+"""Besides 5xx."""
 
 
-class Report:
-    __slots__ = ("body", "path", "pause", "repeated", "timer")
+class Callback:
+    """One request to make, now or later."""
 
-    def __init__(self, path: str, body: Callable[[], Any], repeated: bool) -> None:
+    __slots__ = ("body", "path", "retried", "retry_delay", "timer")
+
+    def __init__(self, path: str, body: Callable[[], Any], retried: bool) -> None:
         self.path = path
         self.body = body
-        """What to tell, when its turn comes; None when there is nothing to tell any more."""
-        self.repeated = repeated
-        self.pause = FIRST_PAUSE
+        """
+        Makes the body when its turn comes; returns None if the request is not needed any more.
+        """
+        self.retried = retried
+        self.retry_delay = MIN_RETRY_DELAY
         self.timer: Timer | None = None
 
 
-class Reports:
-    """Without a `callback` nothing is reported."""
+class Callbacks:
+    """Without a configuration nothing is posted."""
 
-    def __init__(self, loop: Loop, callback: dict[str, Any] | None) -> None:
+    def __init__(self, loop: Loop, config: dict[str, Any] | None, own_processes: set[int]) -> None:
         self._loop = loop
-        self._callback = callback
-        self._due: dict[str, Report] = {}
+        self._config = config
+        self._own_processes = own_processes
+        self._due: dict[str, Callback] = {}
         """By idempotency key, in the order they came due."""
-        self._waiting: dict[str, Report] = {}
-        self._beating: set[str] = set()
-        self._posting: tuple[str, Report] | None = None
+        self._delayed: dict[str, Callback] = {}
+        self._with_heartbeat: set[str] = set()
+        """Runs that heartbeats are posted for."""
+        self._posting: tuple[str, Callback] | None = None
         self._socket: _socket.socket | None = None
         self._out = memoryview(b"")
-        self._stuck: Timer | None = None
+        self._post_timer: Timer | None = None
         self._may_start = True
         self._was_ready = False
         self.pid = 0
-        """Of the process that makes the posts; 0 while there is none."""
-        self.on_process: Callable[[], None] = lambda: None
+        """The process that makes the requests; 0 while there is none."""
 
-    # What happens
+    # Events
 
-    def ready(self) -> None:
-        if self._callback is not None and not self._was_ready:
+    def instance_ready(self) -> None:
+        if self._config is not None and not self._was_ready:
             self._was_ready = True
-            instance = self._callback["instance"]
-            report = Report("/internal/instances/%s/ready" % instance, dict, repeated=True)
-            self._wait("%s_ready" % instance, report, 0)
+            instance = self._config["instance"]
+            callback = Callback("/internal/instances/%s/ready" % instance, dict, retried=True)
+            self._schedule("%s_ready" % instance, callback, 0)
 
-    def began(self, run: Run) -> None:
-        if self._callback is None:
+    def run_began(self, run: Run) -> None:
+        if self._config is None:
             return
-        report = Report(_path(run, "status"), lambda: _while_it_runs(run), repeated=True)
-        self._wait("%s_status" % run.id, report, STATUS_SECONDS)
-        if run.id not in self._beating:
-            self._beating.add(run.id)
-            self._loop.after(HEARTBEAT_SECONDS, lambda: self._beat(run))
+        callback = Callback(_path(run, "status"), lambda: _running(run), retried=True)
+        self._schedule("%s_status" % run.id, callback, STATUS_DELAY)
+        if run.id not in self._with_heartbeat:
+            self._with_heartbeat.add(run.id)
+            self._loop.after(HEARTBEAT_INTERVAL, lambda: self._beat(run))
 
     def _beat(self, run: Run) -> None:
         if run.result is not None:
-            self._beating.discard(run.id)
+            self._with_heartbeat.discard(run.id)
         else:
-            report = Report(_path(run, "heartbeat"), lambda: _while_it_runs(run), repeated=False)
-            self._wait("%s_heartbeat" % run.id, report, 0)
-            self._loop.after(HEARTBEAT_SECONDS, lambda: self._beat(run))
+            callback = Callback(_path(run, "heartbeat"), lambda: _running(run), retried=False)
+            self._schedule("%s_heartbeat" % run.id, callback, 0)
+            self._loop.after(HEARTBEAT_INTERVAL, lambda: self._beat(run))
 
-    def ended(self, run: Run) -> None:
-        if self._callback is not None:
-            report = Report(_path(run, "result"), lambda: _content(run), repeated=True)
-            self._wait("%s_result" % run.id, report, RESULT_SECONDS)
+    def run_ended(self, run: Run) -> None:
+        if self._config is not None:
+            callback = Callback(_path(run, "result"), lambda: _result(run), retried=True)
+            self._schedule("%s_result" % run.id, callback, RESULT_DELAY)
 
-    def acknowledged(self, run_id: str) -> None:
+    def run_acknowledged(self, run_id: str) -> None:
         key = "%s_result" % run_id
         self._due.pop(key, None)
-        report = self._waiting.pop(key, None)
-        if report is not None and report.timer is not None:
-            report.timer.cancel()
+        callback = self._delayed.pop(key, None)
+        if callback is not None and callback.timer is not None:
+            callback.timer.cancel()
         if self._posting is not None and self._posting[0] == key:
-            self._posting[1].repeated = False
+            self._posting[1].retried = False
 
-    # The line
+    # The queue
 
-    def _wait(self, key: str, report: Report, seconds: float) -> None:
+    def _schedule(self, key: str, callback: Callback, delay: float) -> None:
         def due() -> None:
-            if self._waiting.pop(key, None) is not None:
-                self._due[key] = report
-                self._next()
+            if self._delayed.pop(key, None) is not None:
+                self._due[key] = callback
+                self._post_next()
 
-        before = self._waiting.get(key)
+        before = self._delayed.get(key)
         if before is not None and before.timer is not None:
             before.timer.cancel()
-        self._waiting[key] = report
-        report.timer = self._loop.after(seconds, due)
+        self._delayed[key] = callback
+        callback.timer = self._loop.after(delay, due)
 
-    def _next(self) -> None:
+    def _post_next(self) -> None:
         while self._due and self._posting is None:
             if self._socket is None and not self._start():
                 return
             key = next(iter(self._due))
-            report = self._due.pop(key)
-            told = report.body()
-            if told is None:
+            callback = self._due.pop(key)
+            content = callback.body()
+            if content is None:
                 continue
-            path, body = report.path.encode(), minijson.dumps(told)
+            path, body = callback.path.encode(), minijson.dumps(content)
             name = key.encode("ascii", "replace")
-            self._posting = (key, report)
+            self._posting = (key, callback)
             lengths = POST.pack(len(path), len(name), len(body))
             self._out = memoryview(lengths + path + name + body)
-            self._stuck = self._loop.after(STUCK_SECONDS, self._replace)
+            self._post_timer = self._loop.after(POST_TIMEOUT, self._kill_process)
             self._send()
 
     def _answered(self, answer: bytes) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
+        if self._post_timer is not None:
+            self._post_timer.cancel()
         if self._posting is None:
             return
-        (key, report), self._posting = self._posting, None
-        if answer == AGAIN and report.repeated and key not in self._waiting:
-            self._wait(key, report, report.pause)
-            report.pause = min(report.pause * 2, LONGEST_PAUSE)
+        (key, callback), self._posting = self._posting, None
+        if answer == RETRY and callback.retried and key not in self._delayed:
+            self._schedule(key, callback, callback.retry_delay)
+            callback.retry_delay = min(callback.retry_delay * 2, MAX_RETRY_DELAY)
 
     # The process
 
     def _start(self) -> bool:
-        assert self._callback is not None
+        assert self._config is not None
         if not self._may_start:
             return False
-        # However often it is killed, one a second is started.
         self._may_start = False
-        self._loop.after(FIRST_PAUSE, self._start_again)
+        self._loop.after(RESTART_DELAY, self._allow_start)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self.pid = os.fork()
@@ -178,17 +185,17 @@ class Reports:
             theirs.close()
             return False
         if self.pid == 0:
-            _make_posts(theirs, self._callback["fd"])
+            _make_requests(theirs, self._config["fd"])
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
         self._loop.add(ours.fileno(), READ, self._ready)
-        self.on_process()
+        self._own_processes.add(self.pid)
         return True
 
-    def _start_again(self) -> None:
+    def _allow_start(self) -> None:
         self._may_start = True
-        self._next()
+        self._post_next()
 
     def _ready(self, mask: int) -> None:
         if mask & WRITE:
@@ -204,7 +211,7 @@ class Reports:
                 self._answered(answer)
             else:
                 self._lost()
-            self._next()
+            self._post_next()
 
     def _send(self) -> None:
         assert self._socket is not None
@@ -214,10 +221,10 @@ class Reports:
         except BlockingIOError:
             pass
         except OSError:
-            self._out = memoryview(b"")  # It is gone, which the loop is about to see.
+            self._out = memoryview(b"")  # It has died; the loop is about to see that.
         self._loop.change(self._socket.fileno(), READ | WRITE if self._out else READ)
 
-    def _replace(self) -> None:
+    def _kill_process(self) -> None:
         if self.pid:
             processes.send(self.pid, signal.SIGKILL)
 
@@ -227,20 +234,20 @@ class Reports:
         self._socket.close()
         self._socket = None
         self._out = memoryview(b"")
+        self._own_processes.discard(self.pid)
         self.pid = 0
-        self.on_process()
-        self._answered(AGAIN)
+        self._answered(RETRY)
 
 
 def _path(run: Run, what: str) -> str:
     return "/internal/executions/%s/%s" % (run.id, what)
 
 
-def _while_it_runs(run: Run) -> Any:
+def _running(run: Run) -> Any:
     return {"status": "running"} if run.result is None else None
 
 
-def _content(run: Run) -> Any:
+def _result(run: Run) -> Any:
     from binascii import b2a_base64  # Needs a library that an image may not have.
 
     log = [
@@ -250,18 +257,18 @@ def _content(run: Run) -> Any:
     return {"result": run.result, "log": log}
 
 
-# In the process that makes the posts
+# In the process that makes the requests
 
 
-def _make_posts(line: _socket.socket, fd: int) -> None:
+def _make_requests(line: _socket.socket, fd: int) -> None:
     """Never returns."""
     try:
-        # Not dumpable, as PID 1 is not: what it reads stays its own.
+        # Like PID 1 it is not dumpable, so what it reads stays private.
         syscalls.set_name("reporter")
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        zygote._close_all_but(0, 1, 2, line.fileno(), fd)
+        syscalls.close_descriptors_except(0, 1, 2, line.fileno(), fd)
         while True:
             path, key, body = _receive(line)
             line.send(_post(fd, path, key, body))
@@ -288,38 +295,38 @@ def _post(fd: int, path: bytes, key: bytes, body: bytes) -> bytes:
         import http.client
         from urllib.parse import urlsplit
     except ImportError:
-        return REFUSED
+        return REJECTED
     try:
-        # Anew each time: a token may have been replaced by one that lives longer.
+        # Read again each time: the token may have been renewed.
         callback = minijson.loads(os.pread(fd, 65_536, 0))
         url = urlsplit(callback["url"])
         if url.scheme not in ("http", "https") or url.hostname is None:
-            return REFUSED
+            return REJECTED
         secure = url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(url.hostname, url.port, timeout=POST_SECONDS)
+        connection = kind(url.hostname, url.port, timeout=STEP_TIMEOUT)
         headers = {
             "Authorization": "Bearer %s" % callback["token"],
             "Content-Type": "application/json",
             "Idempotency-Key": key.decode("ascii"),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return REFUSED
+        return REJECTED
     try:
         connection.connect()
         if not callback.get("loopback") and _is_loopback(connection.sock.getpeername()[0]):
-            return REFUSED
+            return REJECTED
         connection.request("POST", url.path.rstrip("/") + path.decode("ascii"), body, headers)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException):
-        return AGAIN
+        return RETRY
     except ValueError:
-        return REFUSED  # An id or a token that is no part of a request.
+        return REJECTED  # An id or a token that cannot be part of a request.
     finally:
         connection.close()
-    if 200 <= status < 300 or status in SETTLED:
+    if 200 <= status < 300 or status in ACCEPTED_STATUSES:
         return DONE
-    return AGAIN if status >= 500 or status in PASSING else REFUSED
+    return RETRY if status >= 500 or status in RETRIED_STATUSES else REJECTED
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,11 +1,11 @@
 """
-Contexts: processes that live between executions and keep their state, as the supervisor sees them.
+Contexts: processes that keep their state between runs, as the supervisor sees them.
 
-A context has one process at a time, a fork of the zygote, and one execution at a time in it. The
-executor is the truth about contexts: they are gone with it. What a process says on its socket is
-user code's word: it can end its own execution early, show something, and nothing more; one that
-closes the socket, or talks nonsense, is ended. A context whose process has ended is dead until it
-is started again; the process of one outlives the zygote that it came from.
+A context has one process at a time, a fork of the zygote, which executes one run at a time. The
+executor is the only place that knows contexts: they end with it. User code may write anything to a
+process's socket: it can end its own run early or show something, and nothing else. A process that
+closes the socket or sends an invalid message is killed. A context whose process has exited is dead
+until it is restarted; a process outlives the zygote that forked it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import os
-import time
 
 from ..protocol import frames, minijson
 from . import processes
 from .connection import Refusal, Stream
-from .event_loop import READ, Loop, Timer
-from .interpreter import zygote
+from .context import Context, ContextProcess
+from .event_loop import READ, Loop
+from .interpreter import jobs
 from .interpreter.child import FAILURE
 from .interpreter.kernel_messages import (
     DONE,
@@ -31,105 +31,43 @@ from .interpreter.kernel_messages import (
     SHOW,
     SIZE,
 )
-from .runs.runs import NO_USAGE, Run, Runs
+from .interpreter.zygote_client import ZygoteClient, ZygoteObserver
+from .runs.run import NO_USAGE, Run
+from .runs.runs import Runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Submit = Callable[[int, dict[str, Any], list[int]], bool]
-
 LANGUAGES = ("python",)
-START_SECONDS = 25.0
-UNPARK_SECONDS = 0.05
+START_TIMEOUT = 25.0
+RETRY_DELAY = 0.05
 TIMEOUT_GRACE = 2.0
-"""Between SIGINT and the end of a context whose execution took too long."""
-MESSAGES = 64
-"""So many are taken in one turn, so that one who talks a lot does not keep the others waiting."""
-ENTRY_COST = 256
-"""What a display costs beyond its bytes: many small ones have a bound too."""
-TICKS = os.sysconf("SC_CLK_TCK")
+"""Between SIGINT and the end of a context whose run took too long."""
+MAX_READS = 64
+"""Messages that are read from one process in a turn, so that others do not wait."""
+DISPLAY_COST = 256
+"""Added to the size of each display, so that many small ones are limited too."""
 
 
-class Host:
-    """One process of a context, from the wish for it to its end."""
-
-    def __init__(self, context: Context, number: int) -> None:
-        self.context = context
-        self.number = number
-        self.pid = 0
-        self.zygote = 0
-        """The zygote that it is a child of, once it is."""
-        self.handed = False
-        self.socket: _socket.socket | None = None
-        self.ready = False
-        self.doomed = False
-        """Whether it is about to end."""
-        self.ended = False
-        self.problem: tuple[str, str] | None = None
-        self.coming: bytearray | None = None
-        """The display that is being told; none when it is not kept."""
-        self.expected = 0
-
-
-class Context:
-    def __init__(self, request: dict[str, Any]) -> None:
-        self.id: str = request["id"]
-        self.request = request
-        self.created = time.time()
-        self.count = 0
-        self.born = False
-        """Whether it was ever ready."""
-        self.host: Host | None = None
-        self.run: Run | None = None
-        self.room = 0
-        self.dropped = False
-        self.began: tuple[float, int] = (0.0, 0)
-        self.waiting: list[Stream] = []
-        """Who is told when it can be used."""
-        self.starting: Timer | None = None
-        self.on_dead: list[Callable[[], None]] = []
-
-    @property
-    def state(self) -> str:
-        if self.host is None or self.host.doomed:
-            return "dead"
-        return "busy" if self.run is not None or not self.host.ready else "idle"
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "language": self.request["language"],
-            "cwd": self.request["cwd"],
-            "state": self.state,
-            "created": self.created,
-            "execution_count": self.count,
-        }
-
-
-class Contexts:
+class Contexts(ZygoteObserver):
     def __init__(
         self,
         loop: Loop,
         runs: Runs,
-        submit: Submit,
-        see_taken: Callable[[], None],
-        settle: Callable[[], None],
+        zygote: ZygoteClient,
         limit: Callable[[dict[str, int]], None],
     ) -> None:
         self._loop = loop
         self._runs = runs
-        self._see_taken = see_taken
+        self._zygote = zygote
         self._limit = limit
-        """Sets what is watched as long as there are contexts."""
-        self._submit = submit
-        """Hands a job to the zygote; says whether there is one to hand it to."""
-        self._settle = settle
-        """Told when another number of children is wanted."""
+        """Sets the limits that are watched while there are contexts."""
         self._contexts: dict[str, Context] = {}
-        self._hosts: dict[int, Host] = {}
-        self._given_up: set[int] = set()
-        """Jobs that nobody has taken, and whoever does is to end."""
+        self._processes: dict[int, ContextProcess] = {}
+        """By job number."""
+        self._abandoned: set[int] = set()
+        """Jobs that timed out before a process took them; a process that does is killed."""
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "context_create": self._create,
@@ -147,15 +85,15 @@ class Contexts:
             raise Refusal(
                 "language_unsupported", message % (request["language"], ", ".join(LANGUAGES))
             )
-        known = self._contexts.get(request["id"])
-        if known is None:
+        context = self._contexts.get(request["id"])
+        if context is None:
             if len(self._contexts) >= request["most"]:
                 message = "The session has %d contexts; delete one." % len(self._contexts)
                 raise Refusal("too_many_contexts", message)
-            known = self._contexts[request["id"]] = Context(request)
+            context = self._contexts[request["id"]] = Context(request)
             self._limit(request.get("watch", {}))
-            self._start(known)
-        self._answer(known, stream)
+            self._start(context)
+        self._answer(context, stream)
 
     def _list(self, stream: Stream, request: dict[str, Any]) -> None:
         stream.end({"contexts": [context.describe() for context in self._contexts.values()]})
@@ -163,31 +101,31 @@ class Contexts:
     def _restart(self, stream: Stream, request: dict[str, Any]) -> None:
         context = self._get(request["id"])
 
-        def again() -> None:
-            if context.host is None:
+        def start() -> None:
+            if context.process is None:
                 self._start(context)
             self._answer(context, stream)
 
-        if context.host is not None and not context.host.ready:
+        if context.process is not None and not context.process.ready:
             self._answer(context, stream)
         else:
-            self._end(context, again)
+            self._end(context, start)
 
     def _interrupt(self, stream: Stream, request: dict[str, Any]) -> None:
         context = self._get(request["id"])
-        if context.run is not None and context.host is not None:
-            _interrupt(context.host)
+        if context.run is not None and context.process is not None:
+            context.process.interrupt()
         stream.end({"context": context.describe()})
 
     def _delete(self, stream: Stream, request: dict[str, Any]) -> None:
         context = self._get(request["id"])
 
-        def gone() -> None:
+        def delete() -> None:
             if self._contexts.get(context.id) is context:
                 del self._contexts[context.id]
             stream.end({})
 
-        self._end(context, gone)
+        self._end(context, delete)
 
     def _get(self, context_id: str) -> Context:
         context = self._contexts.get(context_id)
@@ -196,144 +134,149 @@ class Contexts:
         return context
 
     def _answer(self, context: Context, stream: Stream) -> None:
-        if context.host is None or context.host.ready:
+        """Describe the context, once its process is ready."""
+        if context.process is None or context.process.ready:
             stream.end({"context": context.describe()})
         else:
             context.waiting.append(stream)
 
     def _end(self, context: Context, then: Callable[[], None]) -> None:
-        """End its process, and what runs in it."""
-        if context.host is None:
+        """End the context's process and the run in it."""
+        if context.process is None:
             then()
             return
-        context.on_dead.append(then)
+        context.on_exit.append(then)
         if context.run is not None:
             self._runs.end(context.run, "cancelled", 0.0)
-        self._kill(context.host)
+        self._kill(context.process)
 
     # Processes
 
-    def children(self, zygote_pid: int) -> int:
-        """How many of that zygote's children are contexts, or will be."""
-        return sum(1 for host in self._hosts.values() if host.zygote in (0, zygote_pid))
-
     def _start(self, context: Context) -> None:
-        number = self._runs.next_number()
-        host = context.host = self._hosts[number] = Host(context, number)
-        context.count = 0
-        context.starting = self._loop.after(START_SECONDS, lambda: self._too_late(host))
-        self._hand_over(host)
+        number = self._runs.next_job_number()
+        process = context.process = self._processes[number] = ContextProcess(context, number)
+        context.execution_count = 0
+        context.start_timer = self._loop.after(START_TIMEOUT, lambda: self._give_up(process))
+        self._hand_over(process)
 
-    def _hand_over(self, host: Host) -> None:
-        request = host.context.request
+    def _hand_over(self, process: ContextProcess) -> None:
+        request = process.context.request
         job = {"kind": "context", "id": request["id"], "code": "", "staging": False}
         for name in ("env", "cwd", "limits"):
             job[name] = request[name]
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        # If no zygote takes jobs now, `jobs_accepted` tries again.
+        sent = self._zygote.accepts_jobs
         try:
-            # Too many wait already, or there is no zygote now: `unpark` comes back to it.
-            taken = self._submit(host.number, job, [self._null] * 3 + [theirs.fileno()])
+            if sent:
+                descriptors = [self._null] * 3 + [theirs.fileno()]
+                self._zygote.send_job(process.job_number, job, descriptors)
         except OSError:
-            taken = False
-            self._loop.after(UNPARK_SECONDS, self.unpark)
+            sent = False
+            self._loop.after(RETRY_DELAY, self.jobs_accepted)
         theirs.close()
-        if not taken:
+        if not sent:
             ours.close()
             return
         ours.setblocking(False)
-        host.socket, host.handed = ours, True
-        self._loop.add(ours.fileno(), READ, lambda mask: self._ready(host))
-        self._settle()
+        process.socket, process.handed_over = ours, True
+        self._loop.add(ours.fileno(), READ, lambda mask: self._read(process))
+        self._zygote.adjust_children()
 
-    def unpark(self) -> None:
-        """There is a zygote to hand those to that were handed to none."""
-        for host in list(self._hosts.values()):
-            if not host.handed:
-                self._hand_over(host)
+    def jobs_accepted(self) -> None:
+        for process in list(self._processes.values()):
+            if not process.handed_over:
+                self._hand_over(process)
 
-    def taken(self, number: int, pid: int, zygote_pid: int) -> None:
-        host = self._hosts.get(number)
-        if host is None:
-            if number in self._given_up:
-                self._given_up.discard(number)
+    def children_wanted(self) -> int:
+        return sum(process.zygote in (0, self._zygote.pid) for process in self._processes.values())
+
+    def job_taken(self, number: int, pid: int) -> bool:
+        process = self._processes.get(number)
+        if process is None:
+            if number in self._abandoned:
+                self._abandoned.discard(number)
                 processes.kill_tree(pid)
-            return
-        host.pid, host.zygote = pid, zygote_pid
-        self._runs.hosts[pid] = None
-        if host.doomed:
+                return True
+            return False
+        process.pid, process.zygote = pid, self._zygote.pid
+        self._runs.table.contexts[pid] = None
+        if process.ending:
             processes.kill_tree(pid)
+        return True
 
     def zygote_lost(self) -> None:
-        """Processes that it was the parent of are PID 1's children now, and live on."""
-        self._given_up.clear()
-        for host in list(self._hosts.values()):
-            if not host.pid:
-                self._close(host)
-                host.handed = False
-                if host.doomed:
-                    self._gone(host, signal.SIGKILL, dict(NO_USAGE))
-            elif processes.read(host.pid) is None:
-                # It had taken note of the end of this one, and then could not tell.
-                self._gone(host, signal.SIGKILL, dict(NO_USAGE))
+        # Processes that it has forked are children of PID 1 now, and live on.
+        self._abandoned.clear()
+        for process in list(self._processes.values()):
+            if not process.pid:
+                self._close(process)
+                process.handed_over = False
+                if process.ending:
+                    self._exited(process, signal.SIGKILL, dict(NO_USAGE))
+            elif processes.read(process.pid) is None:
+                # The zygote reaped it and died before it could report that.
+                self._exited(process, signal.SIGKILL, dict(NO_USAGE))
 
-    def exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
-        for host in list(self._hosts.values()):
-            if host.pid == pid:
-                self._gone(host, status, usage)
+    def child_exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
+        for process in list(self._processes.values()):
+            if process.pid == pid:
+                self._exited(process, status, usage)
 
-    def _gone(self, host: Host, status: int, usage: dict[str, float]) -> None:
-        host.doomed = host.ended = True
-        # What it had said before, its own end of the execution above all.
-        rounds = 0
-        while host.socket is not None and rounds < MESSAGES and self._take(host):
-            rounds += 1
-        self._close(host)
-        self._hosts.pop(host.number, None)
-        self._runs.hosts.pop(host.pid, None)
-        context = host.context
-        context.host = None
-        if context.starting is not None:
-            context.starting.cancel()
-        self._runs.end_strays()
+    def _exited(self, process: ContextProcess, status: int, usage: dict[str, float]) -> None:
+        process.ending = process.exited = True
+        # What it sent before, above all that its run is done.
+        self._read(process)
+        self._close(process)
+        self._processes.pop(process.job_number, None)
+        self._runs.table.contexts.pop(process.pid, None)
+        context = process.context
+        context.process = None
+        if context.start_timer is not None:
+            context.start_timer.cancel()
+        self._runs.table.kill_strays()
         if context.run is not None:
-            self._conclude(context, status, self._usage(context, usage))
+            # The kernel reports the usage since the process started.
+            cpu = max(0.0, usage["cpu"] - context.usage_before[0])
+            self._conclude(context, process, status, dict(usage, cpu=cpu))
         waiting, context.waiting = context.waiting, []
-        if not context.born:
+        if not context.was_ready:
             self._contexts.pop(context.id, None)
         for stream in waiting:
-            stream.error(*(host.problem or ("context_failed", "The context did not start.")))
-        calls, context.on_dead = context.on_dead, []
-        for call in calls:
+            stream.error(*(process.problem or ("context_failed", "The context did not start.")))
+        callbacks, context.on_exit = context.on_exit, []
+        for call in callbacks:
             call()
-        self._settle()
+        self._zygote.adjust_children()
 
-    def _too_late(self, host: Host) -> None:
-        self._see_taken()
-        if host.context.host is host and not host.ready:
-            message = "The context did not start within %d seconds." % START_SECONDS
-            host.problem = ("context_failed", message)
-            self._kill(host)
-            if not host.pid and host.context.host is host:
-                self._given_up.add(host.number)
-                self._gone(host, signal.SIGKILL, dict(NO_USAGE))
+    def _give_up(self, process: ContextProcess) -> None:
+        """End a process that did not become ready in time."""
+        self._zygote.poll_taken()
+        if process.context.process is process and not process.ready:
+            message = "The context did not start within %d seconds." % START_TIMEOUT
+            process.problem = ("context_failed", message)
+            self._kill(process)
+            if not process.pid and process.context.process is process:
+                self._abandoned.add(process.job_number)
+                self._exited(process, signal.SIGKILL, dict(NO_USAGE))
 
-    def _kill(self, host: Host) -> None:
-        host.doomed = True
-        if host.pid:
-            processes.kill_tree(host.pid)
-        elif not host.handed:
-            self._gone(host, signal.SIGKILL, dict(NO_USAGE))
+    def _kill(self, process: ContextProcess) -> None:
+        process.ending = True
+        if process.pid:
+            processes.kill_tree(process.pid)
+        elif not process.handed_over:
+            self._exited(process, signal.SIGKILL, dict(NO_USAGE))
 
-    def _close(self, host: Host) -> None:
-        if host.socket is not None:
-            self._loop.remove(host.socket.fileno())
-            host.socket.close()
-            host.socket = None
+    def _close(self, process: ContextProcess) -> None:
+        if process.socket is not None:
+            self._loop.remove(process.socket.fileno())
+            process.socket.close()
+            process.socket = None
 
     # Runs
 
     def check(self, context_id: str) -> Context:
-        """The context that is to run something, if it can."""
+        """The context that a run request names; it must be idle."""
         context = self._get(context_id)
         if context.state == "dead":
             raise Refusal("context_dead", "Context %s has ended; restart it." % context_id)
@@ -342,78 +285,77 @@ class Contexts:
         return context
 
     def begin(self, context: Context, run: Run) -> None:
-        host, request = context.host, run.request
-        assert host is not None
-        assert host.socket is not None
+        process, request = context.process, run.request
+        assert process is not None
+        assert process.socket is not None
         job = {name: request[name] for name in ("id", "code", "env", "workspace")}
-        job["results_limit"] = context.room = int(request["results_limit"])
+        job["results_limit"] = context.display_room = int(request["results_limit"])
         job["staging"] = request.get("staging", True)
-        theirs = self._runs.open(run)
+        descriptors = self._runs.open(run)
         try:
-            zygote.send_job(host.socket, run.number, job, theirs)
+            jobs.send(process.socket, run.job_number, job, descriptors)
         except OSError as error:
             self._runs.park(run)
-            # It does not read what it is sent, or there is nobody to.
-            self._kill(host)
+            # The process does not read its jobs, or has exited.
+            self._kill(process)
             message = "Context %s cannot be reached: %s." % (context.id, error)
             raise Refusal("context_dead", message) from None
         finally:
-            for fd in theirs:
+            for fd in descriptors:
                 os.close(fd)
-        context.run, context.dropped = run, False
-        self._runs.hosts[host.pid] = run
-        context.count += 1
-        context.began = _used(host.pid)
-        run.pid = host.pid
+        context.run, context.reported_drop = run, False
+        self._runs.table.contexts[process.pid] = run
+        context.execution_count += 1
+        context.usage_before = process.usage()
+        run.pid = process.pid
         run.pipes.taken()
-        run.stop = lambda reason, grace: self._stop(host, run, reason, grace)
+        run.stop_in_context = lambda reason, grace: self._stop(process, run, reason, grace)
         self._runs.begin(run)
 
-    def _stop(self, host: Host, run: Run, reason: str, grace: float) -> None:
+    def _stop(self, process: ContextProcess, run: Run, reason: str, grace: float) -> None:
         if reason == "timeout":
             grace = TIMEOUT_GRACE
         elif reason != "cancelled":
             grace = 0.0
 
         def kill() -> None:
-            if host.context.run is run:
-                self._kill(host)
+            if process.context.run is run:
+                self._kill(process)
 
         if grace <= 0:
             kill()
             return
-        _interrupt(host)
-        run.grace = self._loop.after(grace, kill)
+        process.interrupt()
+        run.kill_timer = self._loop.after(grace, kill)
 
-    def _conclude(self, context: Context, status: int, usage: dict[str, float]) -> None:
+    def _done(self, context: Context, process: ContextProcess, exit_code: int) -> None:
+        """The process has finished its run and lives on."""
+        cpu, peak = process.usage()
+        used = dict(NO_USAGE, cpu=max(0.0, cpu - context.usage_before[0]), peak=peak)
+        self._conclude(context, process, exit_code << 8, used)
+
+    def _conclude(
+        self, context: Context, process: ContextProcess, status: int, usage: dict[str, float]
+    ) -> None:
         run, context.run = context.run, None
-        if context.host is not None:
-            self._runs.hosts[context.host.pid] = None
-        if run is None:
-            return
-        self._runs.conclude(run, status, usage)
+        if context.process is not None:
+            self._runs.table.contexts[process.pid] = None
+        if run is not None:
+            self._runs.conclude(run, status, usage)
 
-    def _usage(self, context: Context, last: dict[str, float] | None = None) -> dict[str, float]:
-        """Of one execution: what its process used, less what it had used before."""
-        if last is not None:
-            return dict(last, cpu=max(0.0, last["cpu"] - context.began[0]))
-        assert context.host is not None
-        cpu, peak = _used(context.host.pid)
-        return dict(NO_USAGE, cpu=max(0.0, cpu - context.began[0]), peak=peak)
+    # Messages from a process
 
-    # What a process says
+    def _read(self, process: ContextProcess) -> None:
+        reads = 0
+        while process.socket is not None and reads < MAX_READS and self._receive(process):
+            reads += 1
 
-    def _ready(self, host: Host) -> None:
-        rounds = 0
-        while host.socket is not None and rounds < MESSAGES and self._take(host):
-            rounds += 1
-
-    def _take(self, host: Host) -> bool:
-        """One message; whether there may be more."""
-        assert host.socket is not None
+    def _receive(self, process: ContextProcess) -> bool:
+        """Read one message; returns whether there may be more."""
+        assert process.socket is not None
         try:
-            # What else is sent along, descriptors above all, is not taken.
-            message = host.socket.recv(MAX_MESSAGE)
+            # Ancillary data, such as descriptors, is discarded.
+            message = process.socket.recv(MAX_MESSAGE)
         except BlockingIOError:
             return False
         except OSError:
@@ -421,79 +363,77 @@ class Contexts:
         try:
             if not message:
                 raise ValueError
-            self._hear(host, message[:1], message[1:])
+            self._handle(process, message[:1], message[1:])
         except (ValueError, RecursionError, frames.ProtocolError):
-            self._close(host)
-            if host.ended:
+            self._close(process)
+            if process.exited:
                 return False
-            self._see_taken()
-            if host.pid:
-                self._kill(host)
-            elif host.doomed:
-                self._gone(host, signal.SIGKILL, dict(NO_USAGE))
+            self._zygote.poll_taken()
+            if process.pid:
+                self._kill(process)
+            elif process.ending:
+                self._exited(process, signal.SIGKILL, dict(NO_USAGE))
             else:
-                # The job was received and never announced, so the context has not begun.
-                host.handed = False
-                self._hand_over(host)
+                # A process received the job and never announced it, so the context has not begun.
+                process.handed_over = False
+                self._hand_over(process)
             return False
         return True
 
-    def _hear(self, host: Host, kind: bytes, body: bytes) -> None:
-        """Raises ValueError for what our own code does not say."""
-        context, run = host.context, host.context.run
-        if kind == READY and not host.ready:
-            self._see_taken()
-            if not host.pid:
+    def _handle(self, process: ContextProcess, kind: bytes, body: bytes) -> None:
+        """Raises ValueError for an invalid message."""
+        context, run = process.context, process.context.run
+        if kind == READY and not process.ready:
+            self._zygote.poll_taken()
+            if not process.pid:
                 raise ValueError
-            host.ready = context.born = True
-            if context.starting is not None:
-                context.starting.cancel()
+            process.ready = context.was_ready = True
+            if context.start_timer is not None:
+                context.start_timer.cancel()
             waiting, context.waiting = context.waiting, []
             for stream in waiting:
                 self._answer(context, stream)
-        elif kind == FAILURE and not host.ready:
-            said = frames.decode_json(body) if len(body) < MAX_MESSAGE else {}
-            host.problem = ("bad_cwd", str(said.get("message"))[:1000])
+        elif kind == FAILURE and not process.ready:
+            failure = frames.decode_json(body) if len(body) < MAX_MESSAGE else {}
+            process.problem = ("bad_cwd", str(failure.get("message"))[:1000])
         elif kind == PIECE:
-            self._piece(context, host, body)
+            self._add_piece(context, process, body)
         elif kind in (SHOW, DROPPED):
             number, size = _unpack(SIZE, body)
-            host.coming, host.expected = None, 0
-            if run is None or number != run.number:
-                return  # Of a thread that an earlier execution left, or of one who lies.
-            if kind == DROPPED or size + ENTRY_COST > context.room:
-                self._drop(context, run, size)
+            process.display, process.display_size = None, 0
+            if run is None or number != run.job_number:
+                return  # From a thread that an earlier run left, or forged by user code.
+            if kind == DROPPED or size + DISPLAY_COST > context.display_room:
+                self._report_drop(context, run, size)
             elif size:
-                context.room -= size + ENTRY_COST
-                host.coming, host.expected = bytearray(), size
+                context.display_room -= size + DISPLAY_COST
+                process.display, process.display_size = bytearray(), size
         elif kind == DONE:
-            number, code = _unpack(DONE_BODY, body)
-            if run is not None and number == run.number:
-                self._conclude(context, code << 8, self._usage(context))
+            number, exit_code = _unpack(DONE_BODY, body)
+            if run is not None and number == run.job_number:
+                self._done(context, process, exit_code)
         else:
             raise ValueError
 
-    def _piece(self, context: Context, host: Host, body: bytes) -> None:
-        if host.coming is None or context.run is None:
+    def _add_piece(self, context: Context, process: ContextProcess, body: bytes) -> None:
+        if process.display is None or context.run is None:
             return
-        host.coming += body
-        if len(host.coming) > host.expected:
+        process.display += body
+        if len(process.display) > process.display_size:
             raise ValueError
-        if len(host.coming) == host.expected:
-            payload, host.coming = bytes(host.coming), None
-            # What was printed before it comes before it.
+        if len(process.display) == process.display_size:
+            payload, process.display = bytes(process.display), None
+            # Output that was printed before the display comes first.
             context.run.pipes.take()
             self._runs.add_entry(context.run, frames.DISPLAY, payload.replace(b"\n", b" "))
 
-    def _drop(self, context: Context, run: Run, size: int) -> None:
-        if context.dropped:
+    def _report_drop(self, context: Context, run: Run, size: int) -> None:
+        if context.reported_drop:
             return
-        context.dropped = True
-        words = "… dropped: %d bytes, and what follows; %d are kept of all that is shown" % (
-            size,
-            run.request["results_limit"],
-        )
-        entry = {"type": "display", "data": {"text/plain": words}, "metadata": {"dropped": True}}
+        context.reported_drop = True
+        limit = run.request["results_limit"]
+        text = "… dropped: %d bytes, and all later displays; %d bytes are kept" % (size, limit)
+        entry = {"type": "display", "data": {"text/plain": text}, "metadata": {"dropped": True}}
         self._runs.add_entry(run, frames.DISPLAY, minijson.dumps(entry))
 
 
@@ -502,25 +442,3 @@ def _unpack(form: Any, body: bytes) -> tuple[int, int]:
         raise ValueError
     first, second = form.unpack(body)
     return first, second
-
-
-def _interrupt(host: Host) -> None:
-    """As Ctrl-C does it: to its whole process group."""
-    if host.pid:
-        processes.send(-host.pid, signal.SIGINT)
-
-
-def _used(pid: int) -> tuple[float, int]:
-    """Seconds of the processor and peak of memory, with its children that have ended."""
-    cpu, peak = 0.0, 0
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            text = file.read()
-        cpu = sum(int(ticks) for ticks in text[text.rindex(b")") + 2 :].split()[11:15]) / TICKS
-        with open("/proc/%d/status" % pid, "rb") as file:
-            for line in file:
-                if line.startswith(b"VmHWM:"):
-                    peak = int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass  # It ends right now.
-    return cpu, peak

@@ -1,12 +1,13 @@
 """
-User code that stands still for a moment, so that a list of its files is of that moment.
+Freezing user code for a moment, so that a list of its files is consistent.
 
-PID 1 stops every other process of the namespace but those it is told to spare, and those of another
-user, which are not user code and which it could not stop. They do stand still
-when two looks in a row find all of them stopped and none has run in between: then there was a
-moment at which nobody could wake or make anybody. A process that was stopped before, as by ^Z,
-stays so. They go on, children before parents, so that no shell takes its job for stopped: when the
-last who wanted it is done, or when the time is over, whatever became of those who wanted it.
+PID 1 stops every other process of the namespace with SIGSTOP, except those it is told to spare and
+those of another user, which run no user code. They count as frozen when two looks in a row find all
+of them stopped and none has run in between: then there was a moment at which no process could wake
+or start another. A process that was stopped before, as by ^Z, stays stopped.
+
+They continue, children before parents so that no shell takes its job for stopped, when the last
+holder is done or its time is over.
 """
 
 from __future__ import annotations
@@ -22,43 +23,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    Look = dict[int, "Standing"]
+    Look = dict[int, "ProcessState"]
 
-REACH_SECONDS = 1.0
-"""The longest that it may take until all stand still."""
-HOLD_SECONDS = 10.0
-"""The longest that they stand still for one who wants it."""
-LOOK_SECONDS = 0.001
-PATIENCE_SECONDS = 0.2
+MAX_FREEZE = 1.0
+"""The longest that stopping all processes may take."""
+MAX_HOLD = 10.0
+"""The longest that processes stay frozen for one holder."""
+LOOK_INTERVAL = 0.001
+PATIENCE = 0.2
 """
-After so long, one that waits in the kernel counts as stopped: it may wait for one who is. And none
-is spared any longer for its parent's sake.
+After this time a process that waits in the kernel counts as stopped, because it may wait for one
+that is; and children are stopped although their parents still run.
 """
 _STOP_PENDING = 1 << (signal.SIGSTOP - 1)
 
 
-class Standing:
-    """What a look tells of a process."""
+class ProcessState:
+    """One process at the time of a look."""
 
     __slots__ = ("parent", "ran", "stopped", "waits")
 
     def __init__(self) -> None:
         self.parent = 0
         self.stopped = True
-        """Whether all its threads are."""
+        """Whether all its threads are stopped."""
         self.waits = False
-        """Whether one of them is in the kernel and will stop before it runs user code."""
+        """Whether a thread is in the kernel and will stop before it runs user code again."""
         self.ran: dict[int, int] = {}
-        """How often each thread was given a processor."""
+        """Context switches of each thread."""
 
 
 class Hold:
-    """One who wants all to stand still; `end` says whether they did, from `ready` on until then."""
+    """A request to keep user code frozen. `end` returns whether it was, since `ready`."""
 
-    def __init__(
-        self, standstill: Standstill, ready: Callable[[bool], None], seconds: float
-    ) -> None:
-        self._standstill = standstill
+    def __init__(self, freezer: Freezer, ready: Callable[[bool], None], seconds: float) -> None:
+        self._freezer = freezer
         self._ready = ready
         self.seconds = seconds
         self.timer: Timer | None = None
@@ -72,62 +71,62 @@ class Hold:
 
     def end(self) -> bool:
         if not self.over:
-            self._standstill.leave(self)
+            self._freezer.release(self)
         return self.good
 
 
-class Standstill:
+class Freezer:
     def __init__(self, loop: Loop, spared: Callable[[], frozenset[int]]) -> None:
         self._loop = loop
         self._spared = spared
         self._holds: list[Hold] = []
         self._first: Look = {}
-        """As they were before anything was done to them."""
-        self._still: Look | None = None
-        """As they were when all stood still."""
+        """Processes before any was stopped."""
+        self._frozen: Look | None = None
+        """Processes when all were frozen."""
 
     @property
     def wanted(self) -> bool:
         return bool(self._holds)
 
     def hold(self, ready: Callable[[bool], None], seconds: float) -> Hold:
-        """Have all stand still; `ready` is told whether they do, and may be before this returns."""
+        """Freeze user code. `ready` is called with whether it worked, maybe before this returns."""
         hold = Hold(self, ready, seconds)
-        if os.getpid() != 1 or not _is_told():
+        if os.getpid() != 1 or not _is_supported():
             hold.over = True
             ready(False)
             return hold
         self._holds.append(hold)
-        if self._still is not None:
+        if self._frozen is not None:
             self._reached(hold)
         elif len(self._holds) == 1:
             self._begin()
         return hold
 
     def disturb(self) -> None:
-        """Something of ours changed files: what is listed is not of one moment."""
+        """The executor itself changed files: a list of them is not consistent."""
         for hold in self._holds:
             hold.good = False
 
-    def leave(self, hold: Hold) -> None:
-        if hold.good and not self._unmoved():
+    def release(self, hold: Hold) -> None:
+        if hold.good and not self._still_frozen():
             hold.good = False
-        self._let_go(hold)
+        self._remove(hold)
 
     def _expire(self, hold: Hold) -> None:
         hold.good = False
-        self._let_go(hold)
+        self._remove(hold)
 
-    def _let_go(self, hold: Hold) -> None:
+    def _remove(self, hold: Hold) -> None:
         hold.over = True
         if hold.timer is not None:
             hold.timer.cancel()
         if hold in self._holds:
             self._holds.remove(hold)
             if not self._holds:
-                self._go_on()
+                self._resume()
 
-    # Down
+    # Freeze
 
     def _begin(self) -> None:
         self._first = look(self._spared())
@@ -138,27 +137,27 @@ class Standstill:
             return
         now = look(self._spared())
         late = time.monotonic() - begun
-        moving = [pid for pid, found in now.items() if not _stands(found, late)]
+        moving = [pid for pid, found in now.items() if not _is_stopped(found, late)]
         if not moving and _same(now, before):
-            self._still = now
+            self._frozen = now
             for hold in list(self._holds):
                 self._reached(hold)
             return
-        if late > REACH_SECONDS:
+        if late > MAX_FREEZE:
             self._give_up()
             return
         for pid in moving:
             above = now.get(now[pid].parent)
-            # Parents before their children: who waits for a child's end is not told that it was
-            # stopped. Not for long: user code may wake whom it likes.
-            if above is None or above.stopped or late > PATIENCE_SECONDS:
+            # Parents before their children, so that no parent sees that a child was stopped. Not
+            # for long, because user code may wake any process.
+            if above is None or above.stopped or late > PATIENCE:
                 processes.send(pid, signal.SIGSTOP)
-        wait = LOOK_SECONDS if moving else 0
+        wait = LOOK_INTERVAL if moving else 0
         self._loop.after(wait, lambda: self._look_again(begun, {} if moving else now))
 
     def _give_up(self) -> None:
         holds, self._holds = self._holds, []
-        self._go_on()
+        self._resume()
         for hold in holds:
             hold.reached(False)
             hold.over = True
@@ -167,34 +166,34 @@ class Standstill:
         hold.timer = self._loop.after(hold.seconds, lambda: self._expire(hold))
         hold.reached(True)
 
-    # Up
+    # Resume
 
-    def _unmoved(self) -> bool:
-        """Whether none has run since all stood still; some may have been ended, which is no run."""
-        still = self._still or {}
+    def _still_frozen(self) -> bool:
+        """Whether no process has run since all were frozen; some may have been killed."""
+        frozen = self._frozen or {}
         return all(
-            pid in still and found.ran == still[pid].ran
+            pid in frozen and found.ran == frozen[pid].ran
             for pid, found in look(self._spared()).items()
         )
 
-    def _go_on(self) -> None:
-        first, still, self._first, self._still = self._first, self._still, {}, None
+    def _resume(self) -> None:
+        first, frozen, self._first, self._frozen = self._first, self._frozen, {}, None
         spared = self._spared()
         now = look(spared)
         for level in reversed(_levels(now)):
             for pid in level:
-                if not _was_stopped(pid, first, still or now):
+                if not _was_stopped(pid, first, frozen or now):
                     processes.send(pid, signal.SIGCONT)
 
 
-def _was_stopped(pid: int, first: Look, still: Look) -> bool:
-    """Whether it stood still already, and was not woken before all did."""
-    begun, later = first.get(pid), still.get(pid)
+def _was_stopped(pid: int, first: Look, frozen: Look) -> bool:
+    """Whether it was stopped already and was not woken before all were frozen."""
+    begun, later = first.get(pid), frozen.get(pid)
     return begun is not None and begun.stopped and later is not None and later.ran == begun.ran
 
 
-def _stands(found: Standing, late: float) -> bool:
-    return found.stopped or (found.waits and late > PATIENCE_SECONDS)
+def _is_stopped(found: ProcessState, late: float) -> bool:
+    return found.stopped or (found.waits and late > PATIENCE)
 
 
 def _same(now: Look, before: Look) -> bool:
@@ -204,28 +203,28 @@ def _same(now: Look, before: Look) -> bool:
 
 
 def look(spared: frozenset[int]) -> Look:
-    """Every living process of the namespace but PID 1 and those."""
+    """Every living process of the namespace except PID 1 and the spared ones."""
     found: Look = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and entry != "1" and int(entry) not in spared:
-            standing = _look_at(entry)
-            if standing.ran:
-                found[int(entry)] = standing
+            process = _look_at(entry)
+            if process.ran:
+                found[int(entry)] = process
     return found
 
 
-def _is_told() -> bool:
-    """Whether the kernel tells what a look takes: gVisor does not."""
+def _is_supported() -> bool:
+    """Whether the kernel reports context switches; gVisor does not."""
     with open("/proc/self/status", "rb") as file:
         return b"\nvoluntary_ctxt_switches:" in file.read()
 
 
-def _look_at(pid: str) -> Standing:
-    standing = Standing()
+def _look_at(pid: str) -> ProcessState:
+    found = ProcessState()
     try:
         threads = os.listdir("/proc/%s/task" % pid)
     except OSError:
-        return standing
+        return found
     for thread in threads:
         try:
             with open("/proc/%s/task/%s/status" % (pid, thread), "rb") as file:
@@ -236,22 +235,22 @@ def _look_at(pid: str) -> Standing:
             break
         state = fields[b"State"].split()[0]
         if state in b"ZX":
-            continue  # Of a process with others yet, or with nobody.
+            continue
         switches = int(fields[b"voluntary_ctxt_switches"])
-        standing.ran[int(thread)] = switches + int(fields[b"nonvoluntary_ctxt_switches"])
-        standing.parent = int(fields[b"PPid"])
+        found.ran[int(thread)] = switches + int(fields[b"nonvoluntary_ctxt_switches"])
+        found.parent = int(fields[b"PPid"])
         if state not in b"Tt":
-            standing.stopped = False
+            found.stopped = False
             pending = int(fields[b"SigPnd"], 16) | int(fields[b"ShdPnd"], 16)
-            standing.waits = state == b"D" and bool(pending & _STOP_PENDING)
-    return standing
+            found.waits = state == b"D" and bool(pending & _STOP_PENDING)
+    return found
 
 
 def _levels(found: Look) -> list[list[int]]:
-    """Processes by how far they are below those at the top, the highest first."""
+    """Processes by their depth in the tree, the topmost first."""
     below: dict[int, list[int]] = {}
-    for pid, standing in found.items():
-        above = standing.parent if standing.parent in found else 0
+    for pid, process in found.items():
+        above = process.parent if process.parent in found else 0
         below.setdefault(above, []).append(pid)
     levels: list[list[int]] = []
     level = below.get(0, [])

@@ -1,4 +1,4 @@
-"""The last bytes that came through a pipe, read as they come so that its writer never waits."""
+"""The last bytes that came through a pipe. Reads at once, so that the writer never blocks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import os
 
 from .event_loop import READ, Loop
 
-KEPT = 1000
-"""Bytes."""
+MAX_KEPT = 1000
 CHUNK = 65_536
 
 
-class Tail:
+class OutputTail:
     def __init__(self, loop: Loop, fd: int) -> None:
         self.last = b""
         self._loop = loop
@@ -20,23 +19,23 @@ class Tail:
         loop.add(fd, READ, lambda mask: self._read())
 
     def _read(self) -> None:
-        """One piece at a time: a writer that never stops does not keep the loop busy."""
+        """Read one chunk only: a writer that never stops must not keep the loop busy."""
         try:
-            piece = os.read(self._fd, CHUNK)
+            chunk = os.read(self._fd, CHUNK)
         except BlockingIOError:
             return
-        if piece:
-            self.last = (self.last + piece)[-KEPT:]
+        if chunk:
+            self.last = (self.last + chunk)[-MAX_KEPT:]
         else:
-            self._give_back()
+            self._close()
 
     def close(self) -> None:
-        """Take what is there and close the pipe; `last` stays."""
+        """Read what is there and close the pipe; `last` stays."""
         if self._fd >= 0:
             self._read()
-        self._give_back()
+        self._close()
 
-    def _give_back(self) -> None:
+    def _close(self) -> None:
         if self._fd >= 0:
             self._loop.remove(self._fd)
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""The few system calls that Python's `os` does not have."""
+"""System calls that Python's `os` does not offer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 _SFD_FLAGS = 0o2004000  # non-blocking, close-on-exec
 _SI_USER = 0
 
-# The function behind `ctypes`, found once: the package would take more memory than all of ours, and
-# a child that calls through it touches more pages.
+# `_ctypes` and not `ctypes`: the package needs more memory than the whole executor, and a child
+# that calls through it touches more pages.
 _library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
 _prctl_address = _ctypes.dlsym(_library, "prctl")
 
@@ -36,7 +36,7 @@ def set_dumpable(dumpable: bool) -> None:
 def set_subreaper() -> None:
     """
     Orphaned descendants become children of this process, so none leaves its tree. With a kernel
-    that has no such thing, as gVisor, they come to PID 1, which takes them for strays.
+    that does not support this, such as gVisor, they become children of PID 1: strays.
     """
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -48,10 +48,10 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
-def filter_calls(program: bytes) -> None:
+def install_filter(program: bytes) -> None:
     """
-    A BPF program that decides over system calls of this process and all that it starts from now on,
-    beside those that are in force already.
+    Install a seccomp filter (a BPF program) for this process and all that it starts from now on,
+    in addition to filters that are installed already.
     """
     import array
 
@@ -59,11 +59,11 @@ def filter_calls(program: bytes) -> None:
     code = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, code.buffer_info()[0])
     if _ctypes.call_function(_prctl_address, (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, described)):
-        raise OSError("the system call filter was not taken")
+        raise OSError("the seccomp filter could not be installed")
 
 
 def set_oom_score(score: int) -> None:
-    """Of this process and those that it starts; a kernel that has no such thing goes without."""
+    """For this process and those that it starts. Ignored by kernels that do not support it."""
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -76,10 +76,11 @@ def set_oom_score(score: int) -> None:
 
 def ipc_control(function: str, number: int, command: int) -> tuple[int, bytes]:
     """
-    `shmctl`, `msgctl` or `semctl` for an object or an index of this IPC namespace: the call's
-    result, and what it has filled in.
+    Call `shmctl`, `msgctl` or `semctl` for an object or an index of this IPC namespace. Returns the
+    call's result and the buffer that it has filled.
     """
-    # The kernel fills in bytes that nothing else has; `ctypes` has a type for that, and is large.
+    # The kernel writes into a bytes object that nothing else refers to: `ctypes`, which has a type
+    # for buffers, is large.
     filled = bytes(256)
     arguments = (number, 0) if function == "semctl" else (number,)
     address = _ctypes.dlsym(_library, function)
@@ -89,8 +90,8 @@ def ipc_control(function: str, number: int, command: int) -> tuple[int, bytes]:
 
 def signal_descriptor(number: int) -> int:
     """
-    A descriptor that a blocked signal is read from. Unlike a handler it tells a signal from outside
-    the namespace from one that a process inside has sent; see `is_from_outside`.
+    A descriptor from which a blocked signal is read. Unlike a handler it can tell signals from
+    outside the namespace from those of a process inside; see `is_from_outside`.
     """
     mask = (1 << (number - 1)).to_bytes(8, sys.byteorder)
     address = _ctypes.dlsym(_library, "signalfd")
@@ -102,15 +103,15 @@ def signal_descriptor(number: int) -> int:
 
 def is_from_outside(message: bytes) -> bool:
     """
-    Whether a process of another namespace has sent a signal by `kill`. The pid alone does not tell:
-    with `sigqueue` the sender writes it, but can never use the code of `kill`.
+    Whether a process of another namespace sent a signal by `kill`. The pid alone is no proof: with
+    `sigqueue` the sender chooses it, but cannot use the code of `kill`.
     """
     code, pid = struct.unpack_from("=iI", message, 8)
     return bool(code == _SI_USER and pid == 0)
 
 
 def inotify() -> int:
-    """A descriptor that tells of changes to what `inotify_add` names; -1 when there is none."""
+    """A new inotify descriptor; -1 if the kernel has no inotify."""
     try:
         address = _ctypes.dlsym(_library, "inotify_init1")
     except OSError:
@@ -119,7 +120,7 @@ def inotify() -> int:
 
 
 def inotify_add(fd: int, path: bytes, mask: int) -> int:
-    """The number of a new watch; -1 when it is not to be had."""
+    """The number of a new watch; -1 if it cannot be added."""
     address = _ctypes.dlsym(_library, "inotify_add_watch")
     return int(_ctypes.call_function(address, (fd, path, mask)))
 
@@ -129,6 +130,14 @@ def inotify_remove(fd: int, number: int) -> None:
 
 
 def sync_files(fd: int) -> None:
-    """Write all that the kernel still holds of a file system; as long as that takes."""
+    """Write all cached data of a file system to disk, however long that takes."""
     if _ctypes.call_function(_ctypes.dlsym(_library, "syncfs"), (fd,)) != 0:
         raise OSError("syncfs failed")
+
+
+def close_descriptors_except(*kept: int) -> None:
+    low = -1
+    for fd in [*sorted(kept), 65536]:
+        if fd > low + 1:  # Some versions of closerange do not take an empty range.
+            os.closerange(low + 1, fd)
+        low = fd

@@ -18,7 +18,7 @@ import pytest
 
 import atoll.executor.user_module
 from atoll.drivers.shared import executor_bundle
-from atoll.executor.runs import conversations
+from atoll.executor.runs import messages
 from atoll.executor.user_module import atoll_session
 from atoll.link.client import Link
 from atoll.link.errors import ExecutorError, LinkLost
@@ -297,7 +297,7 @@ async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> No
     code = "import sys; sys.stdin.read(); print(a.ask('?').answer); print(len(a.messages()))"
     heard, running = await box.start("one", code, stdin="")
     await heard.approval()
-    text = "x" * conversations.MAX_MESSAGE
+    text = "x" * messages.MAX_MESSAGE
     for _ in range(20):
         await box.link.call("message", id="one", text=text)
     with pytest.raises(ExecutorError) as large:
@@ -311,7 +311,7 @@ async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> No
 async def test_unread_messages_have_a_bound(box: Box) -> None:
     heard, running = await box.start("one", "print(a.ask('?').answer); print(len(a.messages()))")
     await heard.approval()
-    for number in range(conversations.MAX_MESSAGES):
+    for number in range(messages.MAX_MESSAGES):
         await box.link.call("message", id="one", text=str(number))
     with pytest.raises(ExecutorError) as full:
         await box.link.call("message", id="one", text="")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor.interpreter import zygote
+from atoll.executor.interpreter import jobs
 from atoll.link.client import Link
 from atoll.protocol import frames
 from tests.executors import Executor, Heard, job
@@ -60,7 +60,7 @@ class Thief:
 
     async def take(self) -> None:
         def receive() -> None:
-            _, _, descriptors = zygote.receive(self._jobs)
+            _, _, descriptors = jobs.receive(self._jobs)
             for fd in descriptors:
                 os.close(fd)
             self._jobs.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from atoll.executor.callbacks import Reports
+from atoll.executor.callbacks import Callbacks
 from atoll.executor.event_loop import Loop
-from atoll.executor.files import artifacts
-from atoll.executor.files.staging import Staging
+from atoll.executor.files.outputs import Outputs
+from atoll.executor.files.workspace import Workspace
+from atoll.executor.interpreter.zygote_client import ZygoteClient
 from atoll.executor.runs.journal import Journal
-from atoll.executor.runs.runs import NO_USAGE, Runs
+from atoll.executor.runs.process_table import ProcessTable
+from atoll.executor.runs.run import NO_USAGE
+from atoll.executor.runs.runs import Runs
 from tests.executors import job
 
 if TYPE_CHECKING:
@@ -26,18 +29,24 @@ def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) 
     fds = [os.open(tmp_path / name, flags, 0o600) for name in ("journal.0", "journal.1")]
     journal = Journal(fds)
 
-    def hashed(listed: list[dict[str, Any]], done: Callable[[], None]) -> None:
-        later.append(done)
+    class SlowOutputs(Outputs):
+        """Has the files hashed, and reports that only later."""
 
+        def _hash(self, files: list[dict[str, Any]], done: Callable[[], None]) -> None:
+            later.append(done)
+
+    class UnstartedZygote(ZygoteClient):
+        def poll_taken(self) -> None:
+            pass
+
+    own_processes: set[int] = set()
     runs = Runs(
         loop,
-        artifacts.Scanner(str(root)),
-        Staging(loop, str(root)),
-        hashed,
-        lambda: None,
-        lambda run: None,
+        UnstartedZygote(loop, {}, own_processes),
+        ProcessTable(loop, own_processes),
+        SlowOutputs(loop, Workspace(str(root))),
         journal,
-        Reports(loop, None),
+        Callbacks(loop, None, own_processes),
     )
     run = runs.make(job("one", "print(1)"))
     run.parked = False

@@ -171,9 +171,9 @@ async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
     now, open_now = executor.supervisor()
     assert open_now > descriptors, "the outputs are not kept open, so this tests nothing"
     assert now - size < 20 << 20
-    for number in range(pipes.MAX_LEFT // 2):
+    for number in range(pipes.MAX_ORPHANED // 2):
         await run(f"more-{number}")
-    assert executor.supervisor()[1] < pipes.MAX_LEFT + 50
+    assert executor.supervisor()[1] < pipes.MAX_ORPHANED + 50
     link.close()
 
 

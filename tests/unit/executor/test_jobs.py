@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor.interpreter import zygote
+from atoll.executor.interpreter import jobs
 
 Pair = tuple[Any, Any]
 
@@ -26,20 +26,20 @@ def pair() -> Iterator[Pair]:
 def test_a_job_is_told_as_taken_or_not_run(pair: Pair) -> None:
     ours, theirs = pair
     for number in (1, 2):
-        zygote.send_job(ours, number, {}, [])
-    assert zygote.receive_job(theirs)[0] == 1
-    assert zygote.recall_jobs(ours) == [(1, os.getpid())]
+        jobs.send(ours, number, {}, [])
+    assert jobs.receive_and_announce(theirs)[0] == 1
+    assert jobs.recall(ours) == [(1, os.getpid())]
     # A spare that comes now gets the job but no further: it ends before any of it is run.
     with pytest.raises(BrokenPipeError):
-        zygote.receive_job(theirs)
-    assert zygote.taken_jobs(ours) == []
+        jobs.receive_and_announce(theirs)
+    assert jobs.taken(ours) == []
 
 
 def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
     ours, theirs = pair
     sent = os.pipe()
-    zygote.send_job(ours, 1, {"a": 1}, list(sent))
-    _, job, received = zygote.receive_job(theirs)
+    jobs.send(ours, 1, {"a": 1}, list(sent))
+    _, job, received = jobs.receive_and_announce(theirs)
     assert job == {"a": 1}
     assert [os.get_inheritable(fd) for fd in received] == [False, False]
     for fd in (*sent, *received):
@@ -49,5 +49,5 @@ def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
 def test_what_is_no_word_of_a_spare_s_is_passed_over(pair: Pair) -> None:
     ours, theirs = pair
     theirs.send(b"nonsense")
-    theirs.send(zygote.TAKEN.pack(1, 2))
-    assert zygote.taken_jobs(ours) == [(1, 2)]
+    theirs.send(jobs.TAKEN.pack(1, 2))
+    assert jobs.taken(ours) == [(1, 2)]

@@ -26,7 +26,7 @@ PACKAGE = "atoll_executor"
 USER_MODULE = "user_module"
 """Package of the executor with what user code may import; written as a directory of its own."""
 EXECUTOR = f"{PACKAGE}.executor"
-BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.supervisor import main; main()"
+BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.__main__ import main; main()"
 
 SOCKET = "atoll"
 """Abstract name of the socket that `MODULE` talks to."""

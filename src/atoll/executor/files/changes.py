@@ -17,7 +17,7 @@ import time
 
 from ...protocol import minijson
 from .. import syscalls
-from ..workers import Line
+from ..workers import WorkerStream
 from .paths import STAGING, UPLOAD, split
 from .removal import DIRECTORY, TRASH
 from .tree_walk import walk
@@ -45,22 +45,22 @@ _ONLYDIR, _EXCL_UNLINK = 0x0100_0000, 0x0400_0000
 _MASK = _MODIFY | _ATTRIB | _FROM | _TO | _CREATE | _DELETE | _DELETE_SELF | _ONLYDIR | _EXCL_UNLINK
 
 
-def follow(workspace: Workspace, request: dict[str, Any], line: Line) -> dict[str, Any]:
+def follow(workspace: Workspace, request: dict[str, Any], stream: WorkerStream) -> dict[str, Any]:
     """Ends when nobody listens any more, or when the directory itself is gone."""
     parts = split(request["path"])
     top = workspace.reach(request["path"])
     recursive = bool(request["recursive"])
     fd = -1 if request.get("poll") else syscalls.inotify()
     if fd < 0:
-        _Polled(top, parts, recursive, line).run()
+        _Polled(top, parts, recursive, stream).run()
     else:
-        _Watched(fd, top, parts, recursive, line).run()
+        _Watched(fd, top, parts, recursive, stream).run()
     return {}
 
 
-def _tell(line: Line, notices: list[Notice]) -> None:
+def _tell(stream: WorkerStream, notices: list[Notice]) -> None:
     if notices:
-        line.send(b"".join(minijson.dumps(notice) + b"\n" for notice in notices))
+        stream.send(b"".join(minijson.dumps(notice) + b"\n" for notice in notices))
 
 
 def _ours(name: str, at_root: bool) -> bool:
@@ -68,12 +68,14 @@ def _ours(name: str, at_root: bool) -> bool:
 
 
 class _Watched:
-    def __init__(self, fd: int, top: int, parts: list[str], recursive: bool, line: Line) -> None:
+    def __init__(
+        self, fd: int, top: int, parts: list[str], recursive: bool, stream: WorkerStream
+    ) -> None:
         self._fd = fd
         self._top = top
         self._above = parts
         self._recursive = recursive
-        self._line = line
+        self._stream = stream
         self._paths: dict[int, tuple[str, ...]] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
         self._cut = False
@@ -86,12 +88,12 @@ class _Watched:
         self._add((), self._top)
         if self._recursive:
             self._add_below((), tell=False)
-        self._line.event({"event": "watching"})
+        self._stream.event({"event": "watching"})
         poll = select.poll()
-        poll.register(self._line.fd, select.POLLIN)
+        poll.register(self._stream.fd, select.POLLIN)
         while self._numbers.get(()) is not None:
             # No credit, no reading: the kernel keeps what comes, as much as it will.
-            if self._line.credit > 0:
+            if self._stream.credit > 0:
                 poll.register(self._fd, select.POLLIN)
             else:
                 poll.register(self._fd, 0)
@@ -99,8 +101,8 @@ class _Watched:
             ready = dict(poll.poll(wait * 1000))
             if not ready and os.fstat(self._top).st_nlink == 0:
                 return  # The kernel says nothing of its end as long as it is open.
-            if self._line.fd in ready:
-                self._line.hear()
+            if self._stream.fd in ready:
+                self._stream.wait()
             if self._fd in ready:
                 # What comes together is told together.
                 time.sleep(GATHER_SECONDS)
@@ -108,7 +110,7 @@ class _Watched:
             elif self._moved is not None:
                 self._settle()
             notices, self._notices = self._notices, []
-            _tell(self._line, notices)
+            _tell(self._stream, notices)
 
     def _read(self) -> None:
         data = os.read(self._fd, READ)
@@ -220,7 +222,7 @@ class _Watched:
             if self._add(path, here):
                 self._add_below(path, tell=tell, top=here)
         except OSError:
-            pass  # Gone again.
+            pass  # StreamClosed again.
         finally:
             os.close(here)
 
@@ -264,26 +266,26 @@ class _Watched:
 
 
 class _Polled:
-    def __init__(self, top: int, parts: list[str], recursive: bool, line: Line) -> None:
+    def __init__(self, top: int, parts: list[str], recursive: bool, stream: WorkerStream) -> None:
         self._top = top
         self._above = parts
         self._recursive = recursive
-        self._line = line
+        self._stream = stream
         self._cut = False
 
     def run(self) -> None:
         known = self._look()
-        self._line.event({"event": "watching"})
+        self._stream.event({"event": "watching"})
         poll = select.poll()
-        poll.register(self._line.fd, select.POLLIN)
+        poll.register(self._stream.fd, select.POLLIN)
         while True:
             if poll.poll(POLL_SECONDS * 1000):
-                self._line.hear()
+                self._stream.wait()
                 continue
             if os.fstat(self._top).st_nlink == 0:
                 return
             now = self._look()
-            _tell(self._line, self._differences(known, now))
+            _tell(self._stream, self._differences(known, now))
             known = now
 
     def _look(self) -> dict[str, tuple[int, int, int, bool]]:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator
 
-    from ..workers import Line
+    from ..workers import WorkerStream
 
 BLOCK = 256 * 1024
 MAX_IN_ZIP = 50_000
@@ -31,14 +31,14 @@ MAX_IN_ZIP = 50_000
 ZIP64_FROM = 1 << 31
 
 
-def pack(workspace: Workspace, request: dict[str, Any], line: Line) -> dict[str, Any]:
+def pack(workspace: Workspace, request: dict[str, Any], stream: WorkerStream) -> dict[str, Any]:
     form, path = request["form"], request["path"]
     found = _items(workspace, path)
     first = next(found, None)  # Whether it is there at all, before anything is sent.
     if form == "zip":
         _count(workspace, path)
-    out = _Out(line)
-    line.event({"event": "packing"})
+    out = _Out(stream)
+    stream.event({"event": "packing"})
     items = _all(first, found)
     return {"skipped": (_zip if form == "zip" else _tar)(items, out, form)}
 
@@ -85,14 +85,14 @@ def _count(workspace: Workspace, path: str) -> None:
 class _Out:
     """Gathers small pieces."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, stream: WorkerStream) -> None:
+        self._stream = stream
         self._buffer = bytearray()
 
     def write(self, data: Any) -> int:
         self._buffer += data
         while len(self._buffer) >= frames.CHUNK:
-            self._line.send(bytes(self._buffer[: frames.CHUNK]))
+            self._stream.send(bytes(self._buffer[: frames.CHUNK]))
             del self._buffer[: frames.CHUNK]
         return len(data)
 
@@ -100,7 +100,7 @@ class _Out:
         """Only at the end: who writes a zip asks for it after every entry."""
 
     def finish(self) -> None:
-        self._line.send(bytes(self._buffer))
+        self._stream.send(bytes(self._buffer))
         self._buffer.clear()
 
 

@@ -1,7 +1,7 @@
 """
-The requests about files: from the workspace to a stream and back, by the credit of either end.
+Requests about files: read, write, list, search, archives, changes.
 
-What is short is done here and now. What may take long is done by a worker.
+Short requests are served in the loop of PID 1, long ones by a worker process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 from ...protocol import frames
 from .. import syscalls
 from ..connection import Stream
-from ..runs.limits import Watch
-from ..workers import Line, Workers
+from ..runs.limits import LimitWatch
+from ..workers import Workers, WorkerStream
 from .artifacts import Scanner
 from .entries import entry_of
 from .paths import FileError, translate
@@ -27,14 +27,19 @@ if TYPE_CHECKING:
 
 class FileRequests:
     def __init__(
-        self, workspace: Workspace, scanner: Scanner, watch: Watch, workers: Workers
+        self,
+        workspace: Workspace,
+        scanner: Scanner,
+        limits: LimitWatch,
+        workers: Workers,
+        on_change: Callable[[], None],
     ) -> None:
         self._workspace = workspace
         self._scanner = scanner
-        self._watch = watch
+        self._limits = limits
         self._workers = workers
-        self.on_change: Callable[[], None] = lambda: None
-        """Told of a file that has come in whole, some time after the request."""
+        self._on_change = on_change
+        """Called when an upload is complete, some time after its request."""
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "read": self._read,
             "write": self._write,
@@ -72,7 +77,7 @@ class FileRequests:
                     stream.error("file_error", str(error))
                     return
                 if not data:
-                    break  # It became shorter meanwhile.
+                    break  # The file has become shorter.
                 left[0] -= len(data)
                 stream.send(frames.DATA, data)
             else:
@@ -86,7 +91,7 @@ class FileRequests:
         pump()
 
     def _write(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room(request.get("disk"))
+        room = self._limits.room(request.get("disk"))
         condition = Condition(request.get("if_match"), request.get("if_none_match"))
         mode = int(request.get("mode", 0o644))
         upload = self._workspace.upload(request["path"], mode, condition)
@@ -112,7 +117,7 @@ class FileRequests:
                 stream.error(error.code, str(error))
                 return
             self._scanner.remember(upload.path)
-            self.on_change()
+            self._on_change()
             stream.end({"entry": entry})
 
         stream.on_data = data
@@ -145,10 +150,10 @@ class FileRequests:
         self._scanner.remember(entry["path"])
         stream.end({"entry": entry})
 
-    # By a worker, which loads what it needs
+    # By a worker, which imports what it needs
 
     def _tree(self, stream: Stream, request: dict[str, Any]) -> None:
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .search import list_tree
 
             return list_tree(self._workspace, request)
@@ -156,7 +161,7 @@ class FileRequests:
         self._workers.start(stream, work)
 
     def _search(self, stream: Stream, request: dict[str, Any]) -> None:
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .search import search
 
             return search(self._workspace, request)
@@ -164,27 +169,27 @@ class FileRequests:
         self._workers.start(stream, work)
 
     def _pack(self, stream: Stream, request: dict[str, Any]) -> None:
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .pack import pack
 
-            return pack(self._workspace, request, line)
+            return pack(self._workspace, request, stream)
 
         self._workers.start(stream, work)
 
     def _unpack(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room(request.get("disk"))
+        room = self._limits.room(request.get("disk"))
 
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .unpack import unpack
 
-            return unpack(self._workspace, request, line, room)
+            return unpack(self._workspace, request, stream, room)
 
         self._workers.start(stream, work)
 
     def _copy(self, stream: Stream, request: dict[str, Any]) -> None:
-        room = self._watch.room(request.get("disk"))
+        room = self._limits.room(request.get("disk"))
 
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .copy import copy
 
             return copy(self._workspace, request, room)
@@ -192,15 +197,15 @@ class FileRequests:
         self._workers.start(stream, work)
 
     def _follow(self, stream: Stream, request: dict[str, Any]) -> None:
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             from .changes import follow
 
-            return follow(self._workspace, request, line)
+            return follow(self._workspace, request, stream)
 
         self._workers.start(stream, work, "watch")
 
     def _sync(self, stream: Stream, request: dict[str, Any]) -> None:
-        def work(line: Line) -> Any:
+        def work(stream: WorkerStream) -> Any:
             syscalls.sync_files(self._workspace.root)
             return {}
 
@@ -209,8 +214,9 @@ class FileRequests:
 
 def _range(request: dict[str, Any], entry: dict[str, Any]) -> tuple[int | None, int]:
     """
-    Where the wanted bytes begin and end; None for a range that has none of them. `range` is first
-    and last, each of which may be none: without a first one it is so many from the end.
+    Start and end of the requested bytes; the start is None if the range holds no byte of the file.
+    `range` is the first and the last byte. Without a first it is that many bytes from the end, and
+    without a last it goes to the end.
     """
     size = entry["size"]
     wanted = request.get("range")

@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 
-from ..workers import Gone, Line
+from ..workers import StreamClosed, WorkerStream
 from .paths import UPLOAD, FileError
 from .staged_tree import Tree
 from .workspace import Workspace
@@ -32,15 +32,15 @@ MAX_PADDING = 16 * 1024 * 1024
 
 
 def unpack(
-    workspace: Workspace, request: dict[str, Any], line: Line, room: int | None
+    workspace: Workspace, request: dict[str, Any], stream: WorkerStream, room: int | None
 ) -> dict[str, Any]:
     with Tree(workspace, room) as tree:
         try:
             if request["form"] == "zip":
-                count = _unzip(workspace, line, tree)
+                count = _unzip(workspace, stream, tree)
             else:
-                count = _untar(line, tree)
-        except (Gone, FileError, MemoryError, ImportError):
+                count = _untar(stream, tree)
+        except (StreamClosed, FileError, MemoryError, ImportError):
             raise
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
@@ -50,7 +50,7 @@ def unpack(
             raise _bad("it cannot be read (%s)" % error) from None
         except Exception as error:  # noqa: BLE001 - these modules raise anything for broken data
             raise _bad("it cannot be read (%s)" % error) from None
-        while line.read(BLOCK):
+        while stream.read(BLOCK):
             pass  # Padding behind the end.
         tree.merge(request["path"])
     return {"entries": count}
@@ -92,11 +92,11 @@ def _pieces(file: Any) -> Iterable[bytes]:
 class _Peeked:
     """A line whose beginning was looked at."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self.head = line.read()
+    def __init__(self, stream: WorkerStream) -> None:
+        self._stream = stream
+        self.head = stream.read()
         while 0 < len(self.head) < 2:
-            more = line.read()
+            more = stream.read()
             if not more:
                 break
             self.head += more
@@ -106,7 +106,7 @@ class _Peeked:
         if self._left:
             data, self._left = self._left[:size], self._left[size:]
             return data
-        return self._line.read(size)
+        return self._stream.read(size)
 
 
 class _Inflated:
@@ -158,8 +158,8 @@ class _Inflated:
         raise ValueError("more than %d bytes follow its end" % MAX_PADDING)
 
 
-def _untar(line: Line, tree: Tree) -> int:
-    source = _Peeked(line)
+def _untar(stream: WorkerStream, tree: Tree) -> int:
+    source = _Peeked(stream)
     if source.head[:2] != b"\x1f\x8b":
         return _unpack_tar(source, tree)
     inflated = _Inflated(source)
@@ -222,14 +222,14 @@ def _unpack_tar(source: Any, tree: Tree) -> int:
     return count
 
 
-def _unzip(workspace: Workspace, line: Line, tree: Tree) -> int:
+def _unzip(workspace: Workspace, stream: WorkerStream, tree: Tree) -> int:
     import zipfile
 
     name = "spool"
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=tree.top)
     with open(fd, "w+b") as spool:
         os.unlink(name, dir_fd=tree.top)
-        for piece in _pieces(line):
+        for piece in _pieces(stream):
             tree.count(len(piece))
             spool.write(piece)
         spool.flush()

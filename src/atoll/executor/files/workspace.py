@@ -34,14 +34,15 @@ REMOVE_SECONDS = 5.0
 
 class Workspace:
     def __init__(self, root: str = ROOT) -> None:
-        self._path = os.path.realpath(root)
+        self.path = root
+        self._real_path = os.path.realpath(root)
         self._root = os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         self._uploads = 0
 
     def _real(self, parts: list[str]) -> list[str]:
         """The components after following links, all of which must stay inside."""
         try:
-            real = os.path.realpath(os.path.join(self._path, *parts))
+            real = os.path.realpath(os.path.join(self._real_path, *parts))
         except OSError as error:
             if error.errno == errno.EINVAL:
                 # A link that was one no more when it was read.
@@ -49,11 +50,11 @@ class Workspace:
             raise translate(error, "/".join(parts)) from None
         except RecursionError:
             raise FileError("bad_path", "%s has too many links" % "/".join(parts)) from None
-        if real == self._path:
+        if real == self._real_path:
             return []
-        if not real.startswith(self._path + "/"):
+        if not real.startswith(self._real_path + "/"):
             raise FileError("bad_path", "%s leads out of the workspace" % "/".join(parts))
-        return real[len(self._path) + 1 :].split("/")
+        return real[len(self._real_path) + 1 :].split("/")
 
     def _open_directory(self, parts: list[str], make: bool = False) -> int:
         """A descriptor of the directory, each component of which is no link when it is opened."""

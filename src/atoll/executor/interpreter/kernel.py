@@ -19,7 +19,7 @@ import os
 import sys
 
 from ...protocol import minijson
-from . import child, zygote
+from . import child, jobs
 from .kernel_messages import DONE, DONE_BODY, DROPPED, MAX_PIECE, PIECE, READY, SHOW, SIZE
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ class Kernel:
         child._reseed()
         self._tell(READY)
         while True:
-            number, job, descriptors = zygote.receive(self._control)
+            number, job, descriptors = jobs.receive(self._control)
             status = self._execute(number, job, descriptors)
             self._tell(DONE + DONE_BODY.pack(number, status))
 

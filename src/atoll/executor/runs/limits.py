@@ -1,10 +1,12 @@
 """
-Limits that no control group and no file system holds for us: memory and disk, looked at in turns.
+Limits of memory and disk that the executor enforces itself, by measuring at intervals.
 
-Weaker than the kernel's: a burst shorter than a turn passes, and a file without a name that is
-mapped but not open is not seen. Used where the driver says that the host gives nothing better.
-Buffers of network sockets are watched everywhere: no control group counts a netlink socket's, nor
-those of a TCP connection that waits to be accepted.
+Used where the driver reports that the host has no control group or file system to enforce them.
+They are weaker than the kernel's: a burst between two measurements goes unnoticed, and so does a
+file without a name that is mapped but not open.
+
+Buffers of network sockets are measured everywhere: control groups count neither those of netlink
+sockets nor those of TCP connections that wait to be accepted.
 """
 
 from __future__ import annotations
@@ -26,20 +28,21 @@ if TYPE_CHECKING:
 
     from . import kernel_memory
 
-TURN_SECONDS = 0.1
-PAUSE = 4
-"""A look that takes long is followed by a pause this many times as long."""
-MAX_CLOSED_LOOKS = 5
-"""How many looks in a row a process may keep its descriptors from being seen."""
-MEMORY_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
+INTERVAL = 0.1
+PAUSE_FACTOR = 4
+"""A measurement that takes long is followed by a pause this many times as long."""
+MAX_CLOSED = 5
+"""Measurements in a row at which a process may hide its descriptors."""
+MEMORY_DIRECTORIES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
-OWN_FILES = 256 * 1024
+SPARE_DISK = 256 * 1024
 """Bytes that a run in a full workspace may add: its program, a file of its shell."""
 BLOCK = 4096
-MAPPED_BY_TABLE = 512
-"""Bytes of address space for a byte of page tables, at least."""
+ADDRESS_SPACE_PER_TABLE_BYTE = 512
+"""The least address space that one byte of page tables maps."""
 LARGE_TABLES = 1 << 20
+"""Bytes of page tables from which on they are read instead of estimated."""
 UNSUPPORTED = (
     None,
     errno.EAFNOSUPPORT,
@@ -49,10 +52,10 @@ UNSUPPORTED = (
     errno.EOPNOTSUPP,
     errno.EPROTONOSUPPORT,
 )
-"""Errors of a kernel that does not report something, as gVisor, which has it in its own memory."""
+"""Errors of kernels that do not report a value, such as gVisor."""
 
 
-class Watch:
+class LimitWatch:
     def __init__(self, loop: Loop, runs: Runs, root: str) -> None:
         self._loop = loop
         self._runs = runs
@@ -60,73 +63,73 @@ class Watch:
         self._memory = 0
         self._memory_due = 0.0
         self._sockets = 0
-        self._uncounted: set[Callable[[], int]] = set()
+        self._unsupported: set[Callable[[], int]] = set()
         self._closed: dict[int, int] = {}
-        """Processes that did not let themselves be looked at, and how many times in a row."""
+        """Processes that hid their descriptors, and how many times in a row."""
         self._disk = 0
         self._disk_used = 0
         self._disk_due = 0.0
         self._scheduled = False
 
-    def limit(self, limits: dict[str, int]) -> None:
-        """Watch for these (0 or absent: not) as long as user code runs."""
+    def configure(self, limits: dict[str, int]) -> None:
+        """Enforce these limits while user code runs; 0 or absent means unlimited."""
         self._memory = limits.get("memory", 0)
         self._sockets = limits.get("sockets", 0)
         self._disk = limits.get("disk", 0)
         if self._disk:
-            # What was written before is not the growth of a run that begins now.
+            # Files that are there already do not count as growth of the next run.
             self._disk_used, _ = disk_use(self._root)
         if (self._memory or self._sockets or self._disk) and not self._scheduled:
             self._scheduled = True
-            self._loop.after(TURN_SECONDS, self._turn)
+            self._loop.after(INTERVAL, self._check)
 
     def room(self, disk: int | None = None) -> int | None:
         """
-        Bytes that still fit into the workspace; None where that is not ours to watch. `disk` is for
-        who comes before anything was run.
+        Bytes that still fit into the workspace; None if its size is not limited here. `disk` is
+        the limit for requests that come before the first run.
         """
         limit = disk or self._disk
         return max(0, limit - disk_use(self._root)[0]) if limit else None
 
-    def _turn(self) -> None:
-        runs = self._runs
-        self._scheduled = bool(runs.active() or runs.background or runs.hosts)
+    def _check(self) -> None:
+        table = self._runs.table
+        self._scheduled = bool(self._runs.active() or table.background or table.contexts)
         if not self._scheduled:
             return
         try:
-            self._look()
+            self._measure()
         finally:
-            # Whatever went wrong: a limit that nobody looks at any more is none.
-            self._loop.after(TURN_SECONDS, self._turn)
+            # After an error too: otherwise the limits would not be enforced any more.
+            self._loop.after(INTERVAL, self._check)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = time.monotonic()
         if (self._memory or self._sockets) and now >= self._memory_due:
-            if self._holds_too_much():
+            if self._exceeds_memory():
                 self._end_all("memory")
-            self._memory_due = now + PAUSE * (time.monotonic() - now)
+            self._memory_due = now + PAUSE_FACTOR * (time.monotonic() - now)
         now = time.monotonic()
         if self._disk and now >= self._disk_due:
-            used, whole = self._disk_use()
-            # Growing, not only too large: code that makes room again must be able to run.
-            if not whole or used > max(self._disk, self._disk_used + OWN_FILES):
+            used, complete = self._disk_use()
+            # Only if it grows: code that removes files must be able to run.
+            if not complete or used > max(self._disk, self._disk_used + SPARE_DISK):
                 self._end_all("disk")
             self._disk_used = min(self._disk_used, used)
-            # A small tree every turn; a large one takes at most a part of our time.
-            self._disk_due = now + PAUSE * (time.monotonic() - now)
+            # A large tree is measured less often, so that this takes a bounded share of time.
+            self._disk_due = now + PAUSE_FACTOR * (time.monotonic() - now)
 
     def _disk_use(self) -> tuple[int, bool]:
-        """Bytes of the workspace's files, those without a name too, and whether that is all."""
+        """Bytes of the workspace's files, with or without a name, and whether that is complete."""
         from . import kernel_memory
 
-        used, whole = disk_use(self._root)
+        used, complete = disk_use(self._root)
         try:
-            return used + self._descriptors(self._users()).disk, whole
+            return used + self._descriptors(self._users()).disk, complete
         except kernel_memory.TooMany:
             return used, False
 
-    def _holds_too_much(self) -> bool:
-        from . import kernel_memory  # Most instances that are waiting never need it.
+    def _exceeds_memory(self) -> bool:
+        from . import kernel_memory  # Most waiting instances never need it.
 
         try:
             if self._sockets and self._counted(kernel_memory.network_sockets) > self._sockets:
@@ -137,16 +140,16 @@ class Watch:
 
     def _memory_used(self) -> int:
         """
-        Bytes that user code holds: as the processes have them mapped, if that is little enough,
-        else with what they share counted once. What is in /tmp and /dev/shm counts, mapped or not,
-        and so does what the kernel holds for them.
+        Bytes of memory that user code uses: first the sum of resident sizes; if that exceeds the
+        limit, shared memory is counted once. Files in /tmp and /dev/shm count, mapped or not, and
+        so does memory that the kernel holds for processes.
         """
         from . import kernel_memory
 
         users = [processes.with_memory(process) for process in self._users()]
         descriptors = self._descriptors(users)
         held = (
-            sum(_stored(place) for place in MEMORY_PLACES)
+            sum(_tmpfs_memory(place) for place in MEMORY_DIRECTORIES)
             + descriptors.memory
             + self._counted(kernel_memory.system_v)
             + self._counted(kernel_memory.network_sockets)
@@ -156,7 +159,7 @@ class Watch:
         used = sum(process.resident for process in users) + held
         if used <= self._memory:
             return used
-        devices = {os.stat(place).st_dev for place in MEMORY_PLACES}
+        devices = {os.stat(place).st_dev for place in MEMORY_DIRECTORIES}
         mappings = kernel_memory.Mappings(descriptors.files, devices)
         for process in users:
             private, shared = processes.share(process)
@@ -164,12 +167,12 @@ class Watch:
         return held
 
     def _users(self) -> list[processes.Process]:
-        """Processes of user code, and the zygote's children that wait for a job."""
+        """Processes of user code, and spare children of the zygote."""
         return [
             process
             for process in processes.everything()
-            # Without a parent in here are PID 1 and what an engine started beside it.
-            if process.parent != 0 and process.pid not in self._runs.own
+            # PID 1, and processes that an engine started beside it, have no parent in here.
+            if process.parent != 0 and not self._runs.table.is_own(process.pid)
         ]
 
     def _descriptors(self, users: list[processes.Process]) -> kernel_memory.Descriptors:
@@ -182,15 +185,15 @@ class Watch:
         return found
 
     def _counted(self, count: Callable[[], int]) -> int:
-        """What the kernel reports; nothing, and the log says so, where it does not report that."""
-        if count in self._uncounted:
+        """A value that the kernel reports; 0, and a line in the log, if the kernel does not."""
+        if count in self._unsupported:
             return 0
         try:
             return count()
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            self._uncounted.add(count)
+            self._unsupported.add(count)
             os.write(
                 2,
                 b"atoll: %s cannot be counted: %s\n"
@@ -200,40 +203,41 @@ class Watch:
 
     def _end_closed(self, users: list[processes.Process], closed: list[int]) -> None:
         """
-        End processes that keep their descriptors from being looked at: what these hold could be
-        any size. Not at once: the process of a run is closed until it has its descriptors.
+        Kill processes that hide their descriptors: these could hold any amount. Not at once: the
+        process of a run is not dumpable until it has its descriptors.
         """
+        table = self._runs.table
         parents = {process.pid: process.parent for process in users}
         self._closed = {
             pid: self._closed.get(pid, 0) + 1
             for pid in closed
-            if self._runs.is_leader(pid) or parents[pid] not in self._runs.own
+            if table.is_leader(pid) or not table.is_own(parents[pid])
         }
-        for pid, looks in self._closed.items():
-            if looks > MAX_CLOSED_LOOKS:
+        for pid, times in self._closed.items():
+            if times > MAX_CLOSED:
                 processes.send(pid, signal.SIGKILL)
 
     def _end_all(self, reason: str) -> None:
         for run in self._runs.active():
             self._runs.end(run, reason, 0.0)
-        for pid in [*self._runs.background, *self._runs.hosts]:
+        for pid in [*self._runs.table.background, *self._runs.table.contexts]:
             processes.kill_tree(pid)
         if reason == "memory" and self._memory:
             from . import kernel_memory
 
-            # Else what comes next would end for what is left of this.
+            # Otherwise the next run would be ended for what this one left.
             kernel_memory.remove_system_v()
 
 
 def _page_tables(process: processes.Process) -> int:
     from . import kernel_memory
 
-    most = process.virtual // MAPPED_BY_TABLE
+    most = process.virtual // ADDRESS_SPACE_PER_TABLE_BYTE
     return most if most < LARGE_TABLES else kernel_memory.page_tables(process.pid)
 
 
-def _stored(place: str) -> int:
-    """Bytes of memory that a tmpfs takes, with what the kernel keeps for each file."""
+def _tmpfs_memory(place: str) -> int:
+    """Bytes of memory that a tmpfs uses, including the kernel's data for each file."""
     status = os.statvfs(place)
     blocks = (status.f_blocks - status.f_bfree) * status.f_frsize
     return blocks + (status.f_files - status.f_ffree) * INODE_MEMORY
@@ -241,11 +245,11 @@ def _stored(place: str) -> int:
 
 def disk_use(root: str) -> tuple[int, bool]:
     """
-    Bytes that the tree's files occupy, each inode once and at least a block for each of them; and
-    whether that is all, or there was more than can be looked at.
+    Bytes that the tree's files occupy, counting each inode once and at least one block for it; and
+    whether that is complete, or the tree has more files than are measured.
 
-    Goes down and up by descriptors: a path may be longer than the kernel takes. Nothing that user
-    code does to the tree meanwhile is an error here.
+    Moves by descriptors, because a path may be longer than the kernel accepts. No change that user
+    code makes to the tree meanwhile is an error.
     """
     total = seen = 0
     linked: set[int] = set()
@@ -253,7 +257,7 @@ def disk_use(root: str) -> tuple[int, bool]:
     here = _enter(None, root)
     try:
         while here >= 0:
-            size, count, names = _measure(here, linked, MAX_WALK - seen)
+            size, count, names = _measure_directory(here, linked, MAX_WALK - seen)
             total += size
             seen += count
             levels.append((os.fstat(here).st_ino, names))
@@ -272,7 +276,7 @@ def disk_use(root: str) -> tuple[int, bool]:
                 os.close(here)
                 here = above
                 if here < 0:
-                    # Moved or closed by user code while it was looked at: go on from the top.
+                    # Moved or closed by user code meanwhile: continue from the top.
                     del levels[1:]
                     here = _enter(None, root)
                     if here < 0:
@@ -287,8 +291,8 @@ def disk_use(root: str) -> tuple[int, bool]:
 
 def _enter(here: int | None, name: str) -> int:
     """
-    A directory in a directory, or -1 when it is gone. One that user code closed, to hide its files,
-    is opened up: to be listed it must be readable, to be measured and left again searchable.
+    Open a directory in a directory; -1 if it is gone. If user code removed its own rights to hide
+    files, they are restored: read for listing, search for measuring and for going up again.
     """
     try:
         try:
@@ -303,12 +307,12 @@ def _enter(here: int | None, name: str) -> int:
         if mode & 0o500 != 0o500:
             os.fchmod(fd, mode | 0o500)
     except OSError:
-        pass  # Not ours to open up; what can be seen of it still counts.
+        pass  # Of another owner; what can be read of it still counts.
     return fd
 
 
 def _leave(here: int, inode: int) -> int:
-    """The directory above, or -1 when that is not the one with this inode number any more."""
+    """Open the directory above; -1 if it does not have this inode number any more."""
     try:
         fd = os.open("..", removal.DIRECTORY, dir_fd=here)
     except OSError:
@@ -319,8 +323,8 @@ def _leave(here: int, inode: int) -> int:
     return -1
 
 
-def _measure(here: int, linked: set[int], limit: int) -> tuple[int, int, list[str]]:
-    """One directory: bytes, entries, and the names of the directories in it."""
+def _measure_directory(here: int, linked: set[int], limit: int) -> tuple[int, int, list[str]]:
+    """Bytes, number of entries, and names of the directories in one directory."""
     total = seen = 0
     names: list[str] = []
     try:
@@ -334,7 +338,7 @@ def _measure(here: int, linked: set[int], limit: int) -> tuple[int, int, list[st
                 except FileNotFoundError:
                     continue
                 except OSError:
-                    # It is there, and takes at least this much.
+                    # It exists, and occupies at least this much.
                     total += BLOCK
                     if item.is_dir(follow_symlinks=False):
                         names.append(item.name)

@@ -1,9 +1,9 @@
 """
-What goes between the supervisor and the process of a run: its stdin, its output, and its own word
-of how it went. With a terminal, one pair of ends carries stdin, stdout and stderr.
+Pipes between the supervisor and the process of a run: stdin, stdout, stderr, and the return value.
+With a terminal, one pair of descriptors carries the first three.
 
-Output is taken as it comes, into the run's log up to a limit and counted beyond it, so no reader
-slows the code. What is to be read from stdin waits here, and no more of it than `MAX_STDIN`.
+Output is read as it comes, stored in the run's log up to a limit and only counted beyond it, so no
+slow client slows the code down. Input that the code has not read waits here, up to `MAX_STDIN`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 PIPE_READ = 262_144
-ROUNDS = 64
-"""So many pieces are read of what is there: a process that writes on and on is not waited for."""
+MAX_READS = 64
+"""Reads in a row from one pipe: a process that never stops writing must not block the loop."""
 MAX_STDIN = 1024 * 1024
-"""Bytes that were given later and that nobody has read yet; one more is refused."""
-MAX_LEFT = 256
+"""Bytes of unread input beyond which more is refused."""
+MAX_ORPHANED = 256
 OUTPUTS = (frames.STDOUT, frames.STDERR, frames.VALUE)
 
 
 class Pipe:
-    """One output of a run: read, kept up to a limit, counted beyond it."""
+    """One output of a run: stored up to a limit, counted beyond it."""
 
     def __init__(self, channel: int, fd: int, limit: int | None) -> None:
         self.channel = channel
@@ -39,21 +39,21 @@ class Pipe:
         self.kept = 0
 
 
-class Leftovers:
+class OrphanedOutputs:
     """
-    Outputs of runs that are over, to which what they left running may still write. They are read,
-    and nothing is kept, neither of that nor of the run. User code can hold them for ever, and as
-    many as there were runs: the oldest goes for one too many.
+    Outputs of ended runs to which background processes may still write. They are read and
+    discarded. User code can keep them open for ever, so the oldest is closed when there are too
+    many.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._fds: list[int] = []
 
-    def take(self, fd: int) -> None:
+    def add(self, fd: int) -> None:
         self._loop.add(fd, READ, lambda mask: self._drain(fd))
         self._fds.append(fd)
-        if len(self._fds) > MAX_LEFT:
+        if len(self._fds) > MAX_ORPHANED:
             self._close(self._fds[0])
 
     def _drain(self, fd: int) -> None:
@@ -79,20 +79,20 @@ class Pipes:
         self._request = request
         self._outputs: list[Pipe] = []
         self._input = bytearray((request.get("stdin") or "").encode("utf-8", "surrogateescape"))
-        """All that was given for stdin until a process took the run: it may be written again."""
+        """All input until a process takes the run: it may have to be written again."""
         self._input_open = bool(request.get("stdin_open")) or request.get("terminal") is not None
         self._taken = False
         self._stdin = bytearray()
-        """What is still to be written."""
+        """Input that is still to be written."""
         self._stdin_fd = -1
         self._stdin_open = False
-        """Whether more may come."""
+        """Whether more input may come."""
         self._feeding = False
-        """Whether the loop waits for somebody to read."""
+        """Whether the loop waits until stdin is writable."""
         self._watched = False
 
     def open(self, null: int) -> list[int]:
-        """Make them; the ends that go to the process, which the caller closes."""
+        """Make the pipes. Returns the ends for the process; the caller closes them."""
         request = self._request
         theirs: list[int] = []
         text, size = request.get("stdin"), request.get("terminal")
@@ -102,7 +102,7 @@ class Pipes:
                 ours, slave = terminal.open(*size)
                 theirs += [slave, os.dup(slave), os.dup(slave)]
                 self._stdin_fd = os.dup(ours)
-                # No limit but that of the log.
+                # Limited by the log alone.
                 self._outputs.append(Pipe(frames.STDOUT, ours, None))
             elif text is None and not request.get("stdin_open"):
                 theirs.append(os.dup(null))
@@ -130,17 +130,17 @@ class Pipes:
     def abandoned(self) -> bool:
         """
         Whether, since `watch`, every copy of the other ends was closed. The last pipe, for the
-        value, tells of all of them until a process takes the run.
+        value, represents all of them until a process takes the run.
         """
         return bool(self._outputs) and self._outputs[-1].fd < 0
 
     def taken(self) -> None:
-        """A process has the other ends: they are not opened again."""
+        """A process has the other ends; they are not opened again."""
         self._taken = True
         self._input.clear()
 
     def watch(self) -> None:
-        """From now on, read what comes and write what is taken."""
+        """From now on, read output and write input in the loop."""
         self._watched = True
         for pipe in self._outputs:
             if pipe.fd >= 0:
@@ -156,7 +156,7 @@ class Pipes:
         return ready
 
     def _read(self, pipe: Pipe) -> bool:
-        """Take one piece from a pipe; whether there may be more."""
+        """Read once; returns whether there may be more."""
         try:
             data = os.read(pipe.fd, PIPE_READ)
         except BlockingIOError:
@@ -174,20 +174,20 @@ class Pipes:
         return True
 
     def take(self) -> None:
-        """Read what is there already."""
+        """Read what has been written so far."""
         for pipe in self._outputs:
             rounds = 0
-            while pipe.fd >= 0 and rounds < ROUNDS and self._read(pipe):
+            while pipe.fd >= 0 and rounds < MAX_READS and self._read(pipe):
                 rounds += 1
 
     def sizes(self) -> dict[str, int]:
-        """How many bytes came, by channel."""
+        """Bytes that were written, by channel."""
         return {str(pipe.channel): pipe.size for pipe in self._outputs}
 
     # Input
 
-    def give(self, data: bytes, eof: bool) -> str | None:
-        """More for stdin; why not, in a word, when it cannot be taken."""
+    def write_stdin(self, data: bytes, eof: bool) -> str | None:
+        """Add input. Returns an error code if it cannot be accepted."""
         if self._stdin_fd < 0 or not self._stdin_open:
             return "stdin_closed"
         if len(self._stdin) + len(data) > MAX_STDIN:
@@ -203,7 +203,7 @@ class Pipes:
         return None
 
     def feed(self) -> None:
-        """Write what is taken of stdin; close it at the end, or when nobody reads."""
+        """Write input as far as possible; close stdin at its end, or when no process reads it."""
         if self._stdin_fd < 0:
             return
         try:
@@ -233,24 +233,24 @@ class Pipes:
 
     @property
     def terminal_fd(self) -> int:
-        """Our end of the terminal; -1 when there is none, or no more."""
+        """The supervisor's end of the terminal; -1 if there is none."""
         if self._request.get("terminal") is None or not self._outputs:
             return -1
         return self._outputs[0].fd
 
     # The end
 
-    def settle(self, left: Leftovers | None) -> None:
-        """The run has its result; outputs to which somebody may still write go to `left`."""
+    def settle(self, orphaned: OrphanedOutputs | None) -> None:
+        """The run has its result; outputs with other writers go to `orphaned`."""
         for pipe in self._outputs:
-            if pipe.fd >= 0 and left is not None and pipe.channel != frames.VALUE:
+            if pipe.fd >= 0 and orphaned is not None and pipe.channel != frames.VALUE:
                 self._loop.remove(pipe.fd)
-                left.take(pipe.fd)
+                orphaned.add(pipe.fd)
                 pipe.fd = -1
         self.close()
 
     def close(self) -> None:
-        """All of it; it may be opened once more."""
+        """Close all of them; `open` makes new ones."""
         self._close_stdin()
         for pipe in self._outputs:
             if pipe.fd >= 0:

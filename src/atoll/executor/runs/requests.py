@@ -1,4 +1,4 @@
-"""The requests about runs that are there: to hear them, to talk to them, to end them."""
+"""Requests about existing runs: follow, acknowledge, cancel, send input and signals."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import _signal as signal  # type: ignore[import-not-found]
 
 from .. import processes
 from ..connection import Refusal, Stream
+from ..interpreter.zygote_client import ZygoteClient
 from . import terminal
-from .runs import Run, Runs
+from .run import Run
+from .runs import Runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class RunRequests:
-    def __init__(self, runs: Runs, see_taken: Callable[[], None]) -> None:
+    def __init__(self, runs: Runs, zygote: ZygoteClient) -> None:
         self._runs = runs
-        self._see_taken = see_taken
+        self._zygote = zygote
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "attach": self._attach,
             "ack": self._ack,
@@ -30,64 +32,59 @@ class RunRequests:
 
     def _attach(self, stream: Stream, request: dict[str, Any]) -> None:
         run_id, after = request["id"], int(request.get("after", 0))
-        expected = request.get("expected") and not self._runs.is_over(run_id)
+        expected = request.get("expected") and not self._runs.is_acknowledged(run_id)
         if expected and self._runs.get(run_id) is None:
             self._runs.expect(run_id, stream, after)
         else:
-            self._runs.attach(self._known(request), stream, after)
+            self._runs.attach(known_run(self._runs, run_id), stream, after)
 
     def _ack(self, stream: Stream, request: dict[str, Any]) -> None:
         self._runs.acknowledge(request["id"])
         stream.connection.close_stream(stream.number)
 
-    def _known(self, request: dict[str, Any]) -> Run:
-        run = self._runs.get(request["id"])
-        if run is None:
-            raise Refusal("unknown_run", "no run %s is in the journal" % request["id"])
-        return run
-
-    def _active(self, request: dict[str, Any]) -> Run:
-        """The run that is to hear something, which one that is over or ends cannot."""
-        run = self._known(request)
-        if run.over or run.reason is not None or run.parked:
-            raise Refusal("not_running", "run %s does not run" % run.id)
+    def _started(self, request: dict[str, Any]) -> Run:
+        """The run, which must be active and on its way to a process."""
+        run = active_run(self._runs, request["id"])
+        if run.parked:
+            raise _not_active(run.id)
         return run
 
     def _cancel(self, stream: Stream, request: dict[str, Any]) -> None:
-        self._runs.end(self._known(request), "cancelled", float(request.get("grace", 0.0)))
+        run = known_run(self._runs, request["id"])
+        self._runs.end(run, "cancelled", float(request.get("grace", 0.0)))
         stream.end({})
 
     def _stdin(self, stream: Stream, request: dict[str, Any]) -> None:
         import binascii
 
         data = binascii.a2b_base64(request["data"])
-        trouble = self._active(request).pipes.give(data, bool(request.get("eof")))
-        if trouble is not None:
-            raise Refusal(trouble, "stdin of run %s takes nothing" % request["id"])
+        problem = self._started(request).pipes.write_stdin(data, bool(request.get("eof")))
+        if problem is not None:
+            raise Refusal(problem, "stdin of run %s accepts no data" % request["id"])
         stream.end({})
 
     def _resize(self, stream: Stream, request: dict[str, Any]) -> None:
         rows, columns = int(request["rows"]), int(request["cols"])
         if not 0 < rows <= terminal.MAX_SIZE or not 0 < columns <= terminal.MAX_SIZE:
             raise ValueError("a terminal has 1 to %d rows and columns" % terminal.MAX_SIZE)
-        keyboard = self._active(request).pipes.terminal_fd
-        if keyboard < 0:
+        fd = self._started(request).pipes.terminal_fd
+        if fd < 0:
             raise Refusal("no_terminal", "run %s has no terminal" % request["id"])
-        terminal.resize(keyboard, rows, columns)
+        terminal.resize(fd, rows, columns)
         stream.end({})
 
     def _signal(self, stream: Stream, request: dict[str, Any]) -> None:
         number = int(request["signal"])
         if not 0 < number < signal.NSIG:
-            raise ValueError("%d is no signal" % number)
-        self._see_taken()
-        self._runs.send_signal(self._active(request), number)
+            raise ValueError("%d is not a signal" % number)
+        self._zygote.poll_taken()
+        self._runs.send_signal(self._started(request), number)
         stream.end({})
 
     def _processes(self, stream: Stream, request: dict[str, Any]) -> None:
-        """What executions left running; with `kill`, its end."""
+        """List the background processes of runs; kill them if the request has `kill`."""
         listed = []
-        for pid, run_id in list(self._runs.background.items()):
+        for pid, run_id in list(self._runs.table.background.items()):
             process = processes.read(pid)
             if process is None:
                 continue
@@ -95,3 +92,22 @@ class RunRequests:
                 processes.kill_tree(pid)
             listed.append({"pid": pid, "execution_id": run_id, "name": process.name})
         stream.end({"processes": listed})
+
+
+def known_run(runs: Runs, run_id: str) -> Run:
+    run = runs.get(run_id)
+    if run is None:
+        raise Refusal("unknown_run", "no run %s is in the journal" % run_id)
+    return run
+
+
+def active_run(runs: Runs, run_id: str) -> Run:
+    """The run, which must not have ended and must not be ending."""
+    run = known_run(runs, run_id)
+    if not run.accepts_requests:
+        raise _not_active(run_id)
+    return run
+
+
+def _not_active(run_id: str) -> Refusal:
+    return Refusal("not_running", "run %s has ended or is being ended" % run_id)

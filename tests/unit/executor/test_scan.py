@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor.files import transfer, workspace
+from atoll.executor.files import scan, workspace
 
 
 class Listener:
@@ -32,9 +32,9 @@ def test_a_file_is_read_when_a_later_change_would_be_dated_later(
     path.write_text("first")
     dated = path.stat().st_ctime_ns
     now = dated
-    monkeypatch.setattr(transfer, "coarse_now", lambda: now)
+    monkeypatch.setattr(scan, "coarse_now", lambda: now)
     heard = Listener()
-    steps = transfer._contents(workspace.Workspace(str(tmp_path)), ["file"], heard)  # type: ignore[arg-type]
+    steps = scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], heard)  # type: ignore[arg-type]
     for _ in range(5):
         next(steps)
     assert heard.events == []
@@ -52,8 +52,8 @@ def test_a_file_that_is_dated_in_the_future_is_not_waited_for(
 ) -> None:
     (tmp_path / "file").write_text("first")
     ticks = iter(range(10))
-    monkeypatch.setattr(transfer, "coarse_now", lambda: next(ticks))
+    monkeypatch.setattr(scan, "coarse_now", lambda: next(ticks))
     heard = Listener()
-    for _ in transfer._contents(workspace.Workspace(str(tmp_path)), ["file"], heard):  # type: ignore[arg-type]
+    for _ in scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], heard):  # type: ignore[arg-type]
         pass
     assert heard.data == b"first"

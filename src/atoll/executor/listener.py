@@ -1,0 +1,111 @@
+"""
+Accepts connections of control planes and refuses those of user code.
+
+By default a connection must come from outside the PID namespace. With `peer` it must come from that
+user: its first message carries the sender's credentials, which the kernel has checked.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+
+from .event_loop import READ, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+SO_PASSCRED, SO_PEERCRED = 16, 17
+SCM_RIGHTS, SCM_CREDENTIALS = 1, 2
+CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+MAX_UNVERIFIED = 16
+"""Connections at a time whose user is not known yet."""
+BACKLOG = 64
+
+
+class Listener:
+    def __init__(
+        self, loop: Loop, peer: int | None, admit: Callable[[_socket.socket], None]
+    ) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._admit = admit
+        self._unverified: dict[int, _socket.socket] = {}
+
+    def listen(self, listener: _socket.socket) -> None:
+        listener.setblocking(False)
+        self._loop.add(listener.fileno(), READ, lambda mask: self._accept(listener))
+
+    def _accept(self, listener: _socket.socket) -> None:
+        try:
+            fd, _ = listener._accept()  # type: ignore[attr-defined]
+        except OSError:
+            return  # Closed before it was accepted.
+        socket = _socket.socket(fileno=fd)
+        socket.setblocking(False)
+        os.set_inheritable(fd, False)
+        pid, uid, _ = _peer_credentials(socket)
+        if self._peer is not None:
+            # Not every kernel reports the peer of a connection: gVisor reports this process.
+            if uid != self._peer and pid != os.getpid():
+                socket.close()
+            else:
+                self._await_credentials(socket)
+        elif os.getpid() == 1 and pid != 0:
+            # A peer with a pid in this namespace is one of its own processes.
+            socket.close()
+        else:
+            self._admit(socket)
+
+    def _await_credentials(self, socket: _socket.socket) -> None:
+        socket.setsockopt(_socket.SOL_SOCKET, SO_PASSCRED, 1)
+        while len(self._unverified) >= MAX_UNVERIFIED:
+            self._remove(next(iter(self._unverified))).close()
+        self._unverified[socket.fileno()] = socket
+        self._loop.add(socket.fileno(), READ, lambda mask: self._verify(socket))
+
+    def _verify(self, socket: _socket.socket) -> None:
+        self._remove(socket.fileno())
+        if _sender(socket) != self._peer:
+            socket.close()
+            return
+        socket.setsockopt(_socket.SOL_SOCKET, SO_PASSCRED, 0)
+        self._admit(socket)
+
+    def _remove(self, fd: int) -> _socket.socket:
+        self._loop.remove(fd)
+        return self._unverified.pop(fd)
+
+
+def _peer_credentials(socket: _socket.socket) -> tuple[int, int, int]:
+    found = socket.getsockopt(_socket.SOL_SOCKET, SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, gid = CREDENTIALS.unpack(found)
+    return pid, uid, gid
+
+
+def _sender(socket: _socket.socket) -> int:
+    """The user whose credentials came with the first byte; -1 if there are none."""
+    uid = -1
+    try:
+        _, ancillary, _, _ = socket.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS.size))
+        for _, kind, data in ancillary:
+            if kind == SCM_CREDENTIALS:
+                uid = CREDENTIALS.unpack(data)[1]
+            elif kind == SCM_RIGHTS:
+                for (fd,) in struct.iter_unpack("i", data):
+                    os.close(fd)
+    except (OSError, struct.error):
+        pass
+    return uid
+
+
+def open_listener(config: dict[str, Any]) -> _socket.socket:
+    """The socket that the driver passed in, or a new one at the configured address."""
+    if "listen_fd" in config:
+        return _socket.socket(fileno=config["listen_fd"])
+    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    listener.bind(config["listen"])
+    listener.listen(BACKLOG)
+    return listener

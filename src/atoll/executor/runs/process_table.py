@@ -1,0 +1,96 @@
+"""
+Which processes belong to which run, and ending those that belong to none.
+
+A process that escaped from its run's tree becomes a child of PID 1: a stray. After a run that
+ended by itself its strays may go on in the background; after a run that was ended they are killed.
+"""
+
+from __future__ import annotations
+
+from .. import processes
+from ..event_loop import Loop
+from .run import Run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+RETRY_DELAY = 0.05
+SINGLE_ROUNDS = 2
+"""Rounds in which strays are killed one by one; later rounds kill everything."""
+MAX_ROUNDS = 40
+"""Rounds after which the result is sent although strays are left."""
+CONFIRMATIONS = 4
+"""Searches in a row that must find none: one search misses a swarm that replaces itself."""
+MAX_ANCESTORS = 1024
+
+
+class ProcessTable:
+    def __init__(self, loop: Loop, own_processes: set[int]) -> None:
+        self._loop = loop
+        self._own = own_processes
+        """Children of PID 1 that do not run user code."""
+        self.leaders: dict[int, Run] = {}
+        """The first process of each run that has one of its own."""
+        self.contexts: dict[int, Run | None] = {}
+        """Processes of contexts, with the run that each executes now."""
+        self.background: dict[int, str] = {}
+        """Processes that a run left behind, with its id."""
+
+    def run_of(self, pid: int) -> Run | None:
+        """The active run that a process belongs to."""
+        for _ in range(MAX_ANCESTORS):
+            run = self.leaders.get(pid) or self.contexts.get(pid)
+            if run is not None:
+                return run
+            process = processes.read(pid)
+            if process is None or process.parent <= 1:
+                return None
+            pid = process.parent
+        return None
+
+    def is_leader(self, pid: int) -> bool:
+        """Whether this is the first process of a run, or the process of a context."""
+        return pid in self.leaders or pid in self.contexts
+
+    def is_own(self, pid: int) -> bool:
+        return pid in self._own
+
+    def _strays(self) -> list[int]:
+        return [
+            pid
+            for pid in processes.children_of(1)
+            if pid not in self.background
+            and not self.is_own(pid)
+            and not self.is_leader(pid)
+            and processes.is_alive(pid)
+        ]
+
+    def leave_in_background(self, run: Run) -> None:
+        for pid in self._strays():
+            self.background[pid] = run.id
+
+    def kill_strays(self, then: Callable[[], None] = lambda: None, rounds: int = 0) -> None:
+        """Kill strays, if need be together with everything else, and then call `then`."""
+        strays = self._strays()
+        if not strays or rounds == MAX_ROUNDS:
+            then()
+            self._confirm(CONFIRMATIONS)
+            return
+        if rounds < SINGLE_ROUNDS:
+            processes.kill_tree(*strays)
+        else:
+            processes.kill_everything()
+        self._loop.after(RETRY_DELAY, lambda: self.kill_strays(then, rounds + 1))
+
+    def _confirm(self, searches: int) -> None:
+        if searches == 0:
+            return
+
+        def search() -> None:
+            strays = self._strays()
+            if strays:
+                processes.kill_tree(*strays)
+            self._confirm(CONFIRMATIONS if strays else searches - 1)
+
+        self._loop.after(RETRY_DELAY, search)
