@@ -1,8 +1,8 @@
 """
-What an executor may send, counted on this side.
+Flow control of a link: what an executor may send, counted on this side.
 
-It is granted credit for bytes and held to it, and what costs no credit has a rate or a bound of its
-own. Whoever exceeds one of them violates the protocol: an executor of ours cannot.
+Bytes need credit that this side has granted. Frames that need no credit have a rate or a bound of
+their own. An executor that exceeds one of these limits violates the protocol.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Item = TypeVar("Item")
 EVENT_BURST = 256
 EVENTS_PER_SECOND = 100
 ITEM_COST = 128
-"""What an item takes in memory besides its bytes."""
+"""Memory of an item besides its bytes."""
 MAX_WAITING = 32 * 1024 * 1024
-"""Bytes of one stream that its reader has not taken. The window bounds data; events have none."""
-STRAY_ROOM = 64 * 1024
-"""Bytes on streams that have ended, which are dropped unread."""
+"""Bytes of one stream that its reader has not taken; events are not bounded by the window."""
+LATE_ROOM = 64 * 1024
+"""Bytes of frames on ended streams; they are discarded."""
 RESET_ROOM = frames.WINDOW + 1024 * 1024
-"""What may be under way on a stream when this side resets it: a window, and the answer."""
-MAX_STRAY_ROOM = 64 * 1024 * 1024
+"""Bytes in flight on a stream when this side resets it: a window, and the answer."""
+MAX_LATE_ROOM = 64 * 1024 * 1024
 
 
 class Window:
-    """The credit that an executor has left on a stream."""
+    """The executor's remaining credit on a stream."""
 
     __slots__ = ("room",)
 
@@ -38,7 +38,7 @@ class Window:
         self.room = frames.WINDOW
 
     def take(self, size: int) -> None:
-        # With any credit left it may complete a piece; pieces have a bound of their own.
+        # With any credit left the executor may send one more piece; pieces are bounded as well.
         if self.room <= 0:
             raise ProtocolViolation("The executor sent data without credit.")
         self.room -= size
@@ -48,7 +48,7 @@ class Window:
 
 
 class Rate:
-    """Bounds frames that cost no credit: so many at once, and so many a second after that."""
+    """Limits frames that need no credit: a burst, and a number per second after that."""
 
     __slots__ = ("_count", "_since")
 
@@ -65,12 +65,12 @@ class Rate:
 
 
 class Inbox(Generic[Item]):
-    """What came on a stream and waits for its reader; None is the end."""
+    """What was received on a stream and waits for its reader; None is the end."""
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[tuple[Item | None, int]] = asyncio.Queue()
         self.waiting = 0
-        """Bytes, and the cost of the items that they are in."""
+        """Bytes, including the memory of the items themselves."""
 
     def put(self, item: Item, size: int) -> None:
         cost = size + ITEM_COST
@@ -91,19 +91,19 @@ class Inbox(Generic[Item]):
         return self._items.empty()
 
 
-class Strays:
+class LateFrames:
     """
-    Frames of streams that have ended. What was under way when this side reset a stream may still
-    come; an executor that sends on after its own end of a stream has little room for that.
+    Frames of streams that have ended. What was in flight when this side reset a stream may still
+    arrive. After its own end of a stream an executor has little room for more.
     """
 
     def __init__(self) -> None:
-        self._room = STRAY_ROOM
+        self._room = LATE_ROOM
 
-    def reset(self) -> None:
-        self._room = min(self._room + RESET_ROOM, MAX_STRAY_ROOM)
+    def add_room(self) -> None:
+        self._room = min(self._room + RESET_ROOM, MAX_LATE_ROOM)
 
-    def take(self, size: int) -> None:
+    def count(self, size: int) -> None:
         self._room -= size + frames.HEADER.size
         if self._room < 0:
-            raise ProtocolViolation("The executor sends on streams that have ended.")
+            raise ProtocolViolation("The executor continues to send on streams that have ended.")

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.drivers.docker.hijacked_connection import HijackedConnection
-from atoll.link import client
+from atoll.link import transport
 from atoll.link.client import Link
 from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.transport import LinkTransport
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.fuzz.hostile import ANSWERS, HELLO
@@ -39,7 +40,9 @@ GREETING = written(STDOUT, frames.encode_json(0, frames.HELLO, HELLO))
 
 
 @asynccontextmanager
-async def engine(place: Path, serve: Engine) -> AsyncIterator[Callable[[Link], Awaitable[None]]]:
+async def engine(
+    place: Path, serve: Engine
+) -> AsyncIterator[Callable[[LinkTransport], Awaitable[None]]]:
     """How a link dials an engine that answers so."""
     over = asyncio.Event()
 
@@ -49,7 +52,7 @@ async def engine(place: Path, serve: Engine) -> AsyncIterator[Callable[[Link], A
         writer.transport.abort()
         over.set()
 
-    async def dial(link: Link) -> None:
+    async def dial(link: LinkTransport) -> None:
         hijacked = HijackedConnection("/exec/1/start", {}, link)
         await asyncio.get_running_loop().create_unix_connection(lambda: hijacked, path)
         await hijacked.upgraded
@@ -63,7 +66,7 @@ async def engine(place: Path, serve: Engine) -> AsyncIterator[Callable[[Link], A
         await asyncio.wait_for(over.wait(), 20)
 
 
-async def connected(dial: Callable[[Link], Awaitable[None]]) -> Link:
+async def connected(dial: Callable[[LinkTransport], Awaitable[None]]) -> Link:
     quick = LinkSettings(read_timeout=timedelta(seconds=0.1))
     return await Link.over(dial, "a container", quick, timeout=PATIENCE)
 
@@ -98,7 +101,7 @@ async def test_some_output_on_a_relays_standard_error_is_allowed(tmp_path: Path)
 async def test_a_relay_that_does_not_read_gets_no_more_data_and_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CLOSE_SECONDS", 0.05, raising=False)
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT", 0.05)
     over = asyncio.Event()
 
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -79,7 +79,7 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
     await link.call("stdin", id="one", data=text("\n"))
     assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
     # What waits here is no more than a window, however much there is.
-    (stream,) = slow._streams.values()
+    (stream,) = slow._transport._streams.values()
     assert stream.inbox is not None
     assert stream.inbox.waiting <= 2 * frames.WINDOW
     heard = first.data

@@ -281,7 +281,7 @@ async def test_user_code_does_not_find_the_token(
     if replaced:
         # A zygote that begins later has a copy of what PID 1 has in memory by then.
         renewed = asyncio.get_running_loop().create_future()
-        link.on_zygote = renewed.set_result
+        link.observe_zygotes(renewed.set_result)
         kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()"
         await link.run(job("kill", kill), Heard())
         await link.call("release", zygote=await renewed)

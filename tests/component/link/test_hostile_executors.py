@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.link import client, credit, messages, output, validation
+from atoll.link import credit, messages, output, transport, validation
 from atoll.link.client import Link
 from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
 from atoll.protocol import frames
@@ -189,7 +189,7 @@ async def test_a_result_needs_no_start_and_what_follows_it_is_dropped() -> None:
 
 
 async def test_a_result_that_is_sent_again_and_again_is_a_violation() -> None:
-    count = credit.STRAY_ROOM // len(END.payload) + 2
+    count = credit.LATE_ROOM // len(END.payload) + 2
     async with linked(lambda _: [END] * count, stays=True) as link:
         assert (await request(link, "run", Heard()))["exit_code"] == 0
         await asyncio.wait_for(asyncio.shield(link.closed), 20)
@@ -312,7 +312,7 @@ async def test_what_waits_for_an_executor_that_does_not_read_has_a_bound(tmp_pat
 async def test_a_closed_link_is_over_though_its_executor_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CLOSE_SECONDS", 0.05, raising=False)
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT", 0.05)
     async with deaf(tmp_path) as link:
         with pytest.raises(LinkLost):
             await link.call("stat", path="x" * 2**20)

@@ -128,7 +128,7 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
     wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
     running = asyncio.create_task(link.run(wanted, heard))
     await asyncio.wait_for(heard.came.wait(), 30)
-    assert link._transport is not None
+
     link._transport.abort()
     with pytest.raises(LinkLost):
         await running

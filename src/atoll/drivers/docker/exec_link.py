@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.drivers.docker.engine import Engine
+    from atoll.link.transport import LinkTransport
     from atoll.settings import LinkSettings
 
 SOCKET_NAME = "atoll-link"
@@ -75,11 +76,11 @@ class ExecLinks:
         """
         command = [*python, "-I", "-S", "-B", "-c", BOOT.format(path=executor), SOCKET_NAME]
 
-        async def dial(link: Link) -> None:
+        async def dial(transport: LinkTransport) -> None:
             try:
                 with translated():
                     exec_id = await _create_exec(self._engine, container, command)
-                    self._watch(container, await _start_exec(self._engine, exec_id, link))
+                    self._watch(container, await _start_exec(self._engine, exec_id, transport))
             except AtollError as error:
                 # The container may be gone, paused, or have no room for another process.
                 raise LinkLost(
@@ -133,9 +134,9 @@ async def _create_exec(engine: Engine, container: str, command: list[str]) -> st
     return str(json.loads(answer)["Id"])
 
 
-async def _start_exec(engine: Engine, exec_id: str, link: Link) -> HijackedConnection:
+async def _start_exec(engine: Engine, exec_id: str, transport: LinkTransport) -> HijackedConnection:
     connection = HijackedConnection(
-        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}, link
+        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}, transport
     )
     try:
         await engine.dial(connection)

@@ -19,7 +19,7 @@ from atoll.drivers.docker.engine import RawConnection
 from atoll.link.errors import ProtocolViolation
 
 if TYPE_CHECKING:
-    from atoll.link.client import Link
+    from atoll.link.transport import LinkTransport
 
 MAX_RESPONSE_HEAD = 16_384
 MAX_ERROR_TEXT = 1000
@@ -41,7 +41,7 @@ class HijackedConnection(RawConnection, asyncio.Transport):
     control is that of the connection in both directions; only the header of a frame is buffered.
     """
 
-    def __init__(self, path: str, body: dict[str, Any], link: Link) -> None:
+    def __init__(self, path: str, body: dict[str, Any], link: LinkTransport) -> None:
         super().__init__()
         content = json.dumps(body).encode()
         self._request = (

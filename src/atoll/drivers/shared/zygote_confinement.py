@@ -32,7 +32,7 @@ class Confinement:
         self._newest = int(link.hello["zygote"])
         self._settling = False
         self._task: asyncio.Task[None] | None = None
-        link.on_zygote = self._renewed
+        link.observe_zygotes(self._renewed)
 
     async def settle(self) -> dict[str, str]:
         """Until the newest zygote may have children: what it could not import, and why."""
