@@ -33,7 +33,7 @@ from .interpreter.kernel_messages import (
 )
 from .interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from .runs.run import NO_USAGE, Run
-from .runs.runs import Runs
+from .runs.runs import TAKEN_CHECK_INTERVAL, Runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,6 +182,22 @@ class Contexts(ZygoteObserver):
         process.socket, process.handed_over = ours, True
         self._loop.add(ours.fileno(), READ, lambda mask: self._read(process))
         self._zygote.adjust_children()
+        self._watch_untaken(process, ours)
+
+    def _watch_untaken(self, process: ContextProcess, socket: _socket.socket) -> None:
+        """
+        Until a child of the zygote takes the job, replace children that user code has stopped.
+        """
+
+        def check() -> None:
+            children = self._zygote.children()
+            # After reading their states: a stopped child has announced by now what it received.
+            self._zygote.poll_taken()
+            if process.socket is socket and not process.pid:
+                self._runs.table.kill_stopped_spares(children)
+                self._loop.after(TAKEN_CHECK_INTERVAL, check)
+
+        self._loop.after(TAKEN_CHECK_INTERVAL, check)
 
     def jobs_accepted(self) -> None:
         for process in list(self._processes.values()):

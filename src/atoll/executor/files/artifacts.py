@@ -1,11 +1,10 @@
 """
-Which files an execution made or changed.
+Finds the files that a run made or changed: its artifacts.
 
-Told by the change time that the kernel keeps and user code cannot set. It is as coarse as the
-kernel's tick, so what was listed (or uploaded) in the tick before the start is remembered and left
-out unless it changed again. A workspace that is mounted from a bucket has times in whole seconds:
-there the same is done with the second before. One walk an execution, cut off after `MAX_WALK`
-entries.
+A file's change time decides, which user code cannot set. It is as coarse as the kernel's tick, so
+files that were listed or uploaded in the tick before the start are remembered and left out unless
+they changed again. A workspace that is mounted from a bucket has times in whole seconds; there the
+same is done with the second before. There is one walk a run, of at most `MAX_WALK` entries.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 MAX_WALK = 100_000
 MAX_DEPTH = 64
 MAX_LIST = 768 * 1024
-"""Bytes of JSON of a list; with what else is in a result it fits into one frame."""
+"""Bytes of JSON of a list, so that the complete result fits into one frame."""
 DIGEST = 64
-"""Characters of a sum, which is filled in later."""
+"""Characters of a checksum, which is added later."""
 MAX_HASHED = 64 * 1024 * 1024
 TICK_NS = 20_000_000
 SECOND_NS = 1_000_000_000
@@ -43,7 +42,7 @@ def coarse_now() -> int:
 
 
 def at_or_after(changed: int, moment: int) -> bool:
-    """Whether a change time may be one of `moment` or later."""
+    """Whether a file with this change time may have changed at `moment` or later."""
     return changed >= moment or (changed % SECOND_NS == 0 and changed + SECOND_NS > moment)
 
 
@@ -53,11 +52,11 @@ class Scanner:
         self._recent: dict[str, Key] = {}
 
     def remember(self, path: str) -> None:
-        """A file that was not changed by an execution, such as an upload."""
+        """Leave out a file that no run has changed, such as an upload."""
         try:
             status = os.lstat(os.path.join(self._root, path))
         except OSError:
-            return  # Gone again: nothing to leave out.
+            return  # It was removed already.
         self._recent[path] = (status.st_ino, status.st_ctime_ns)
 
     def changed_since(self, start: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -70,7 +69,7 @@ class Scanner:
             try:
                 items = os.scandir(os.path.join(self._root, directory))
             except OSError:
-                continue  # Removed, or closed to us by user code.
+                continue  # Removed, or user code took away the right to read it.
             with items:
                 for item in items:
                     seen += 1
@@ -126,10 +125,10 @@ class Scanner:
 
 def hash_files(workspace: Workspace, artifacts: list[dict[str, Any]]) -> None:
     """
-    Fill in the sums. Files beyond `MAX_HASHED`, by themselves or with those before them, and files
-    that change while they are read keep none.
+    Add checksums. Files that would exceed `MAX_HASHED` bytes in total, and files that change while
+    they are read, have none.
     """
-    import hashlib  # Loads OpenSSL, which most executions never need.
+    import hashlib  # Loads OpenSSL, which most runs never need.
 
     room = MAX_HASHED
     for artifact in artifacts:
@@ -139,10 +138,10 @@ def hash_files(workspace: Workspace, artifacts: list[dict[str, Any]]) -> None:
         try:
             fd, status = workspace.open(artifact["path"])
         except FileError:
-            continue  # Removed meanwhile, by something left running.
+            continue  # Removed meanwhile by a background process.
         with open(fd, "rb") as file:
             digest = hashlib.sha256()
-            left = artifact["size"] + 1  # More is another file than was listed.
+            left = artifact["size"] + 1  # One more byte shows that the file has grown.
             while left > 0:
                 block = file.read(min(262_144, left))
                 if not block:

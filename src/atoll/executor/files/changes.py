@@ -1,10 +1,10 @@
 """
-What happens to the files of a tree, told as it happens: created, modified, deleted, moved.
+Watches a tree for changes and reports them: created, modified, deleted, moved.
 
-Runs in a worker. By inotify where the kernel gives it, else by looking again every second. Memory
-is bounded whatever user code does and however slow the reader is: what the reader does not take
-waits in the kernel, which drops what is too much; that is told as `overflow`, and the reader has to
-look for itself. Changes that follow each other closely to one file may be told as one.
+Runs in a worker. Uses inotify if the kernel has it, or else compares listings every second. Memory
+is bounded: events that a slow reader does not take wait in the kernel, which drops them when they
+are too many. The reader then receives `overflow` and has to list the tree again. Changes to one
+file in quick succession may be reported as one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Notice = dict[str, Any]
+    Change = dict[str, Any]
 
 MAX_WATCHES = 8192
-"""Directories that are watched at once."""
-GATHER_SECONDS = 0.05
-POLL_SECONDS = 1.0
+"""Directories that are watched at the same time."""
+BATCH_DELAY = 0.05
+POLL_INTERVAL = 1.0
 MAX_POLLED = 20_000
-"""Entries, when looking again and again is the only way."""
+"""Entries of a listing that is compared."""
 READ = 256 * 1024
 
 _EVENT = struct.Struct("iIII")
@@ -46,28 +46,28 @@ _MASK = _MODIFY | _ATTRIB | _FROM | _TO | _CREATE | _DELETE | _DELETE_SELF | _ON
 
 
 def follow(workspace: Workspace, request: dict[str, Any], stream: WorkerStream) -> dict[str, Any]:
-    """Ends when nobody listens any more, or when the directory itself is gone."""
+    """Ends when the stream is closed or the directory itself is removed."""
     parts = split(request["path"])
     top = workspace.reach(request["path"])
     recursive = bool(request["recursive"])
     fd = -1 if request.get("poll") else syscalls.inotify()
     if fd < 0:
-        _Polled(top, parts, recursive, stream).run()
+        _PollingWatch(top, parts, recursive, stream).run()
     else:
-        _Watched(fd, top, parts, recursive, stream).run()
+        _InotifyWatch(fd, top, parts, recursive, stream).run()
     return {}
 
 
-def _tell(stream: WorkerStream, notices: list[Notice]) -> None:
-    if notices:
-        stream.send(b"".join(minijson.dumps(notice) + b"\n" for notice in notices))
+def _send(stream: WorkerStream, changes: list[Change]) -> None:
+    if changes:
+        stream.send(b"".join(minijson.dumps(change) + b"\n" for change in changes))
 
 
-def _ours(name: str, at_root: bool) -> bool:
+def _is_reserved(name: str, at_root: bool) -> bool:
     return name.startswith((TRASH, UPLOAD)) or (at_root and name == STAGING)
 
 
-class _Watched:
+class _InotifyWatch:
     def __init__(
         self, fd: int, top: int, parts: list[str], recursive: bool, stream: WorkerStream
     ) -> None:
@@ -79,38 +79,38 @@ class _Watched:
         self._paths: dict[int, tuple[str, ...]] = {}
         self._numbers: dict[tuple[str, ...], int] = {}
         self._cut = False
-        """Whether there are more directories than are watched, which is told once."""
-        self._notices: list[Notice] = []
+        """Whether there are more directories than are watched; reported once."""
+        self._changes: list[Change] = []
         self._moved: tuple[int, tuple[str, ...], bool] | None = None
-        """Cookie, path and kind of what has left its place, and may turn up in another."""
+        """Cookie, path and kind of an entry that was moved from here and may arrive elsewhere."""
 
     def run(self) -> None:
         self._add((), self._top)
         if self._recursive:
-            self._add_below((), tell=False)
+            self._add_below((), report=False)
         self._stream.event({"event": "watching"})
         poll = select.poll()
         poll.register(self._stream.fd, select.POLLIN)
         while self._numbers.get(()) is not None:
-            # No credit, no reading: the kernel keeps what comes, as much as it will.
+            # Without credit nothing is read: the kernel queues the events.
             if self._stream.credit > 0:
                 poll.register(self._fd, select.POLLIN)
             else:
                 poll.register(self._fd, 0)
-            wait = GATHER_SECONDS if self._moved is not None else POLL_SECONDS
+            wait = BATCH_DELAY if self._moved is not None else POLL_INTERVAL
             ready = dict(poll.poll(wait * 1000))
             if not ready and os.fstat(self._top).st_nlink == 0:
-                return  # The kernel says nothing of its end as long as it is open.
+                return  # The kernel sends no event for an open directory that is removed.
             if self._stream.fd in ready:
                 self._stream.wait()
             if self._fd in ready:
-                # What comes together is told together.
-                time.sleep(GATHER_SECONDS)
+                # Events in quick succession are reported together.
+                time.sleep(BATCH_DELAY)
                 self._read()
             elif self._moved is not None:
                 self._settle()
-            notices, self._notices = self._notices, []
-            _tell(self._stream, notices)
+            changes, self._changes = self._changes, []
+            _send(self._stream, changes)
 
     def _read(self) -> None:
         data = os.read(self._fd, READ)
@@ -119,14 +119,14 @@ class _Watched:
             number, mask, cookie, size = _EVENT.unpack_from(data, at)
             raw = data[at + _EVENT.size : at + _EVENT.size + size].rstrip(b"\0")
             at += _EVENT.size + size
-            self._happened(number, mask, cookie, os.fsdecode(raw))
+            self._handle(number, mask, cookie, os.fsdecode(raw))
 
-    def _happened(self, number: int, mask: int, cookie: int, name: str) -> None:
+    def _handle(self, number: int, mask: int, cookie: int, name: str) -> None:
         if mask & _OVERFLOW:
             self._settle()
-            self._note("overflow", ())
+            self._report("overflow", ())
             if self._recursive:
-                self._add_below((), tell=False)
+                self._add_below((), report=False)
             return
         above = self._paths.get(number)
         if above is None:
@@ -136,10 +136,10 @@ class _Watched:
                 self._forget(above)
             return
         if not name:
-            return  # Of the directory itself: whoever has its name hears it from above.
+            return  # The directory itself; its parent's watch reports it.
         path = (*above, name)
         directory = bool(mask & _ISDIR)
-        hidden = _ours(name, not self._above and not above)
+        hidden = _is_reserved(name, not self._above and not above)
         if mask & _TO:
             self._arrived(path, cookie, directory, hidden)
             return
@@ -149,15 +149,15 @@ class _Watched:
         if mask & _FROM:
             self._moved = (cookie, path, directory)
         elif mask & _CREATE:
-            self._note("created", path)
+            self._report("created", path)
             if directory and self._recursive:
-                self._enter(path, tell=True)
+                self._enter(path, report=True)
         elif mask & _DELETE:
-            self._note("deleted", path)
+            self._report("deleted", path)
             if directory:
                 self._drop(path)
         elif not directory or mask & _ATTRIB:
-            self._note("modified", path)
+            self._report("modified", path)
 
     def _arrived(self, path: tuple[str, ...], cookie: int, directory: bool, hidden: bool) -> None:
         moved, self._moved = self._moved, None
@@ -167,41 +167,41 @@ class _Watched:
             moved = None
         if moved is not None:
             if hidden:
-                self._note("deleted", moved[1])
+                self._report("deleted", moved[1])
                 self._drop(moved[1])
                 return
-            self._note("moved", path, moved[1])
+            self._report("moved", path, moved[1])
             if directory:
                 self._rename(moved[1], path)
         elif not hidden:
-            # From where nobody watches: an upload that is whole now, for one.
-            self._note("created", path)
+            # From a place that is not watched, for example a completed upload.
+            self._report("created", path)
             if directory and self._recursive:
-                self._enter(path, tell=True)
+                self._enter(path, report=True)
 
     def _settle(self) -> None:
-        """What left its place and did not turn up is gone from here."""
+        """An entry that was moved away and did not arrive here counts as deleted."""
         if self._moved is not None:
             _, path, directory = self._moved
             self._moved = None
-            self._note("deleted", path)
+            self._report("deleted", path)
             if directory:
                 self._drop(path)
 
-    def _note(
+    def _report(
         self, kind: str, path: tuple[str, ...], source: tuple[str, ...] | None = None
     ) -> None:
-        notice: Notice = {"type": kind, "path": "/".join([*self._above, *path])}
+        change: Change = {"type": kind, "path": "/".join([*self._above, *path])}
         if source is not None:
-            notice["from"] = "/".join([*self._above, *source])
-        if notice not in self._notices[-8:]:
-            self._notices.append(notice)
+            change["from"] = "/".join([*self._above, *source])
+        if change not in self._changes[-8:]:
+            self._changes.append(change)
 
     # Watches
 
     def _add(self, path: tuple[str, ...], fd: int) -> bool:
         if len(self._paths) < MAX_WATCHES:
-            # By the open directory: whatever has its name now, it is this one.
+            # By descriptor: another directory may have its name by now.
             number = syscalls.inotify_add(self._fd, b"/proc/self/fd/%d" % fd, _MASK)
             if number >= 0:
                 self._paths[number] = path
@@ -209,10 +209,10 @@ class _Watched:
                 return True
         if not self._cut:
             self._cut = True
-            self._note("overflow", path)
+            self._report("overflow", path)
         return False
 
-    def _enter(self, path: tuple[str, ...], *, tell: bool) -> None:
+    def _enter(self, path: tuple[str, ...], *, report: bool) -> None:
         here = os.dup(self._top)
         try:
             for part in path:
@@ -220,19 +220,19 @@ class _Watched:
                 os.close(here)
                 here = below
             if self._add(path, here):
-                self._add_below(path, tell=tell, top=here)
+                self._add_below(path, report=report, top=here)
         except OSError:
             pass  # StreamClosed again.
         finally:
             os.close(here)
 
-    def _add_below(self, path: tuple[str, ...], *, tell: bool, top: int | None = None) -> None:
-        """With `tell`, what is there already was made before anybody watched."""
+    def _add_below(self, path: tuple[str, ...], *, report: bool, top: int | None = None) -> None:
+        """With `report`, entries that exist already are reported as created."""
         at_root = not self._above and not path
         for item in walk(self._top if top is None else top, at_root=at_root):
             found = (*path, *item.parts)
-            if tell and len(self._notices) < MAX_POLLED:
-                self._note("created", found)
+            if report and len(self._changes) < MAX_POLLED:
+                self._report("created", found)
             if stat.S_ISDIR(item.status.st_mode) and found not in self._numbers:
                 try:
                     fd = os.open(item.parts[-1], DIRECTORY, dir_fd=item.directory)
@@ -265,7 +265,7 @@ class _Watched:
             self._paths.pop(number, None)
 
 
-class _Polled:
+class _PollingWatch:
     def __init__(self, top: int, parts: list[str], recursive: bool, stream: WorkerStream) -> None:
         self._top = top
         self._above = parts
@@ -274,21 +274,21 @@ class _Polled:
         self._cut = False
 
     def run(self) -> None:
-        known = self._look()
+        known = self._list()
         self._stream.event({"event": "watching"})
         poll = select.poll()
         poll.register(self._stream.fd, select.POLLIN)
         while True:
-            if poll.poll(POLL_SECONDS * 1000):
+            if poll.poll(POLL_INTERVAL * 1000):
                 self._stream.wait()
                 continue
             if os.fstat(self._top).st_nlink == 0:
                 return
-            now = self._look()
-            _tell(self._stream, self._differences(known, now))
+            now = self._list()
+            _send(self._stream, self._differences(known, now))
             known = now
 
-    def _look(self) -> dict[str, tuple[int, int, int, bool]]:
+    def _list(self) -> dict[str, tuple[int, int, int, bool]]:
         found: dict[str, tuple[int, int, int, bool]] = {}
         self._full = False
         for item in walk(self._top, at_root=not self._above, deep=self._recursive):
@@ -310,22 +310,22 @@ class _Polled:
         self,
         known: dict[str, tuple[int, int, int, bool]],
         now: dict[str, tuple[int, int, int, bool]],
-    ) -> list[Notice]:
-        notices: list[Notice] = []
+    ) -> list[Change]:
+        changes: list[Change] = []
         gone = {path: value for path, value in known.items() if path not in now}
         by_inode = {value[0]: path for path, value in gone.items()}
         for path, value in now.items():
             if path in known:
                 if known[path] != value:
-                    notices.append({"type": "modified", "path": path})
+                    changes.append({"type": "modified", "path": path})
             elif value[0] in by_inode:
                 old = by_inode.pop(value[0])
                 del gone[old]
-                notices.append({"type": "moved", "path": path, "from": old})
+                changes.append({"type": "moved", "path": path, "from": old})
             else:
-                notices.append({"type": "created", "path": path})
-        notices += [{"type": "deleted", "path": path} for path in gone]
+                changes.append({"type": "created", "path": path})
+        changes += [{"type": "deleted", "path": path} for path in gone]
         if self._full and not self._cut:
             self._cut = True
-            notices.append({"type": "overflow", "path": "/".join(self._above)})
-        return notices
+            changes.append({"type": "overflow", "path": "/".join(self._above)})
+        return changes

@@ -1,8 +1,8 @@
 """
-A file or a tree, copied inside the workspace: there whole or not at all. Runs in a worker.
+Copies a file or a tree inside the workspace, completely or not at all. Runs in a worker.
 
-Modes, times, links and holes are kept. What is neither file, directory nor link is left out. A
-tree that changes meanwhile is copied as it is met.
+Modes, times, links and holes are kept. Special files are left out. A tree that changes meanwhile is
+copied as it is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 
 from .paths import FileError, split, translate
 from .removal import DIRECTORY
-from .staged_tree import Tree
+from .staged_tree import StagedTree
 from .tree_walk import MAX_DEPTH, Found, open_file, walk
 from .workspace import Workspace
 
@@ -37,21 +37,21 @@ def copy(workspace: Workspace, request: dict[str, Any], room: int | None) -> dic
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError as error:
             raise translate(error, source) from None
-        with Tree(workspace, room) as tree:
+        with StagedTree(workspace, room) as tree:
             if stat.S_ISDIR(status.st_mode):
                 top = os.open(name, DIRECTORY, dir_fd=directory)
                 try:
                     for item in walk(top, at_root=False):
-                        skipped += not _take(tree, item, item.parts)
+                        skipped += not _copy_entry(tree, item, item.parts)
                         if len(item.parts) >= MAX_DEPTH and stat.S_ISDIR(item.status.st_mode):
-                            words = "%s/… is nested too deep to be copied"
+                            words = "%s/… has too many levels to be copied"
                             raise FileError("bad_path", words % "/".join(item.parts)[:200])
                 finally:
                     os.close(top)
                 os.fchmod(tree.top, stat.S_IMODE(status.st_mode) & 0o777 | 0o700)
                 entry = tree.place(target, overwrite)
             else:
-                if not _take(tree, Found((name,), directory, status, True), (_ONE,)):
+                if not _copy_entry(tree, Found((name,), directory, status, True), (_ONE,)):
                     raise FileError("not_a_file", "%s is a pipe, socket or device" % source)
                 entry = tree.place(target, overwrite, only=_ONE)
     finally:
@@ -59,8 +59,8 @@ def copy(workspace: Workspace, request: dict[str, Any], room: int | None) -> dic
     return {"entry": entry, "skipped": skipped}
 
 
-def _take(tree: Tree, item: Found, parts: tuple[str, ...]) -> bool:
-    """Whether it is something that is copied, and still there."""
+def _copy_entry(tree: StagedTree, item: Found, parts: tuple[str, ...]) -> bool:
+    """Copy one entry; returns False for a special file and for one that was removed."""
     mode, name = item.status.st_mode, item.parts[-1]
     if stat.S_ISDIR(mode):
         tree.directory(parts, stat.S_IMODE(mode) & 0o777)
@@ -91,8 +91,8 @@ def _take(tree: Tree, item: Found, parts: tuple[str, ...]) -> bool:
     return True
 
 
-def _copy_content(tree: Tree, source: int, target: int, size: int) -> None:
-    """What is there; holes stay holes."""
+def _copy_content(tree: StagedTree, source: int, target: int, size: int) -> None:
+    """Copy the data; holes stay holes."""
     at = 0
     while at < size:
         try:
@@ -100,7 +100,7 @@ def _copy_content(tree: Tree, source: int, target: int, size: int) -> None:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            break  # Nothing but a hole.
+            break  # Only a hole is left.
         end = min(os.lseek(source, start, os.SEEK_HOLE), size)
         os.lseek(source, start, os.SEEK_SET)
         os.lseek(target, start, os.SEEK_SET)
@@ -108,7 +108,7 @@ def _copy_content(tree: Tree, source: int, target: int, size: int) -> None:
         while left > 0:
             data = os.read(source, min(BLOCK, left))
             if not data:
-                break  # It became shorter meanwhile.
+                break  # The file has become shorter.
             tree.count(len(data))
             left -= len(data)
             view = memoryview(data)

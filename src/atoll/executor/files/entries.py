@@ -33,8 +33,8 @@ def entry_of(path: str, status: os.stat_result) -> dict[str, Any]:
 
 def etag(status: os.stat_result) -> str:
     """
-    Another one whenever the content may be another: the kernel keeps the change time, which user
-    code cannot set. Two changes in one tick of its clock (4 ms) that leave the size are one.
+    A tag that changes whenever the content may have changed: user code cannot set the change time.
+    Two changes within one tick of the kernel's clock (4 ms) that keep the size look like one.
     """
     return "%x-%x-%x-%x" % (
         status.st_ino,

@@ -1,11 +1,9 @@
 """
-A directory as one stream: tar, tar.gz or zip. Runs in a worker; its memory does not go by the size
-of what is in it.
+Packs a directory into a stream: tar, tar.gz or zip. Runs in a worker, with bounded memory.
 
-Links stay links, modes are kept, owners are not. A hard link becomes a file of its own. What is
-neither file, directory nor link is left out, and so is what cannot be read or is gone when its turn
-comes. A file that becomes shorter meanwhile is filled with zeros, one that grows is cut: the
-archive is whole.
+Links stay links, modes are kept, owners are not. A hard link becomes a file of its own. Special
+files are left out, and so are entries that cannot be read or were removed meanwhile. A file that
+becomes shorter is padded with zeros and one that grows is cut, so the archive is always valid.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
 
 BLOCK = 256 * 1024
 MAX_IN_ZIP = 50_000
-"""Entries: a zip ends with a list of all of them, which is in memory until then."""
+"""Entries: a zip ends with a directory of all entries, which is kept in memory."""
 ZIP64_FROM = 1 << 31
 
 
 def pack(workspace: Workspace, request: dict[str, Any], stream: WorkerStream) -> dict[str, Any]:
     form, path = request["form"], request["path"]
     found = _items(workspace, path)
-    first = next(found, None)  # Whether it is there at all, before anything is sent.
+    first = next(found, None)  # Raises if the path does not exist, before anything is sent.
     if form == "zip":
         _count(workspace, path)
     out = _Out(stream)
@@ -78,12 +76,12 @@ def _single(workspace: Workspace, path: str) -> Iterator[Found]:
 def _count(workspace: Workspace, path: str) -> None:
     for number, _ in enumerate(_items(workspace, path)):
         if number >= MAX_IN_ZIP:
-            words = "%s has more than %d entries, which a zip cannot take; use tar"
+            words = "%s has more than %d entries, the maximum of a zip; use tar"
             raise FileError("too_many_entries", words % (path or "it", MAX_IN_ZIP))
 
 
 class _Out:
-    """Gathers small pieces."""
+    """Collects small writes into larger frames."""
 
     def __init__(self, stream: WorkerStream) -> None:
         self._stream = stream
@@ -97,7 +95,7 @@ class _Out:
         return len(data)
 
     def flush(self) -> None:
-        """Only at the end: who writes a zip asks for it after every entry."""
+        """Does nothing: zipfile calls it after every entry, and `finish` sends the rest."""
 
     def finish(self) -> None:
         self._stream.send(bytes(self._buffer))
@@ -120,8 +118,8 @@ def _content(fd: int, size: int) -> Iterator[bytes]:
 
 def _opened(item: Found) -> int | bytes | None:
     """
-    A file's descriptor, a link's target, -1 for a directory; None for what is left out, or is not
-    what it was when its turn comes.
+    The descriptor of a file, the target of a link, or -1 for a directory. None if the entry is left
+    out or has been replaced.
     """
     mode, name = item.status.st_mode, item.parts[-1]
     try:
@@ -212,7 +210,7 @@ def _zip(items: Iterator[Found], out: Any, form: str) -> int:
 
 
 def _zip_head(zipfile: Any, item: Found, suffix: str) -> Any:
-    """A zip's names are text: a byte that is none becomes its percent code."""
+    """Names in a zip are text: a byte that is not UTF-8 is percent-encoded."""
     raw = os.fsencode("/".join(item.parts))
     name = raw.decode("utf-8", "surrogateescape")
     text = "".join("%%%02X" % (ord(c) - 0xDC00) if 0xDC80 <= ord(c) <= 0xDCFF else c for c in name)

@@ -21,17 +21,17 @@ UPLOAD = ".atoll-upload-"
 STAGING = ".tmp"
 
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""Not to hang on a pipe that stands where a file was expected."""
+"""Flags to open a file for reading; they do not block on a pipe."""
 _CODES = {
     errno.ENOENT: ("file_not_found", "does not exist"),
-    errno.ELOOP: ("bad_path", "leads out of the workspace or is replaced by a link meanwhile"),
+    errno.ELOOP: ("bad_path", "leads out of the workspace, or was replaced by a link meanwhile"),
     errno.EISDIR: ("is_directory", "is a directory"),
     errno.ENOTDIR: ("not_directory", "is not a directory"),
-    errno.EEXIST: ("file_exists", "exists already"),
+    errno.EEXIST: ("file_exists", "already exists"),
     errno.ENOTEMPTY: ("not_empty", "is not empty"),
     errno.ENAMETOOLONG: ("bad_path", "has a name that is too long"),
-    errno.EACCES: ("file_denied", "may not be used so: permission denied"),
-    errno.EPERM: ("file_denied", "may not be used so: not permitted"),
+    errno.EACCES: ("file_denied", "cannot be accessed: permission denied"),
+    errno.EPERM: ("file_denied", "cannot be accessed: operation not permitted"),
     errno.ENOSPC: ("disk_full", "does not fit: the workspace is full"),
     errno.EDQUOT: ("disk_full", "does not fit: the workspace is full"),
     errno.EFBIG: ("disk_full", "is larger than the workspace may be"),
@@ -50,21 +50,21 @@ def translate(error: OSError, path: str) -> FileError:
 
 
 def split(path: str) -> list[str]:
-    """The components of a path beneath the workspace; the workspace itself has none."""
+    """The components of a path beneath the workspace; none for the workspace itself."""
     if path == ROOT or path.startswith(ROOT + "/"):
         path = path[len(ROOT) :]
     elif path.startswith("/"):
         raise FileError("bad_path", "%s is not beneath %s" % (path, ROOT))
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise FileError("bad_path", "%s has '..' in it" % path)
+        raise FileError("bad_path", "%s contains '..'" % path)
     if "\0" in path:
-        raise FileError("bad_path", "a path may not hold a NUL")
+        raise FileError("bad_path", "a path cannot contain NUL")
     return parts
 
 
 def open_below(top: int, parts: Iterable[str]) -> int:
-    """A directory beneath another, no part of which is a link."""
+    """Open a directory beneath another; no component may be a link."""
     here = os.dup(top)
     for part in parts:
         try:

@@ -1,8 +1,8 @@
 """
-Opening what user code has closed to itself, and so to us, who are the same user.
+Opens files and directories from which user code has removed its own rights.
 
-Rights that are taken to look at something are given back when it is closed. No link is followed,
-and rights are changed through descriptors only: whatever has the name by then is left alone.
+The executor runs as the same user, so it restores the rights for the time that it needs them. No
+link is followed, and modes are changed through descriptors only.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import stat
 
 from .paths import READING, FileError, split, translate
-from .removal import DIRECTORY, HELD, reopened
+from .removal import DIRECTORY, PATH_ONLY, reopened
 
 
 def open_file(top: int, path: str) -> int:
-    """A regular file beneath a directory, for reading, whatever its rights."""
+    """Open a regular file beneath a directory for reading, whatever its mode."""
     *above, name = split(path)
     opened = [(os.dup(top), -1)]
     try:
@@ -36,23 +36,23 @@ def open_file(top: int, path: str) -> int:
 
 
 def open_for_reading(name: str, fd: int) -> tuple[int, int]:
-    """What has this name in a directory, and the rights to give back; see `close`."""
+    """Open a file in a directory; also returns the mode to restore, see `close`."""
     return _open(name, READING, fd)
 
 
 def _open(name: str, flags: int, fd: int) -> tuple[int, int]:
     """
-    Open for reading what is ours, whatever rights user code has left it; the rights that are to be
-    given back when it is closed, -1 if none were taken.
+    Open for reading, whatever the mode. Also returns the mode to restore when it is closed, or -1
+    if it was not changed.
     """
     try:
         return os.open(name, flags, dir_fd=fd), -1
     except PermissionError:
-        return _take(name, flags, fd)
+        return _open_forced(name, flags, fd)
 
 
 def open_directory(name: str, fd: int) -> tuple[int, int]:
-    """The same of a directory, which is also to be entered."""
+    """Open a directory that can also be entered; see `_open`."""
     opened, mode = _open(name, DIRECTORY, fd)
     if mode >= 0:
         return opened, mode
@@ -67,9 +67,9 @@ def open_directory(name: str, fd: int) -> tuple[int, int]:
     return opened, -1
 
 
-def _take(name: str, flags: int, fd: int) -> tuple[int, int]:
-    """Make it readable for its owner, and open it; the rights that it had."""
-    held = os.open(name, HELD, dir_fd=fd)
+def _open_forced(name: str, flags: int, fd: int) -> tuple[int, int]:
+    """Make it readable for its owner and open it; also returns its former mode."""
+    held = os.open(name, PATH_ONLY, dir_fd=fd)
     try:
         mode = stat.S_IMODE(os.fstat(held).st_mode)
         return reopened(held, mode | 0o500, flags), mode

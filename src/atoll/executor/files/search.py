@@ -1,9 +1,8 @@
 """
-Lists of a whole tree, and search in what files hold. Runs in a worker, against a clock.
+Lists of a tree, and search in the content of files. Runs in a worker, within a time limit.
 
-An answer has what was found in the time given, and where to go on. A pattern that takes for ever on
-one file is an error and not a hang: the clock interrupts it, and the next page begins behind what
-was done.
+An answer has what was found in time, and where to continue. A pattern that takes too long on a
+single file is an error: a timer interrupts it.
 """
 
 from __future__ import annotations
@@ -25,18 +24,19 @@ if TYPE_CHECKING:
     Finder = Callable[[bytes], "tuple[int, int] | None"]
     """Column (characters, from 0) of the first match in a line, and the match's length."""
 
-MAX_LOOKED_AT = 200_000
-"""Entries of one page, whether wanted or not."""
+MAX_VISITED = 200_000
+"""Entries that are visited for one page, whether they match or not."""
 MAX_QUERY = 1000
 MAX_LINE = 64 * 1024
-"""A longer line is taken in pieces; what lies across two of them is not found."""
-SNIFFED = 8192
-SHOWN = 400
-"""Characters of a line."""
+"""A longer line is searched in pieces; a match across two pieces is not found."""
+BINARY_CHECK = 8192
+"""Bytes at the start of a file; one with a NUL among them is not searched."""
+MAX_SHOWN = 400
+"""Characters of a line in an answer."""
 
 
 def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
-    """A page of what is below a directory, in order: as many as `limit`, or fewer and more."""
+    """A page of the entries below a directory; fewer than `limit` if the time is over."""
     parts = split(request["path"])
     pattern = Pattern(request["glob"]) if request.get("glob") else None
     until = time.monotonic() + float(request["seconds"])
@@ -46,9 +46,9 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
     room = MAX_PAGE
     with _Opened(workspace, request["path"]) as top:
         found = walk(top, at_root=not parts, pattern=pattern, after=_parts(request.get("after")))
-        for looked_at, item in enumerate(found):
-            # One at least, so that page by page all is seen.
-            late = looked_at > MAX_LOOKED_AT or (looked_at and time.monotonic() > until)
+        for visited, item in enumerate(found):
+            # At least one entry a page, so that listing always makes progress.
+            late = visited > MAX_VISITED or (visited and time.monotonic() > until)
             if len(entries) == limit or late:
                 return {"entries": entries, "next": "/".join(last)}
             if item.matches:
@@ -79,24 +79,24 @@ def _parts(path: str | None) -> tuple[str, ...]:
 # Search
 
 
-class Late(Exception):
-    """The time is over."""
+class TimeOver(Exception):
+    pass
 
 
 def search(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
     import signal
 
-    def late(number: int, frame: object) -> None:
-        raise Late
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeOver
 
     state = _Search(workspace, request)
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, float(request["seconds"]))
     try:
         state.run(_finder(request))
-    except Late:
-        if not state.moved:
-            words = "looking for this takes too long, in %s above all; use a simpler pattern"
+    except TimeOver:
+        if not state.progressed:
+            words = "the search takes too long in %s; use a simpler pattern"
             raise FileError("search_timeout", words % "/".join(state.where)) from None
         state.more = True
     finally:
@@ -115,25 +115,25 @@ class _Search:
         self._matches: list[dict[str, Any]] = []
         self._room = MAX_PAGE
         self.where = _parts(request.get("after"))
-        """The file that is looked at."""
-        self._place = (self.where, int(request.get("line") or 0))
-        """What was done last: a file, and a line in it or 0 for all of it."""
-        self.moved = False
+        """The file that is being searched."""
+        self._position = (self.where, int(request.get("line") or 0))
+        """The last file, and its last line that was searched; 0 if all of it was."""
+        self.progressed = False
         self.more = False
 
     def run(self, find: Finder) -> None:
         self._find = find
         with _Opened(self._workspace, self._path) as top:
-            after, line = self._place
-            if line and not self._again(top, line):
+            after, line = self._position
+            if line and not self._continue_file(top, line):
                 return
             found = walk(top, at_root=not self._above, pattern=self._pattern, after=after)
             for item in found:
                 if not self._enter(item):
                     return
 
-    def _again(self, top: int, line: int) -> bool:
-        """The rest of the file that the last page ended in."""
+    def _continue_file(self, top: int, line: int) -> bool:
+        """Search the rest of the file in which the last page ended."""
         directory = os.dup(top)
         try:
             for part in self.where[:-1]:
@@ -144,10 +144,10 @@ class _Search:
                 directory = below
             fd, _ = open_file(directory, self.where[-1])
         except OSError:
-            return True  # Gone meanwhile.
+            return True  # Removed meanwhile.
         finally:
             os.close(directory)
-        return self._look_into(fd, line)
+        return self._search_file(fd, line)
 
     def _enter(self, item: Found) -> bool:
         if item.matches and stat.S_ISREG(item.status.st_mode):
@@ -156,18 +156,18 @@ class _Search:
             except OSError:
                 return True
             self.where = item.parts
-            if not self._look_into(fd, 0):
+            if not self._search_file(fd, 0):
                 return False
         self._done(item.parts, 0)
         return True
 
     def _done(self, parts: tuple[str, ...], line: int) -> None:
-        self._place, self.moved = (parts, line), True
+        self._position, self.progressed = (parts, line), True
 
-    def _look_into(self, fd: int, before: int) -> bool:
-        """What is behind the line `before`; whether there is room for more."""
+    def _search_file(self, fd: int, before: int) -> bool:
+        """Search behind the line `before`; returns whether there is room for more matches."""
         with open(fd, "rb", buffering=1 << 18) as file:
-            if b"\0" in os.pread(fd, SNIFFED, 0):
+            if b"\0" in os.pread(fd, BINARY_CHECK, 0):
                 return True
             path = "/".join([*self._above, *self.where])
             for number, offset, piece in _lines(file):
@@ -186,21 +186,21 @@ class _Search:
         return True
 
     def answer(self) -> dict[str, Any]:
-        parts, line = self._place
+        parts, line = self._position
         following = {"path": "/".join(parts), "line": line} if self.more else None
         return {"matches": self._matches, "next": following}
 
 
 def _lines(file: Any) -> Iterator[tuple[int, int, bytes]]:
-    """Number, characters before, and content of each line, or each piece of a long one."""
+    """Line number, column offset and content of each line, or of each piece of a long one."""
     number, offset = 1, 0
     while True:
         piece = file.readline(MAX_LINE)
         if not piece:
             return
-        whole = piece.endswith(b"\n")
-        yield number, offset, piece.rstrip(b"\r\n") if whole else piece
-        number, offset = (number + 1, 0) if whole else (number, offset + len(_text(piece)))
+        complete = piece.endswith(b"\n")
+        yield number, offset, piece.rstrip(b"\r\n") if complete else piece
+        number, offset = (number + 1, 0) if complete else (number, offset + len(_text(piece)))
 
 
 def _text(data: bytes) -> str:
@@ -208,10 +208,10 @@ def _text(data: bytes) -> str:
 
 
 def _shown(piece: bytes, start: int, length: int) -> tuple[str, int]:
-    """The line, or what of a long one is around the match; and the column, from 1."""
+    """The line, or the part of a long one around the match; and the column, from 1."""
     text = _text(piece)
-    first = max(0, min(start - SHOWN // 4, len(text) - SHOWN))
-    return text[first : first + SHOWN], start + 1
+    first = max(0, min(start - MAX_SHOWN // 4, len(text) - MAX_SHOWN))
+    return text[first : first + MAX_SHOWN], start + 1
 
 
 def _finder(request: dict[str, Any]) -> Finder:

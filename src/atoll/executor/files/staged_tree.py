@@ -1,10 +1,9 @@
 """
-A tree on its way into the workspace: made aside, and put in its place when it is whole.
+A directory tree that is built aside and moved into its place when it is complete.
 
-Runs in a worker. The tree grows in a directory of its own at the top of the workspace whose name is
-the executor's. No part of a path is followed if it is a link, so what user code does to the tree
-meanwhile harms the tree alone. What fails or is broken off is removed; what is killed in the middle
-is removed when the executor starts again.
+Runs in a worker. The tree is built in a directory with a reserved name at the top of the workspace.
+No component of a path may be a link, so changes by user code harm only the tree itself. A tree that
+fails is removed; after a kill it is removed when the executor starts again.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 1_000_000
 RESERVE = 4 * 1024 * 1024
-"""Bytes that are given back when a tree is removed because there is no more memory."""
-SMALLEST = 4096
-"""What each entry takes at least, where nobody else counts what fits."""
+"""Bytes that are freed when a tree is removed because memory has run out."""
+MIN_ENTRY = 4096
+"""Bytes that each entry counts at least, where the executor limits the disk."""
 
 
-class Tree:
+class StagedTree:
     def __init__(self, workspace: Workspace, room: int | None) -> None:
         self._workspace = workspace
         self._room = room
@@ -43,7 +42,7 @@ class Tree:
         self._placed = False
         self._reserve = bytearray(RESERVE)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> StagedTree:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -55,7 +54,7 @@ class Tree:
                 for _ in removing(self._workspace.root, self._name):
                     pass
             except OSError:
-                pass  # User code is at it; the executor's next start removes the rest.
+                pass  # User code interferes; the executor's next start removes the rest.
 
     @property
     def top(self) -> int:
@@ -63,8 +62,8 @@ class Tree:
 
     def count(self, size: int) -> None:
         """
-        So many bytes more; an error when they do not fit. What a later entry of the same name frees
-        is not given back, so that a small archive cannot have the same space written for hours.
+        Count bytes; raises an error if they do not fit. Replacing an entry frees nothing, so that a
+        small archive cannot write the same space for hours.
         """
         self._free -= size
         if self._free < 0:
@@ -77,11 +76,11 @@ class Tree:
             if self._room < 0:
                 raise translate(OSError(errno.ENOSPC, ""), "it")
 
-    def entry(self) -> None:
+    def count_entry(self) -> None:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise FileError("too_many_entries", "more than %d entries" % MAX_ENTRIES)
-        self._take_room(SMALLEST)
+        self._take_room(MIN_ENTRY)
 
     def _leave(self) -> None:
         if self._here is not None:
@@ -89,18 +88,18 @@ class Tree:
             self._here = None
 
     def directory(self, parts: tuple[str, ...], mode: int = 0o755) -> int:
-        """A directory in the tree, made where it is missing; open until the next is asked for."""
+        """A directory of the tree, made if it is missing. Valid until the next call."""
         if self._here is not None and self._here[0] == parts:
             return self._here[1]
         if len(parts) > MAX_DEPTH:
-            raise FileError("bad_archive", "%s/… is nested too deep" % "/".join(parts)[:200])
+            raise FileError("bad_archive", "%s/… has too many levels" % "/".join(parts)[:200])
         self._leave()
         here = os.dup(self._top)
         try:
             for part in parts:
                 try:
                     os.mkdir(part, mode | 0o700, dir_fd=here)
-                    self.entry()
+                    self.count_entry()
                 except FileExistsError:
                     pass
                 below = os.open(part, DIRECTORY, dir_fd=here)
@@ -113,27 +112,27 @@ class Tree:
         return here
 
     def file(self, parts: tuple[str, ...]) -> int:
-        """A new file, open for writing; what had its name before is gone."""
-        self.entry()
+        """A new file, open for writing; it replaces an entry of the same name."""
+        self.count_entry()
         directory = self.directory(parts[:-1])
         _clear(parts[-1], directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(parts[-1], flags, 0o600, dir_fd=directory)
 
     def symlink(self, parts: tuple[str, ...], target: str) -> None:
-        """Whatever it points to: nothing of ours follows it out."""
-        self.entry()
+        """A link to anything: no other method follows it."""
+        self.count_entry()
         directory = self.directory(parts[:-1])
         _clear(parts[-1], directory)
         os.symlink(target, parts[-1], dir_fd=directory)
 
     def link(self, parts: tuple[str, ...], target: tuple[str, ...]) -> None:
-        """Another name of a file of this tree."""
-        self.entry()
+        """A hard link to a file of this tree."""
+        self.count_entry()
         source = os.dup(self.directory(target[:-1]))
         try:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
-                raise FileError("bad_archive", "a link leads to what is no file of the archive")
+                raise FileError("bad_archive", "a link leads to no file of the archive")
             directory = self.directory(parts[:-1])
             if parts != target:
                 _clear(parts[-1], directory)
@@ -144,10 +143,10 @@ class Tree:
         finally:
             os.close(source)
 
-    # Into its place
+    # Move into place
 
     def place(self, path: str, overwrite: bool, only: str | None = None) -> dict[str, Any]:
-        """The whole tree, or what is called `only` at its top, gets the name `path`."""
+        """Move the tree, or the entry `only` at its top, to `path`."""
         self._leave()
         directory, name = self._workspace.reach_parent(path, make=True)
         try:
@@ -157,7 +156,7 @@ class Tree:
                 pass
             else:
                 if not overwrite:
-                    raise FileError("file_exists", "%s exists already" % path)
+                    raise FileError("file_exists", "%s already exists" % path)
             try:
                 if only is None:
                     os.rename(
@@ -174,8 +173,8 @@ class Tree:
 
     def merge(self, path: str) -> None:
         """
-        What is in the tree goes into the directory `path`, file by file: directories are merged, a
-        file takes the place of a file. What cannot is found before anything is moved.
+        Move the entries of the tree into the directory `path`: directories are merged and files
+        replace files. Conflicts are found before anything is moved.
         """
         self._leave()
         if split(path):
@@ -183,17 +182,17 @@ class Tree:
                 self._workspace.mkdir(path, True)
             except FileError as error:
                 if error.code != "file_exists":
-                    raise  # What is there may be a link to a directory, which is one too.
+                    raise  # It may be a link to a directory, which is fine.
         target = self._workspace.reach(path)
         try:
-            self._go_through(target, path, move=False)
-            self._go_through(target, path, move=True)
+            self._merge_all(target, path, move=False)
+            self._merge_all(target, path, move=True)
         except OSError as error:
             raise translate(error, path) from None
         finally:
             os.close(target)
 
-    def _go_through(self, target: int, path: str, *, move: bool) -> None:
+    def _merge_all(self, target: int, path: str, *, move: bool) -> None:
         waiting: list[tuple[str, ...]] = [()]
         while waiting:
             parts = waiting.pop()
@@ -206,7 +205,7 @@ class Tree:
                     if held and is_directory:
                         waiting.append((*parts, name))
                     elif held is not None and held != is_directory:
-                        words = "%s is a directory on one side and none on the other"
+                        words = "%s is a directory on one side and a file on the other"
                         raise FileError("file_exists", words % "/".join((*parts, name)))
                     elif move:
                         os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
@@ -216,7 +215,7 @@ class Tree:
 
 
 def _kind(name: str, fd: int) -> bool | None:
-    """Whether it is a directory; None when it is not there."""
+    """Whether it is a directory; None if it does not exist."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -229,4 +228,4 @@ def _clear(name: str, directory: int) -> None:
     except FileNotFoundError:
         pass
     except (IsADirectoryError, PermissionError):
-        raise FileError("bad_archive", "%s is there twice, once as a directory" % name) from None
+        raise FileError("bad_archive", "%s occurs twice, once as a directory" % name) from None

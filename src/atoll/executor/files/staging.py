@@ -1,13 +1,13 @@
 """
-`.tmp/<execution id>` in the workspace: what an execution writes there appears in the workspace when
-it has succeeded, each file by one rename and so whole, and is removed when it has not.
+Staging: files that a run writes to `.tmp/<run id>` appear in the workspace only if it succeeds.
 
-Directories are merged, a file takes the place of a file. What cannot take its place (a directory
-where a file is, or the other way round) is found before anything is moved, and then nothing is: the
-execution has failed with `staging_conflict`, because who reads "completed" must find all of it.
+Each file is moved by one rename; after a failure all are removed. Directories are merged and files
+replace files. Conflicts (a directory where a file is, or vice versa) are found before anything is
+moved: then nothing is moved and the run fails with `staging_conflict`, because the files of a
+completed run must all be there.
 
-User code may have made anything of the tree: no link in it is followed, and no time of PID 1's, no
-stack and no descriptor goes by its size or depth. What is long is done in slices of the loop.
+User code may have put anything into the tree. No link in it is followed, and neither stack nor
+descriptors depend on its size or depth. Long work is done in slices of the event loop.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from typing import Callable, Iterator
 
     Problem = dict[str, str]
-    """Code and message of what keeps an execution from being a success."""
+    """Code and message of why a run has failed after all."""
 
 SLICE_SECONDS = 0.005
-TIDY_SECONDS = 0.001
-MOVE_SECONDS = 30.0
-REMOVE_SECONDS = 30.0
+TIDY_DELAY = 0.001
+MOVE_TIMEOUT = 30.0
+REMOVE_TIMEOUT = 30.0
 MAX_ENTRIES = 200_000
-"""Counted are those that are moved one by one; a new directory is one, whatever is in it."""
+"""Entries that are moved one by one; a new directory counts as one."""
 MAX_DEPTH = 64
 
 
-class Trouble(Exception):
-    """Why what was staged cannot be moved."""
+class StagingError(Exception):
+    """Why the staged files cannot be moved."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Staging:
         self._bins = 0
 
     def clear(self) -> None:
-        """At the executor's start: what runs before it left there is nobody's any more."""
+        """At the executor's start: remove what earlier runs have left."""
         try:
             if _is_directory(STAGING, self._root):
                 self._discard(self._root, STAGING)
@@ -61,28 +61,28 @@ class Staging:
                 names = [
                     item.name
                     for item in items
-                    # Uploads at the top: trees that were not whole yet when their maker was killed.
+                    # Uploads at the top: incomplete trees of workers that were killed.
                     if item.name.startswith((TRASH, UPLOAD)) and item.is_dir(follow_symlinks=False)
                 ]
         except OSError:
-            return  # The next start may have more luck; code can run with it.
+            return  # The next start tries again; runs do not depend on it.
         for name in names:
             self._remove(name)
 
     def settle(self, name: str, keep: bool, done: Callable[[Problem | None], None]) -> None:
         """
-        A run is over: move in what it staged, or remove it. `done` is called at once, or later,
-        with what kept it from being moved.
+        Move the files that an ended run has staged into the workspace, or remove them. `done` is
+        called now or later, with the reason if they could not be moved.
         """
         if self._is_empty(name):
-            # As it mostly is. Removing takes longer than all the rest: nobody waits for it.
-            self._loop.after(TIDY_SECONDS, lambda: self._tidy(name))
+            # The usual case. Removing takes longer than everything else, so it is done later.
+            self._loop.after(TIDY_DELAY, lambda: self._tidy(name))
             done(None)
             return
         try:
-            area = _open_up(STAGING, self._root)
+            area = _open_accessible(STAGING, self._root)
         except OSError:
-            # There is none, or user code put something else there: nothing is staged.
+            # It does not exist, or user code has replaced it: nothing is staged.
             done(None)
             return
         publish = False
@@ -92,20 +92,20 @@ class Staging:
             else:
                 self._discard(area, name)
         except OSError:
-            pass  # Closed to us by user code, or not there: the next start removes the rest.
+            pass  # Not accessible or not there: the next start removes the rest.
         finally:
             os.close(area)
         if publish:
             self._work(
-                self._publish(name), MOVE_SECONDS, lambda error: self._moved(name, error, done)
+                self._publish(name), MOVE_TIMEOUT, lambda error: self._moved(name, error, done)
             )
         else:
             done(None)
 
     def _is_empty(self, name: str) -> bool:
         """
-        By its path, which user code may have led elsewhere: where that is empty nothing is staged
-        either. What is no directory, or cannot be read, is not empty.
+        Checked by path, although user code may redirect it: then nothing is staged either. Anything
+        but a readable directory counts as not empty.
         """
         try:
             with os.scandir("%s/%s/%s" % (self._path, STAGING, name)) as items:
@@ -121,19 +121,19 @@ class Staging:
             finally:
                 os.close(area)
         except OSError:
-            pass  # What the execution left running is at it.
+            pass  # A background process of the run uses it.
 
     def _moved(
         self, name: str, error: Exception | None, done: Callable[[Problem | None], None]
     ) -> None:
         problem = None
-        if isinstance(error, Trouble):
+        if isinstance(error, StagingError):
             problem = {"code": error.code, "message": str(error)}
         elif error is not None:
-            words = "What was staged could not all be moved into the workspace: %s."
+            words = "Not all staged files could be moved into the workspace: %s."
             problem = {"code": "staging_failed", "message": words % error}
         try:
-            area = _open_up(STAGING, self._root)
+            area = _open_accessible(STAGING, self._root)
             try:
                 self._discard(area, name)
             finally:
@@ -142,14 +142,14 @@ class Staging:
             pass  # As above.
         done(problem)
 
-    # Moving in
+    # Move
 
     def _publish(self, name: str) -> Iterator[None]:
         yield from self._walk(name, self._check)
         yield from self._walk(name, self._move)
 
     def _walk(self, name: str, visit: Callable[[int, int, str, list[str]], bool]) -> Iterator[None]:
-        """Go through what is staged, deeper only where `visit` says that both sides have it."""
+        """Visit staged entries; enters a directory if `visit` returns that both sides have it."""
         waiting: list[list[str]] = [[]]
         seen = 0
         while waiting:
@@ -161,8 +161,8 @@ class Staging:
                     for item in _names(source):
                         seen += 1
                         if seen > MAX_ENTRIES:
-                            words = "More than %d files are staged beside what is there already"
-                            raise Trouble("staging_failed", words % MAX_ENTRIES + "; pack them.")
+                            message = "More than %d staged files; pack them." % MAX_ENTRIES
+                            raise StagingError("staging_failed", message)
                         if visit(source, target, item, parts):
                             waiting.append([*parts, item])
                         yield
@@ -172,11 +172,14 @@ class Staging:
                 os.close(source)
 
     def _open(self, parts: list[str], writable: bool) -> int:
-        """A directory beneath the workspace, no part of which is a link."""
+        """Open a directory beneath the workspace; no component may be a link."""
         here = os.dup(self._root)
         try:
             for part in parts:
-                below = _open_up(part, here) if writable else os.open(part, DIRECTORY, dir_fd=here)
+                if writable:
+                    below = _open_accessible(part, here)
+                else:
+                    below = os.open(part, DIRECTORY, dir_fd=here)
                 os.close(here)
                 here = below
         except BaseException:
@@ -188,20 +191,20 @@ class Staging:
         path = "/".join([*parts, item])
         there = _is_directory(item, target)
         if path == STAGING:
-            raise Trouble("staging_conflict", "%s cannot be staged in itself." % STAGING)
+            raise StagingError("staging_conflict", "%s cannot be staged in itself." % STAGING)
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=target):
             words = "%s cannot be moved into the workspace: its directory is not writable."
-            raise Trouble("staging_conflict", words % path)
+            raise StagingError("staging_conflict", words % path)
         if there is None:
             return False
         here = _is_directory(item, source)
         if here is not None and here != there:
             words = "%s is staged as %s, and is %s in the workspace. Nothing staged was moved."
             kinds = ("something else", "a directory")
-            raise Trouble("staging_conflict", words % (path, kinds[here], kinds[there]))
+            raise StagingError("staging_conflict", words % (path, kinds[here], kinds[there]))
         if here and len(parts) + 1 >= MAX_DEPTH:
-            words = "%s/… is nested too deep to be merged with what is there (%d levels)."
-            raise Trouble("staging_failed", words % (path[:200], MAX_DEPTH))
+            words = "%s/… has too many levels to be merged (at most %d)."
+            raise StagingError("staging_failed", words % (path[:200], MAX_DEPTH))
         return bool(here)
 
     def _move(self, source: int, target: int, item: str, parts: list[str]) -> bool:
@@ -210,13 +213,13 @@ class Staging:
                 return len(parts) + 1 < MAX_DEPTH
             _rename(item, source, target)
         except FileNotFoundError:
-            pass  # Taken away by what the execution left running.
+            pass  # Removed by a background process of the run.
         return False
 
-    # Removing
+    # Remove
 
     def _discard(self, directory: int, name: str) -> None:
-        """The name goes now, what it stands for in its own time."""
+        """Remove the name now, and the content in later turns."""
         try:
             os.rmdir(name, dir_fd=directory)
             return
@@ -230,20 +233,20 @@ class Staging:
                 raise
         self._bins += 1
         trash = "%s%d-%d" % (TRASH, time.time_ns(), self._bins)
-        # Moved only by who may write to it.
+        # Moving a directory needs the right to write to it.
         os.chmod(name, 0o700, dir_fd=directory)
         os.rename(name, trash, src_dir_fd=directory, dst_dir_fd=self._root)
         self._remove(trash)
 
     def _remove(self, trash: str) -> None:
-        # What is not done then, because it is refilled or not ours to remove, is so at the next
-        # start, or when the files API removes a directory.
-        self._work(removing(self._root, trash), REMOVE_SECONDS, lambda error: None)
+        # What is left, because user code refills it, is removed at the next start or when the files
+        # API removes a directory.
+        self._work(removing(self._root, trash), REMOVE_TIMEOUT, lambda error: None)
 
     def _work(
         self, steps: Iterator[None], seconds: float, done: Callable[[Exception | None], None]
     ) -> None:
-        """Do some of it now and the rest in later turns, so that the loop has time for others."""
+        """Run the steps in slices, one in each turn of the loop."""
         deadline = time.monotonic() + seconds
 
         def work() -> None:
@@ -257,7 +260,7 @@ class Staging:
                     if now > until:
                         self._loop.after(0.0, work)
                         return
-            except (OSError, Trouble) as error:
+            except (OSError, StagingError) as error:
                 problem = error
             done(problem)
 
@@ -266,8 +269,8 @@ class Staging:
 
 def make(root: str, name: str) -> str:
     """
-    The staging area of a run, by the run's own process before user code; its path, or nothing where
-    something that is no directory has its name: the code may run, and make order.
+    Make the staging area of a run, in the run's own process before user code; returns its path. If
+    another file has its name, returns an empty string: the code may run and can clean up.
     """
     top = "%s/%s" % (root, STAGING)
     area = "%s/%s" % (top, name)
@@ -278,7 +281,7 @@ def make(root: str, name: str) -> str:
         try:
             os.mkdir(top, 0o755)
         except OSError:
-            pass  # Another run was faster; or it cannot be, which the next one says.
+            pass  # Another run has made it, or the next call fails.
     try:
         os.mkdir(area, 0o755)
     except FileExistsError:
@@ -288,8 +291,8 @@ def make(root: str, name: str) -> str:
     return area
 
 
-def _open_up(name: str, directory: int) -> int:
-    """A directory, made usable for us if its owner closed it."""
+def _open_accessible(name: str, directory: int) -> int:
+    """Open a directory, restoring the rights that its owner took away."""
     try:
         fd = os.open(name, DIRECTORY, dir_fd=directory)
     except PermissionError:
@@ -300,7 +303,7 @@ def _open_up(name: str, directory: int) -> int:
         try:
             os.fchmod(fd, stat.S_IMODE(mode) | 0o700)
         except OSError:
-            pass  # Not ours; what is not possible then fails by itself.
+            pass  # Of another owner; operations that are not allowed fail.
     return fd
 
 
@@ -310,7 +313,7 @@ def _names(fd: int) -> list[str]:
 
 
 def _is_directory(name: str, fd: int) -> bool | None:
-    """None when there is nothing of that name."""
+    """None if it does not exist."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:

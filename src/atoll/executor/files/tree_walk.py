@@ -1,9 +1,9 @@
 """
-Going through a tree in order of name, with a bound on memory and on depth; which names are wanted.
+Walks a directory tree in order of name, with bounded memory and depth, filtered by a glob pattern.
 
-Runs in a worker. No link is followed below the top, and each directory is reached from the open
-directory above it, so nothing that user code does meanwhile leads out. A directory comes before
-what is in it. The order is the same whenever one goes, so one can go on behind any path.
+Runs in a worker. No link is followed below the top, and each directory is opened from its open
+parent, so no change by user code leads out of the tree. A directory comes before its entries. The
+order is always the same, so a walk can continue after any path.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from typing import Iterator
 
 MAX_DEPTH = 128
-"""What lies deeper is left out."""
+"""Deeper entries are left out."""
 MAX_PATTERN = 1024
 MAX_PARTS = 64
 BATCH = 2000
-"""Names of one directory that are in memory at once; a larger one is read several times."""
+"""Names of one directory that are in memory; a larger directory is read several times."""
 
 
 class Pattern:
     """
-    `*`, `?` and `[…]` within a name, `**` for any number of directories; none means everything.
+    A glob: `*`, `?` and `[…]` within a name, `**` for any number of directories.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,17 +38,17 @@ class Pattern:
 
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if len(text) > MAX_PATTERN or len(parts) > MAX_PARTS or ".." in parts:
-            raise FileError("bad_glob", "%s is not a pattern that can be used" % text[:200])
+            raise FileError("bad_glob", "%s is not a valid pattern" % text[:200])
         try:
             self._parts = [
                 None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts
             ]
         except re.error as error:
-            raise FileError("bad_glob", "%s cannot be read: %s" % (text, error)) from None
+            raise FileError("bad_glob", "%s cannot be parsed: %s" % (text, error)) from None
         self.start = self._reach({0})
 
     def _reach(self, states: set[int]) -> frozenset[int]:
-        """With those that `**` for no directory leads to."""
+        """Add the states behind each `**`, which may match no directory."""
         for state in sorted(states):
             while state < len(self._parts) and self._parts[state] is None:
                 state += 1
@@ -56,7 +56,7 @@ class Pattern:
         return frozenset(states)
 
     def after(self, states: frozenset[int], name: str) -> frozenset[int]:
-        """Where one is in the pattern behind a name; nowhere when nothing below can match."""
+        """The states after a name; empty if nothing below can match."""
         found = set()
         for state in states:
             if state == len(self._parts):
@@ -91,7 +91,7 @@ class Found:
     ) -> None:
         self.parts = parts
         self.directory = directory
-        """Descriptor of the directory that it is in, until the next one is asked for."""
+        """Descriptor of its directory; valid until the next entry is requested."""
         self.status = status
         self.matches = matches
 
@@ -105,13 +105,13 @@ def walk(
     deep: bool = True,
 ) -> Iterator[Found]:
     """
-    All below the directory `top`, which stays open, beyond the path `after`. What was removed
-    meanwhile and what is closed to us is left out.
+    Iterate over all entries below the directory `top` that come after the path `after`. Leaves out
+    entries that were removed meanwhile or cannot be accessed.
     """
     levels = [_Level(os.dup(top), (), None if pattern is None else pattern.start)]
     follow = list(after)
     if follow:
-        # The directories that lead to where it left off are entered without being told again.
+        # Enter the directories of that path without yielding them again.
         levels[0].last = follow[0]
         for depth, name in enumerate(follow[:-1]):
             states = levels[-1].states
@@ -168,11 +168,11 @@ def _enter(fd: int, name: str) -> int:
     try:
         return os.open(name, DIRECTORY, dir_fd=fd)
     except OSError:
-        return -1  # Removed, replaced or closed to us.
+        return -1  # Removed, replaced or not accessible.
 
 
 def _next_names(fd: int, after: str, at_root: bool) -> list[str]:
-    """The next names in order, the first one last."""
+    """The next names, in reverse order."""
     try:
         with os.scandir(fd) as items:
             found = heapq.nsmallest(
@@ -192,8 +192,7 @@ def _next_names(fd: int, after: str, at_root: bool) -> list[str]:
 
 
 def open_file(directory: int, name: str) -> tuple[int, os.stat_result]:
-    """A regular file for reading; OSError for anything else."""
-    # Not to hang on a pipe that stands where a file was expected.
+    """Open a regular file for reading. Raises OSError for anything else."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     fd = os.open(name, flags, dir_fd=directory)
     status = os.fstat(fd)

@@ -1,13 +1,13 @@
 """
-An archive that is sent to us, into a directory: tar, as it is or in gzip, or zip.
+Unpacks an archive into a directory: tar, tar.gz or zip. Runs in a worker.
 
-Runs in a worker. Nothing of it is in place before all of it was read and is sound; then directories
-are merged and files take the place of files. A name that is absolute or has `..`, a device, a pipe
-or a hard link to what is not in the archive refuses the whole. Symbolic links are kept as they are,
-and nothing is ever written through one. What is unpacked counts against the workspace's size as it
-comes, whatever the archive announces. Owners and set-user-id bits are dropped.
+Nothing appears in the directory until the archive was read completely and is valid; then
+directories are merged and files replace files. An archive is rejected if it has an absolute name, a
+name with `..`, a device, a pipe, or a hard link to a file outside the archive. Symbolic links are
+kept, and nothing is ever written through one. The unpacked bytes count against the workspace's
+size, whatever the archive announces. Owners and set-user-id bits are dropped.
 
-A zip is read from its end: it lies in the workspace, without a name, until it is unpacked.
+A zip is read from its end, so it is stored in the workspace without a name while it is unpacked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 
 from ..workers import StreamClosed, WorkerStream
 from .paths import UPLOAD, FileError
-from .staged_tree import Tree
+from .staged_tree import StagedTree
 from .workspace import Workspace
 
 TYPE_CHECKING = False
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 BLOCK = 256 * 1024
 MAX_LINK = 4095
 MAX_PADDING = 16 * 1024 * 1024
-"""Bytes behind the end of an archive in gzip; tar fills up to its record size, 10 KiB mostly."""
+"""Bytes after the end of a tar in gzip; tar pads to its record size, usually 10 KiB."""
 
 
 def unpack(
     workspace: Workspace, request: dict[str, Any], stream: WorkerStream, room: int | None
 ) -> dict[str, Any]:
-    with Tree(workspace, room) as tree:
+    with StagedTree(workspace, room) as tree:
         try:
             if request["form"] == "zip":
                 count = _unzip(workspace, stream, tree)
@@ -44,14 +44,14 @@ def unpack(
             raise
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise _bad("a name in it goes through a link or a file") from None
+                raise _bad("a name leads through a link or a file") from None
             if error.errno is not None:
                 raise
-            raise _bad("it cannot be read (%s)" % error) from None
+            raise _bad("it cannot be read: %s" % error) from None
         except Exception as error:  # noqa: BLE001 - these modules raise anything for broken data
-            raise _bad("it cannot be read (%s)" % error) from None
+            raise _bad("it cannot be read: %s" % error) from None
         while stream.read(BLOCK):
-            pass  # Padding behind the end.
+            pass  # Padding after the end.
         tree.merge(request["path"])
     return {"entries": count}
 
@@ -65,13 +65,15 @@ def _parts(name: str) -> tuple[str, ...]:
         raise _bad("%s is not a relative name" % name[:200])
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise _bad("%s has '..' in it" % name[:200])
+        raise _bad("%s contains '..'" % name[:200])
     if any(part.startswith(UPLOAD) for part in parts):
-        raise _bad("names that begin with %s are Atoll's own" % UPLOAD)
+        raise _bad("names that begin with %s are reserved for Atoll" % UPLOAD)
     return parts
 
 
-def _write(tree: Tree, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int, at: int) -> None:
+def _write(
+    tree: StagedTree, parts: tuple[str, ...], pieces: Iterable[bytes], mode: int, at: int
+) -> None:
     fd = tree.file(parts)
     try:
         for piece in pieces:
@@ -90,7 +92,7 @@ def _pieces(file: Any) -> Iterable[bytes]:
 
 
 class _Peeked:
-    """A line whose beginning was looked at."""
+    """A stream whose first bytes have been read already."""
 
     def __init__(self, stream: WorkerStream) -> None:
         self._stream = stream
@@ -111,8 +113,8 @@ class _Peeked:
 
 class _Inflated:
     """
-    The content of a gzip stream, checked to its end: what tarfile inflates it does not check, and
-    it takes a stream that is cut off for one that ends.
+    The content of a gzip stream, verified to its end: tarfile does not verify checksums, and does
+    not notice that a stream is cut off.
     """
 
     def __init__(self, source: _Peeked) -> None:
@@ -137,7 +139,7 @@ class _Inflated:
                     raise ValueError("the gzip stream is cut off")
 
     def _next_member(self) -> bool:
-        """There may be several in a row, and zeros behind each."""
+        """Streams may be concatenated, with zeros after each."""
         rest = self._member.unused_data.lstrip(b"\0")
         while not rest:
             piece = self._source.read(BLOCK)
@@ -148,7 +150,7 @@ class _Inflated:
         return True
 
     def finish(self) -> None:
-        """What is behind the archive, which is padding, to the checksum."""
+        """Read the padding after the archive, and verify the checksum."""
         left = MAX_PADDING
         while left >= 0:
             data = self.read(BLOCK)
@@ -158,7 +160,7 @@ class _Inflated:
         raise ValueError("more than %d bytes follow its end" % MAX_PADDING)
 
 
-def _untar(stream: WorkerStream, tree: Tree) -> int:
+def _untar(stream: WorkerStream, tree: StagedTree) -> int:
     source = _Peeked(stream)
     if source.head[:2] != b"\x1f\x8b":
         return _unpack_tar(source, tree)
@@ -168,11 +170,11 @@ def _untar(stream: WorkerStream, tree: Tree) -> int:
     return count
 
 
-def _unpack_tar(source: Any, tree: Tree) -> int:
+def _unpack_tar(source: Any, tree: StagedTree) -> int:
     import tarfile
 
     class Strict(tarfile.TarInfo):
-        """Tarfile takes a broken header behind a good one for the end, and half for all of it."""
+        """Rejects a broken header, which tarfile takes for the end of the archive."""
 
         @classmethod
         def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
@@ -189,7 +191,7 @@ def _unpack_tar(source: Any, tree: Tree) -> int:
         tarinfo=Strict,
     ) as archive:  # fmt: skip
         for member in archive:
-            # It would remember all of them.
+            # Otherwise tarfile would keep all members in memory.
             archive.members = []  # type: ignore[attr-defined]
             parts = _parts(member.name)
             count += 1
@@ -206,23 +208,23 @@ def _unpack_tar(source: Any, tree: Tree) -> int:
                 _write(tree, parts, _pieces(file), member.mode, at)
             elif member.issym():
                 if not 0 < len(member.linkname) <= MAX_LINK:
-                    raise _bad("%s is no link that can be made" % member.name)
+                    raise _bad("%s is not a valid link" % member.name)
                 tree.symlink(parts, member.linkname)
             elif member.islnk():
                 target = _parts(member.linkname)
                 if not target:
-                    raise _bad("%s is a link to nothing" % member.name)
+                    raise _bad("%s is a hard link without a target" % member.name)
                 try:
                     tree.link(parts, target)
                 except OSError:
-                    words = "%s is a hard link to what is not in the archive"
+                    words = "%s is a hard link to a file outside the archive"
                     raise _bad(words % member.name) from None
             else:
                 raise _bad("%s is a device or a pipe" % member.name)
     return count
 
 
-def _unzip(workspace: Workspace, stream: WorkerStream, tree: Tree) -> int:
+def _unzip(workspace: Workspace, stream: WorkerStream, tree: StagedTree) -> int:
     import zipfile
 
     name = "spool"
@@ -249,7 +251,7 @@ def _unzip(workspace: Workspace, stream: WorkerStream, tree: Tree) -> int:
                     with archive.open(info) as file:
                         target = os.fsdecode(file.read(MAX_LINK + 1))
                     if not 0 < len(target) <= MAX_LINK or "\0" in target:
-                        raise _bad("%s is no link that can be made" % info.filename)
+                        raise _bad("%s is not a valid link" % info.filename)
                     tree.symlink(parts, target)
                 else:
                     with archive.open(info) as file:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 class Condition:
     """
-    What has to be there for something to take its place: `match`, one of these tags ("*" for any);
-    `none`, none of these ("*" for nothing at all).
+    A precondition on the file to replace: its tag must be one of `match` ("*" for any file), and
+    none of `none` ("*" for no file at all).
     """
 
     def __init__(self, match: list[str] | None, none: list[str] | None) -> None:
@@ -34,16 +34,16 @@ class Condition:
             found = etag(os.stat(name, dir_fd=fd, follow_symlinks=False))
         except FileNotFoundError:
             if self.match is not None:
-                raise FileError("precondition_failed", "%s is not there" % path) from None
+                raise FileError("precondition_failed", "%s does not exist" % path) from None
             return
         if self.match is not None and not {"*", found} & set(self.match):
-            raise FileError("precondition_failed", "%s is not what was expected" % path)
+            raise FileError("precondition_failed", "%s has another ETag than expected" % path)
         if self.none is not None and {"*", found} & set(self.none):
-            raise FileError("precondition_failed", "%s is there already" % path)
+            raise FileError("precondition_failed", "%s already exists" % path)
 
 
 class Upload:
-    """A file on its way in. It appears under its name whole, at `finish`, or not at all."""
+    """A file that is being received. It appears under its name at `finish`, or not at all."""
 
     def __init__(
         self, directory: int, temporary: str, name: str, file: int, path: str, condition: Condition
@@ -68,7 +68,7 @@ class Upload:
         try:
             self._condition.check(self._name, here, self.path)
             if self._condition.new:
-                # Unlike a rename it never takes the place of something that has just come.
+                # Unlike a rename, a link never replaces a file that was just created.
                 os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here)
                 os.unlink(self._temporary, dir_fd=here)
             else:
@@ -80,7 +80,7 @@ class Upload:
         except OSError as error:
             self.abandon()
             if self._condition.new and error.errno == errno.EEXIST:
-                message = "%s is there already" % self.path
+                message = "%s already exists" % self.path
                 raise FileError("precondition_failed", message) from None
             raise translate(error, self.path) from None
         self._close()
@@ -90,7 +90,7 @@ class Upload:
         try:
             os.unlink(self._temporary, dir_fd=self._directory)
         except OSError:
-            pass  # User code may have removed it; there is nothing left to undo.
+            pass  # User code may have removed it.
         self._close()
 
     def _close(self) -> None:

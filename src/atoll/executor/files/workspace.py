@@ -1,12 +1,9 @@
 """
-The workspace's files, for the control plane.
+The workspace's files, as the control plane reads and changes them.
 
-Every path is opened component by component beneath the workspace without following a link that user
-code could swap meanwhile, so no name leads out of it: not `..`, not a symbolic link, not a race.
-Links that stay inside work. Nothing here takes memory or a stack by the size or depth of a tree.
-
-Names that begin with `TRASH` or `UPLOAD` are the executor's: what is on its way out or in. Lists
-leave them out, and at the top `STAGING`: what executions have not finished.
+Every path is opened component by component beneath the workspace, and no component may be a link by
+then, so no name leads out of it: not `..`, not a symbolic link, not a race. Links that stay inside
+work. Neither memory nor stack depends on the size or depth of a tree.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import time
 from ...protocol import minijson
 from .entries import entry_of
 from .paths import READING, ROOT, STAGING, UPLOAD, FileError, split, translate
-from .removal import DIRECTORY, TRASH, in_time, move_to, removing
+from .removal import DIRECTORY, TRASH, check_time, move_to, removing
 from .upload import Condition, Upload
 
 TYPE_CHECKING = False
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 MAX_PAGE = 768 * 1024
 """Bytes of JSON of a list: it fits into one frame."""
 REMOVE_SECONDS = 5.0
-"""PID 1 does nothing else meanwhile."""
+"""The longest that a removal may occupy PID 1."""
 
 
 class Workspace:
@@ -40,12 +37,12 @@ class Workspace:
         self._uploads = 0
 
     def _real(self, parts: list[str]) -> list[str]:
-        """The components after following links, all of which must stay inside."""
+        """The components after following links, which must stay inside the workspace."""
         try:
             real = os.path.realpath(os.path.join(self._real_path, *parts))
         except OSError as error:
             if error.errno == errno.EINVAL:
-                # A link that was one no more when it was read.
+                # A link that had been replaced when it was read.
                 error = OSError(errno.ELOOP, "")
             raise translate(error, "/".join(parts)) from None
         except RecursionError:
@@ -57,7 +54,7 @@ class Workspace:
         return real[len(self._real_path) + 1 :].split("/")
 
     def _open_directory(self, parts: list[str], make: bool = False) -> int:
-        """A descriptor of the directory, each component of which is no link when it is opened."""
+        """Open a directory; no component may be a link at the time it is opened."""
         here = os.dup(self._root)
         try:
             for part in self._real(parts):
@@ -76,13 +73,11 @@ class Workspace:
         return here
 
     def _parent(self, path: str, make: bool = False) -> tuple[int, str]:
-        """The directory of a path and its last name; a link as last name is not followed."""
+        """Open the directory of a path and return its last name, which may be a link."""
         parts = split(path)
         if not parts:
-            raise FileError("bad_path", "the workspace itself cannot be used so")
+            raise FileError("bad_path", "this cannot be done to the workspace itself")
         return self._open_directory(parts[:-1], make), parts[-1]
-
-    # What the control plane asks for
 
     def stat(self, path: str) -> dict[str, Any]:
         parts = split(path)
@@ -107,7 +102,7 @@ class Workspace:
             raise translate(error, path) from None
 
     def open(self, path: str) -> tuple[int, os.stat_result]:
-        """A regular file for reading. Links are followed as long as they stay inside."""
+        """Open a regular file for reading. Links are followed if they stay inside."""
         try:
             parts = self._real(split(path))
             if not parts:
@@ -127,7 +122,7 @@ class Workspace:
         return fd, status
 
     def reach(self, path: str) -> int:
-        """A directory, to go through it. Links to it are followed as long as they stay inside."""
+        """Open a directory. Links are followed if they stay inside."""
         try:
             return self._open_directory(split(path))
         except OSError as error:
@@ -135,11 +130,11 @@ class Workspace:
 
     @property
     def root(self) -> int:
-        """The open directory beneath which everything is."""
+        """The descriptor of the workspace's directory."""
         return self._root
 
     def reach_parent(self, path: str, make: bool = False) -> tuple[int, str]:
-        """The directory that a path is in, open, and the path's last name."""
+        """Open the directory of a path, and return the path's last name."""
         try:
             return self._parent(path, make)
         except OSError as error:
@@ -147,8 +142,8 @@ class Workspace:
 
     def list(self, path: str, after: str, limit: int) -> dict[str, Any]:
         """
-        Entries in order of name, beyond the name `after`; memory goes by `limit`, not by the
-        directory. Fewer than `limit` when they are more than a page may have.
+        Entries in order of name, after the name `after`. Memory depends on `limit` and not on the
+        directory. Returns fewer than `limit` if they would exceed the size of a page.
         """
         import heapq
 
@@ -237,13 +232,13 @@ class Workspace:
             self._in_parent(path, remove)
         finally:
             if recursive:
-                self._take_out_trash(deadline)
+                self._empty_trash(deadline)
 
     def _remove_tree(self, fd: int, name: str, path: str, deadline: float) -> None:
         """
-        By moving each directory to the top and emptying it there: a tree of any depth takes neither
-        a deep stack nor a descriptor per level. Code that refills it meanwhile is not waited for;
-        what is left then has lost its name, and goes with the next tree that is removed.
+        Move each directory to the top and empty it there, so that a tree of any depth needs neither
+        a deep stack nor a descriptor per level. If user code keeps refilling it, what is left has
+        lost its name and is removed together with the next tree.
         """
         bin_name = "%s%d" % (TRASH, time.time_ns())
         os.mkdir(bin_name, 0o700, dir_fd=self._root)
@@ -259,16 +254,18 @@ class Workspace:
         try:
             self._empty_bin(bin_name, deadline)
         except OSError as error:
-            message = "%s is gone, but not all that was in it: %s. Removing any directory goes on"
-            reason = error.strerror or "there was no time for more"
+            message = (
+                "%s was removed, but not all its content: %s. Remove any directory to continue"
+            )
+            reason = error.strerror or "it took too long"
             raise FileError("not_empty", message % (path, reason)) from None
 
     def _empty_bin(self, name: str, deadline: float) -> None:
         for _ in removing(self._root, name):
-            in_time(deadline)
+            check_time(deadline)
 
-    def _take_out_trash(self, deadline: float) -> None:
-        """What earlier removals, of this instance or the one before it, did not get done."""
+    def _empty_trash(self, deadline: float) -> None:
+        """Continue earlier removals, of this instance or its predecessor."""
         try:
             with os.scandir(self._root) as items:
                 names = [
@@ -279,11 +276,11 @@ class Workspace:
             for name in names:
                 self._empty_bin(name, deadline)
         except OSError:
-            pass  # No time for more of it, or user code is at it: the next one goes on.
+            pass  # Out of time, or user code interferes: the next removal continues.
 
     def chmod(self, path: str, mode: int) -> dict[str, Any]:
         def change(fd: int, name: str) -> dict[str, Any]:
-            # A descriptor that needs no right to the file, and that no swapped link can move.
+            # Needs no right to the file, and cannot be redirected by a swapped link.
             here = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
                 if stat.S_ISLNK(os.fstat(here).st_mode):
@@ -303,9 +300,9 @@ class Workspace:
             try:
                 if _is_directory(name, fd):
                     raise FileError("is_directory", "%s is a directory" % path)
-                # Now as well as at the end: nobody should send gigabytes for nothing.
+                # Checked now as well as at the end, so that no client sends gigabytes in vain.
                 condition.check(name, fd, path)
-                # Nobody's file: an existing one could be a pipe that is never opened for reading.
+                # A new file: an existing one could be a pipe that no process reads.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._uploads += 1
                 temporary = "%s%d-%s" % (UPLOAD, self._uploads, os.urandom(8).hex())

@@ -201,6 +201,10 @@ class ZygoteClient:
             observer.zygote_lost()
         self.start()
 
+    def children(self) -> list[processes.Process]:
+        found = (processes.read(pid) for pid in processes.children_of(self.pid))
+        return [child for child in found if child is not None]
+
     def kill_if_stopped(self) -> None:
         """A zygote that user code has stopped reports no exits: replace it."""
         try:

@@ -7,6 +7,8 @@ ended by itself its strays may go on in the background; after a run that was end
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
+
 from .. import processes
 from ..event_loop import Loop
 from .run import Run
@@ -55,6 +57,15 @@ class ProcessTable:
 
     def is_own(self, pid: int) -> bool:
         return pid in self._own
+
+    def kill_stopped_spares(self, children: list[processes.Process]) -> None:
+        """
+        Kill children of the zygote that user code has stopped before they took a job; the zygote
+        replaces them.
+        """
+        for child in children:
+            if child.state in "Tt" and not self.is_leader(child.pid):
+                processes.send(child.pid, signal.SIGKILL)
 
     def _strays(self) -> list[int]:
         return [

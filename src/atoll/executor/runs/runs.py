@@ -258,7 +258,7 @@ class Runs(ZygoteObserver):
         number = run.job_number
 
         def check() -> None:
-            children = [processes.read(pid) for pid in processes.children_of(self._zygote.pid)]
+            children = self._zygote.children()
             # After reading their states: a stopped child has announced by now what it received.
             self._zygote.poll_taken()
             if run.job_number != number or run.pid or run.parked or run.exited:
@@ -267,11 +267,7 @@ class Runs(ZygoteObserver):
                 # A process received it and never announced it, so it has not begun.
                 self._hand_over_again(run)
                 return
-            for child in children:
-                if child is None or self.table.is_leader(child.pid):
-                    continue
-                if child.state in "Tt":
-                    processes.send(child.pid, signal.SIGKILL)
+            self.table.kill_stopped_spares(children)
             self._loop.after(TAKEN_CHECK_INTERVAL, check)
 
         self._loop.after(TAKEN_CHECK_INTERVAL, check)
