@@ -65,8 +65,8 @@ async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
     await engine.open()
     templates = TemplateImages(engine, settings, NODE, tmp_path)
     yield Ground(templates, [])
-    for name in await templates.images.names_held():
-        await templates.images.let_go(name)
+    for name in await templates.images.own_names():
+        await templates.images.remove(name)
     await engine.close()
 
 
@@ -190,17 +190,17 @@ async def test_a_search_that_is_cancelled_leaves_no_container(
 async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
     ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
-    found = await ground.puller.pull_and_hold(
+    found = await ground.puller.pull_and_tag(
         pulled, "abc", right(registry), timeout=LONG, on_output=ground.said.append
     )
 
     assert found.entrypoint == ("/bin/tool",)
-    assert await ground.images.names_held() == ["abc"]
+    assert await ground.images.own_names() == ["abc"]
     assert pulled not in images_of(dockerd)
     assert 3 <= ground.text.count("\n") <= 20, ground.text
     assert "Pull complete" in ground.text
     assert PASSWORD not in ground.text
-    assert await ground.images.let_go("abc")
+    assert await ground.images.remove("abc")
     assert await ground.images.find(found.id) is None
 
 
@@ -246,7 +246,7 @@ async def test_an_unreachable_registry_is_a_temporary_error(
             pulled, right(registry), timeout=LONG, on_output=ground.said.append
         )
     registry.start()
-    await ground.puller.pull_and_hold(
+    await ground.puller.pull_and_tag(
         pulled, "a", right(registry), timeout=LONG, on_output=ground.said.append
     )
 
@@ -297,7 +297,7 @@ async def test_a_dockerfile_is_built_with_its_build_files(ground: Ground) -> Non
         context_of(data),
     )
 
-    found = await ground.images.held("built")
+    found = await ground.images.find_own("built")
     assert found is not None
     assert found.cmd == ("/bin/sh", "-c", "ls")
     assert "112said-something" in "".join(ground.text.split())
@@ -311,7 +311,7 @@ async def test_the_error_of_a_failed_build_contains_its_last_output(
 
     assert "so far" in caught.value.message
     assert "7" in caught.value.message
-    assert await ground.images.held("built") is None
+    assert await ground.images.find_own("built") is None
     assert dockerd.containers() == []
 
 
@@ -539,7 +539,7 @@ async def test_an_image_is_removed_when_no_container_uses_it(
     template = settled(ground, make_template(image=tiny))
     assert await ground.templates.is_built(template)
     name = template.layers[-1].name
-    container = dockerd.create(ground.images.held_as(name), "x")
+    container = dockerd.create(ground.images.own_reference(name), "x")
     dockerd.ask("DELETE", f"/images/{tiny}")
 
     await ground.templates.remove(name)

@@ -51,10 +51,10 @@ from atoll.drivers.shared import data_directories, seccomp
 from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
+from atoll.drivers.shared.requirements import check_requirements
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
-    InvalidRequest,
     NodeFull,
     TemporaryError,
 )
@@ -238,15 +238,7 @@ class DockerDriver:
     # Templates
 
     async def check(self, template: Template) -> None:
-        missing = [name for name in template.require if name in self.capabilities.missing]
-        if missing:
-            reasons = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
-            raise InvalidRequest(
-                f"Template {template.id} requires what this node does not provide: {reasons}. "
-                "Run `atoll doctor` for the reasons.",
-                code="isolation_unavailable",
-                missing=missing,
-            )
+        check_requirements(template, self.capabilities)
         await self.images.check(template)
 
     async def _base(self, template: Template) -> BaseImage:

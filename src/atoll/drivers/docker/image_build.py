@@ -53,7 +53,7 @@ _REGISTRY_ERRORS = (
 class ImageBuild:
     dockerfile: str
     name: str
-    """The image is kept as this name."""
+    """The own name that the image gets."""
     inputs: ImageInputs
     """Build files and the credentials of a registry."""
     fresh: bool
@@ -78,7 +78,7 @@ class ImageBuilder:
         Raises `BuildFailed`, `PermanentError` with code `build_context_invalid`, and
         `RegistryUnavailable` while the base image cannot be pulled.
         """
-        reference = self._images.held_as(build.name)
+        reference = self._images.own_reference(build.name)
         params = self._params(reference, fresh=build.fresh)
         headers = {"Content-Type": "application/x-tar"}
         auth = build.inputs.auth

@@ -1,8 +1,8 @@
 """
 Pulls images.
 
-The name that a pull adds to an image is removed again once Atoll keeps the image by a name of its
-own; a name that existed before belongs to someone else and stays. A cancelled pull ends with its
+The name that a pull gives an image is removed again once the image has a name of the node's own. A
+name that existed before the pull belongs to someone else and stays. A cancelled pull ends with its
 request.
 """
 
@@ -82,7 +82,7 @@ class ImagePuller:
             raise RegistryUnavailable(f"{reference} was pulled, but the engine does not have it.")
         return found
 
-    async def pull_and_hold(
+    async def pull_and_tag(
         self,
         reference: str,
         name: str,
@@ -91,10 +91,10 @@ class ImagePuller:
         timeout: timedelta,
         on_output: Callable[[bytes], None],
     ) -> Image:
-        """Pull an image and keep it as `name`, without leaving another name behind."""
+        """Pull an image and give it the own name `name`, without leaving another name."""
         was_tagged = await self._images.find(reference) is not None
         found = await self.pull(reference, auth, timeout=timeout, on_output=on_output)
-        await self._images.hold(found.id, name)
+        await self._images.tag(found.id, name)
         if not was_tagged:
             await self._images.untag(reference)
         return found

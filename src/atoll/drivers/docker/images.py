@@ -1,8 +1,8 @@
 """
-Images that an engine has, and the names by which Atoll keeps them.
+Images that an engine has, and the names that Atoll gives them.
 
-Each image that Atoll needs gets a name of the form `atoll/<node>:<name>`. Therefore neither a moved
-tag nor `docker image prune` removes it, and Atoll knows which images it may remove.
+Each image that Atoll needs gets a name of the node's own, `atoll/<node>:<name>`. Therefore neither
+a moved tag nor `docker image prune` removes it, and Atoll knows which images it may remove.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ class Images:
         """Drop a name from the cache: it stands for another image now."""
         self._cache.pop(name, None)
 
-    def held_as(self, name: str) -> str:
-        """The reference by which an image is kept as `name`."""
+    def own_reference(self, name: str) -> str:
+        """The reference of the image that has `name` as its own name."""
         return f"{self._repository}:{name}"
 
-    async def held(self, name: str) -> Image | None:
-        return await self.find(self.held_as(name))
+    async def find_own(self, name: str) -> Image | None:
+        return await self.find(self.own_reference(name))
 
-    async def hold(self, image_id: str, name: str) -> None:
-        """Keep an image as `name`."""
+    async def tag(self, image_id: str, name: str) -> None:
+        """Give an image the own name `name`, in addition to its other names."""
         with translated():
             await self._engine.docker.images.tag(image_id, self._repository, tag=name)
         self._cache.clear()  # The cached image has a list of its names.
 
-    async def held_by_others(self, name: str) -> Image | None:
-        """The image that another node on this engine keeps as `name`."""
+    async def find_of_other_nodes(self, name: str) -> Image | None:
+        """The image to which another node on this engine gave this name."""
         found = await self._list(f"{NAMESPACE}/*:{name}")
         return await self.find(str(found[0]["Id"])) if found else None
 
-    async def names_held(self) -> list[str]:
+    async def own_names(self) -> list[str]:
         found = await self._list(f"{self._repository}:*")
         tags = [tag for image in found for tag in image.get("RepoTags") or ()]
         prefix = f"{self._repository}:"
@@ -99,9 +99,9 @@ class Images:
         with translated():
             return await self._engine.docker.images.list(filters={"reference": [reference]})
 
-    async def let_go(self, name: str) -> bool:
-        """Remove a name, and with the last one the image; false while a container uses it."""
-        return await self.untag(self.held_as(name))
+    async def remove(self, name: str) -> bool:
+        """Remove an own name, and with the last name the image; false while a container uses it."""
+        return await self.untag(self.own_reference(name))
 
     async def untag(self, reference: str) -> bool:
         self.forget(reference)

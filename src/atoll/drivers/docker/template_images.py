@@ -1,11 +1,11 @@
 """
 Images of templates: the part of the driver's contract that concerns templates.
 
-The layer of a template is an image, which the driver keeps by the layer's name. Either the engine
-has an image of the name that the template gives, or it is pulled, or it is built from the
+The layer of a template is an image, whose own name on the node is the name of the layer. Either the
+engine has an image of the name that the template gives, or it is pulled, or it is built from the
 template's Dockerfile. The build of a template's version decides which image a name stands for. If
-the image came from a registry, other nodes pull it by its digest and keep it by the layer's name
-with the digest: the layer's name alone may belong to the image of another version there.
+the image came from a registry, other nodes pull it by its digest, and its own name there is that of
+the layer with the digest: the layer's name alone may belong to the image of another version.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TemplateImages:
         return (recorded or self.image_layer(template)).name
 
     def _name(self, template: Template) -> str:
-        """The name by which its image is kept."""
+        """The own name of its image (`Images.tag`)."""
         layer, digest = self._layer(template), _recorded_digest(template)
         return layer if digest is None else _with_digest(layer, digest)
 
@@ -138,7 +138,7 @@ class TemplateImages:
         this node, and `PermanentError` with code `image_refused` if its configuration is too large.
         """
         if await self.is_built(template):
-            found = await self.images.held(self._name(template))
+            found = await self.images.find_own(self._name(template))
             if found is not None and found.config_size > MAX_CONFIG:
                 raise PermanentError(
                     f"The configuration of the image of template {template.id} (labels, "
@@ -171,13 +171,13 @@ class TemplateImages:
 
     async def is_built(self, template: Template) -> bool:
         name = self._name(template)
-        if await self.images.held(name) is not None:
+        if await self.images.find_own(name) is not None:
             return True
         found = await self._find_existing(template, name)
         if found is None:
             return False
-        await self.images.hold(found.id, name)
-        await self._hold_digest(template, found)
+        await self.images.tag(found.id, name)
+        await self._tag_digest(template, found)
         return True
 
     async def _find_existing(self, template: Template, name: str) -> Image | None:
@@ -186,7 +186,7 @@ class TemplateImages:
             found = await self.images.find(self._reference(template))
             if found is not None and self._is_suitable(found, template):
                 return found
-        return await self.images.held_by_others(name)
+        return await self.images.find_of_other_nodes(name)
 
     def _is_suitable(self, found: Image, template: Template) -> bool:
         digest = _recorded_digest(template)
@@ -195,11 +195,11 @@ class TemplateImages:
         # A fresh build looks the name up in the registry again: the tag may have moved.
         return template.build is None or not template.build.anew
 
-    async def _hold_digest(self, template: Template, found: Image) -> None:
+    async def _tag_digest(self, template: Template, found: Image) -> None:
         """Record the digest in a name: the engine forgets it with the name that was pulled."""
         digest = self._digest_of(template, found)
         if digest is not None and _recorded_digest(template) is None:
-            await self.images.hold(found.id, _with_digest(self._layer(template), digest))
+            await self.images.tag(found.id, _with_digest(self._layer(template), digest))
 
     def _digest_of(self, template: Template, found: Image) -> str | None:
         if template.dockerfile:
@@ -234,10 +234,10 @@ class TemplateImages:
             reference, digest = self._reference(template), _recorded_digest(template)
             if digest is not None:
                 reference = parse(reference).pinned(digest)
-            found = await self.puller.pull_and_hold(
+            found = await self.puller.pull_and_tag(
                 reference, name, inputs.auth, timeout=timeout, on_output=on_output
             )
-            await self._hold_digest(template, found)
+            await self._tag_digest(template, found)
         await self._describe(template, on_output)
 
     async def _describe(self, template: Template, on_output: Callable[[bytes], None]) -> None:
@@ -253,12 +253,12 @@ class TemplateImages:
     # Layers
 
     async def names(self) -> list[str]:
-        return sorted({name.partition(".")[0] for name in await self.images.names_held()})
+        return sorted({name.partition(".")[0] for name in await self.images.own_names()})
 
     async def remove(self, name: str) -> None:
-        for held in await self.images.names_held():
-            if held.partition(".")[0] == name and not await self.images.let_go(held):
-                log.info("image.in_use", layer=held)
+        for own in await self.images.own_names():
+            if own.partition(".")[0] == name and not await self.images.remove(own):
+                log.info("image.in_use", layer=own)
 
 
 def _recorded_digest(template: Template) -> str | None:

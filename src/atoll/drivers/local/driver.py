@@ -50,13 +50,13 @@ from atoll.drivers.shared.bounded_log import LOG_TAIL
 from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
+from atoll.drivers.shared.requirements import check_requirements
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
 from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
 from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
-    InvalidRequest,
     NodeFull,
     PermanentError,
     TemporaryError,
@@ -218,15 +218,7 @@ class LocalDriver:
 
     async def check(self, template: Template) -> None:
         check_no_image(template)
-        missing = [name for name in template.require if name in self.capabilities.missing]
-        if missing:
-            words = "; ".join(f"{name} ({self.capabilities.missing[name]})" for name in missing)
-            raise InvalidRequest(
-                f"Template {template.id} demands what this node cannot give: {words}. "
-                "`atoll doctor` says what is missing and why.",
-                code="isolation_unavailable",
-                missing=missing,
-            )
+        check_requirements(template, self.capabilities)
         await self.images.check(template)
 
     # Instances
