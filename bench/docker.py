@@ -1,9 +1,9 @@
 """
-`make bench-docker`: sessions in containers, beside sessions of bubblewrap and beside plain Docker.
+`make bench-docker`: compares sessions in containers with sessions in bubblewrap and plain Docker.
 
-One engine of the benchmark's own, one image, the same limits everywhere; Atoll over its REST API
-with auth and durable records, Docker by its command line, as one would use it without Atoll. Needs
-root, and an otherwise idle machine to mean anything; with few rounds, p99 is the slowest of them.
+The benchmark starts an engine of its own and uses one image and the same limits everywhere. Atoll
+is used through its REST API with authentication and durable records, Docker through its command
+line. Needs root and an otherwise idle machine. With few rounds, p99 is the slowest round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMITS = (
     "--network=none", "--memory=512m", "--memory-swap=512m", "--cpus=1", "--pids-limit=136",
     "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--user=1000:1000",
 )  # fmt: skip
-"""What an instance of Atoll has, too."""
+"""The limits of an instance of Atoll."""
 POOL = 4
 
 
@@ -47,13 +47,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--executions", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=20)
-    parser.add_argument("--idle", type=int, default=20, help="sessions that wait, for their memory")
-    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--idle", type=int, default=20, help="sessions whose memory is measured")
+    parser.add_argument("--json", type=Path, help="file for the results as JSON")
     return parser.parse_args()
 
 
 class Plain:
-    """Docker as it is, by its command line."""
+    """Docker without Atoll, through its command line."""
 
     def __init__(self, engine: Dockerd, runtime: str) -> None:
         self._host = engine.url
@@ -81,8 +81,8 @@ class Plain:
         self.call("rm", "--force", *containers)
 
 
-class Ground:
-    """The servers, one for each driver, and the engine that two of them use."""
+class Setup:
+    """An engine, and a server for each driver; two of them use the engine."""
 
     def __init__(self, stack: ExitStack, place: Path) -> None:
         self.engine = stack.enter_context(Dockerd(place))
@@ -107,13 +107,13 @@ class Ground:
         }
 
 
-def cold(report: Report, ground: Ground, rounds: int) -> None:
-    report.section("from nothing to the first result: create cold, then print(1)")
+def cold(report: Report, setup: Setup, rounds: int) -> None:
+    report.section("create a session without a pool, then print(1)")
     with ExitStack() as stack:
         ways = []
-        for name, server in ground.servers(stack, 0).items():
+        for name, server in setup.servers(stack, 0).items():
             ways.append(Way(name, _first(server.client()), ours=True))
-        ways.append(Way("docker run", lambda: ground.plain.run("--rm")))
+        ways.append(Way("docker run", lambda: setup.plain.run("--rm")))
         report.turns(ways, rounds, sync=False)
 
 
@@ -126,20 +126,20 @@ def _first(client: Client) -> Callable[[], None]:
     return work
 
 
-def warm(report: Report, ground: Ground, rounds: int) -> None:
-    report.section("the same from a warm pool; docker exec has a container that runs already")
+def warm(report: Report, setup: Setup, rounds: int) -> None:
+    report.section("the same from a warm pool; docker exec uses a running container")
     with ExitStack() as stack:
         ways = []
-        for name, server in ground.servers(stack, POOL).items():
+        for name, server in setup.servers(stack, POOL).items():
             client = server.client()
 
             def ready(client: Client = client) -> None:
                 wait_for_pool(client, "python", POOL)
 
             ways.append(Way(name, _first(client), ready, ours=True))
-        container = ground.plain.start()
-        stack.callback(ground.plain.remove, container)
-        ways.append(_exec(ground.plain, container))
+        container = setup.plain.start()
+        stack.callback(setup.plain.remove, container)
+        ways.append(_exec(setup.plain, container))
         report.turns(ways, rounds, sync=False)
 
 
@@ -147,11 +147,11 @@ def _exec(plain: Plain, container: str) -> Way:
     return Way("docker exec", lambda: plain.call("exec", container, "python3", "-c", CODE))
 
 
-def executes(report: Report, ground: Ground, count: int) -> None:
-    report.section("print(1) in a session that runs")
+def executes(report: Report, setup: Setup, count: int) -> None:
+    report.section("print(1) in a running session")
     with ExitStack() as stack:
         ways = []
-        for name, server in ground.servers(stack, 0).items():
+        for name, server in setup.servers(stack, 0).items():
             client = server.client()
             session = create(client)
             run(client, session, CODE)
@@ -160,14 +160,14 @@ def executes(report: Report, ground: Ground, count: int) -> None:
                 run(client, session, CODE)
 
             ways.append(Way(name, work, ours=True))
-        container = ground.plain.start()
-        stack.callback(ground.plain.remove, container)
-        ways.append(_exec(ground.plain, container))
+        container = setup.plain.start()
+        stack.callback(setup.plain.remove, container)
+        ways.append(_exec(setup.plain, container))
         report.turns(ways, count, sync=False)
 
 
-def together(report: Report, ground: Ground, count: int) -> None:
-    report.section(f"{count} creates at once, cold: until each has run print(1)")
+def together(report: Report, setup: Setup, count: int) -> None:
+    report.section(f"{count} concurrent creates without a pool, then print(1) in each")
     found = {}
 
     def crowd(name: str, one: Callable[[int], object]) -> None:
@@ -180,10 +180,10 @@ def together(report: Report, ground: Ground, count: int) -> None:
             found[name] = samples(name, list(threads.map(timed, range(count))))
 
     with ExitStack() as stack:
-        servers = ground.servers(stack, 0)
+        servers = setup.servers(stack, 0)
         for name, server in servers.items():
             crowd(name, partial(_one, server))
-    crowd("docker run", lambda _: ground.plain.run("--rm"))
+    crowd("docker run", lambda _: setup.plain.run("--rm"))
     report.show(found, list(servers))
 
 
@@ -191,17 +191,17 @@ def _one(server: Server, number: int) -> None:
     _first(server.client())()
 
 
-def idle(report: Report, ground: Ground, count: int) -> None:
-    report.section(f"memory of processes that {count} idle ones take, each")
+def idle(report: Report, setup: Setup, count: int) -> None:
+    report.section(f"memory of one idle session, the mean of {count}")
     figures = {}
     before = _used()
-    containers = [ground.plain.start() for _ in range(count)]
+    containers = [setup.plain.start() for _ in range(count)]
     figures["docker run sleep"] = (_used() - before) / count
-    ground.plain.remove(*containers)
+    setup.plain.remove(*containers)
     with ExitStack() as stack:
-        for name, server in ground.servers(stack, 0).items():
+        for name, server in setup.servers(stack, 0).items():
             client = server.client()
-            run(client, create(client), CODE)  # What is made once is there then.
+            run(client, create(client), CODE)  # Creates what all sessions share.
             before = _used()
             made = [create(client) for _ in range(count)]
             figures[name] = (_used() - before) / count
@@ -214,13 +214,13 @@ def idle(report: Report, ground: Ground, count: int) -> None:
 
 def _used() -> int:
     """
-    Bytes of all processes, each with its part of what it shares; after a moment, so that what has
-    just ended is not counted. What the machine has available is too restless to tell.
+    Bytes of all processes, with their share of shared memory. Waits a moment, so that processes
+    that are ending are not counted. The available memory of the machine varies too much.
     """
     time.sleep(2)
     total = 0
     for path in Path("/proc").glob("[0-9]*/smaps_rollup"):
-        with suppress(OSError):  # It has ended, or is of the kernel.
+        with suppress(OSError):  # It has ended, or is a kernel thread.
             for line in path.read_text().splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
@@ -232,14 +232,14 @@ def main() -> None:
     report = Report()
     print(report.machine())
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, ExitStack() as stack:
-        ground = Ground(stack, Path(place))
-        if GVISOR not in ground.drivers:
+        setup = Setup(stack, Path(place))
+        if GVISOR not in setup.drivers:
             report.skip(GVISOR, "runsc is not installed")
-        cold(report, ground, given.rounds)
-        warm(report, ground, given.rounds)
-        executes(report, ground, given.executions)
-        together(report, ground, given.at_once)
-        idle(report, ground, given.idle)
+        cold(report, setup, given.rounds)
+        warm(report, setup, given.rounds)
+        executes(report, setup, given.executions)
+        together(report, setup, given.at_once)
+        idle(report, setup, given.idle)
     if given.json is not None:
         report.write(given.json)
 

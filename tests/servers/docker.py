@@ -1,10 +1,10 @@
 """
-A Docker engine of the tests' own: dockerd with its containerd, its data, its control groups.
+A Docker engine for tests: dockerd with a containerd, data and control groups of its own.
 
-It touches nothing of the machine's network: there is no bridge, so containers have the network
-`none`. Data and containers stay over `stop` and `crash`, as they do on a machine; `kill` is the
-machine losing its power. The data is in a short place of its own, because the path of a socket is
-limited to 107 bytes. The log is in the directory that the test gave.
+It does not change the machine's network: there is no bridge, and containers use the network `none`.
+Data and containers survive `stop` and `crash`; `kill` is like a power failure. The data is in a
+directory with a short path, because the path of a socket is limited to 107 bytes. The log is in the
+directory of the test.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.standstill import stand_still
 
 API = "/v1.41"
 REMAPPED = 1_200_000_000
-"""The user on the host that root is in containers of an engine with `remap`."""
+"""Root in containers of an engine with `remap` is this user on the host."""
 GVISOR = ("--platform=ptrace", "--network=none")
-"""ptrace, because the others want a machine that is not a virtual one, or a newer kernel."""
+"""ptrace, because other platforms need a physical machine or a newer kernel."""
 
 
 class Ended(NamedTuple):
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 
 def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
-    """One call of an engine's API; an error is raised with what the engine said."""
+    """One request to an engine; the error of a failed one contains the engine's message."""
     transport = httpx.HTTPTransport(uds=str(engine), verify=False)
     with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
         answer = client.request(method, f"{API}{path}", **given)
@@ -56,8 +56,8 @@ def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
 
 class Dockerd:
     """
-    `config` is added to its daemon.json; with `tls` it listens on loopback over TCP too, with
-    `remap` users in its containers are those from `REMAPPED` on.
+    `config` is added to its daemon.json. With `tls` it listens on a TCP port of loopback, too; with
+    `remap` it maps the users of containers to uids from `REMAPPED` on.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Dockerd:
         (self.place / "daemon.json").write_text(json.dumps(self._config))
         self._reaper: subprocess.Popen[str] | None = None
         self._process: int | None = None
-        """A descriptor of dockerd's process; none while it is not to run."""
+        """A pidfd of dockerd; null while it is stopped."""
         self._pid = 0
 
     @property
@@ -87,7 +87,7 @@ class Dockerd:
 
     @property
     def tcp_url(self) -> str:
-        """To be used with `ca`, `cert` and `key`."""
+        """Use it with `ca`, `cert` and `key`."""
         return f"tcp://127.0.0.1:{self.port}"
 
     @property
@@ -104,7 +104,7 @@ class Dockerd:
 
     @property
     def over_tls(self) -> dict[str, str]:
-        """How it is reached over TLS, by the names of Atoll's settings."""
+        """The settings of Atoll for this engine over TLS."""
         return {
             "url": self.tcp_url,
             "tls_ca": str(self.ca),
@@ -112,10 +112,10 @@ class Dockerd:
             "tls_key": str(self.key),
         }
 
-    # Its life
+    # Start and stop
 
     def start(self) -> Self:
-        assert self._process is None, "it runs already"
+        assert self._process is None, "dockerd is already running"
         self._pid = int(self._tell(f"run {json.dumps(self._command())}"))
         with suppress(ProcessLookupError):
             self._process = os.pidfd_open(self._pid)
@@ -127,19 +127,19 @@ class Dockerd:
         return self
 
     def stop(self) -> None:
-        """Let it end as it should, its containers before it, and wait for that."""
+        """Shut down gracefully, containers first, and wait."""
         self.resume()
         self._end(signal.SIGTERM)
 
     def crash(self) -> None:
-        """End dockerd and its containerd at once. Containers go on until it starts again."""
+        """Kill dockerd and containerd. Containers run until dockerd starts again."""
         containerd = int((self.place / "exec/containerd/containerd.pid").read_text())
         descriptor = os.pidfd_open(containerd)
         self._end(signal.SIGKILL)
         self._await(descriptor, "containerd")
 
     def kill(self) -> None:
-        """End it at once with all its containers, and wait for that."""
+        """Kill it with all its containers, and wait."""
         self._tell("kill")
         self._forget()
 
@@ -148,7 +148,7 @@ class Dockerd:
         self.start()
 
     def pause(self) -> None:
-        """It stays connected and connections are taken, but it answers nothing."""
+        """Let it hang: it accepts connections but does not answer."""
         stand_still(self._pid)
 
     def resume(self) -> None:
@@ -171,12 +171,12 @@ class Dockerd:
             assert ended.stdin is not None
             ended.stdin.close()
             code = ended.wait(60)
-        assert code == 0, f"something of dockerd stays: {self.log.read_text()[-4000:]}"
+        assert code == 0, f"dockerd left something behind: {self.log.read_text()[-4000:]}"
 
-    # What it is asked, past Atoll
+    # Requests
 
     def answers(self) -> bool:
-        # First by hand: httpx leaves a socket open that cannot be connected.
+        # Not with httpx alone: it leaks a socket if it cannot connect.
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(self.socket)) != 0:
                 return False
@@ -189,7 +189,7 @@ class Dockerd:
         return ask(self.socket, method, path, **given)
 
     def import_image(self, archive: Path, reference: str, *changes: str) -> str:
-        """An image of a root file system; `changes` are lines of a Dockerfile. Its id."""
+        """Import a root file system; `changes` are lines of a Dockerfile. Returns the image id."""
         name, _, tag = reference.rpartition(":")
         about = {"fromSrc": "-", "repo": name, "tag": tag, "changes": list(changes)}
         with archive.open("rb") as content:
@@ -200,7 +200,7 @@ class Dockerd:
         return dict(self.ask("GET", f"/images/{reference}/json").json())
 
     def containers(self, **filters: list[str]) -> list[dict[str, Any]]:
-        """All, those that do not run as well; `filters` as in label=["a=b"]."""
+        """All containers, running or not; `filters` as in label=["a=b"]."""
         about = {"all": "true", "filters": json.dumps(filters)}
         return list(self.ask("GET", "/containers/json", params=about).json())
 
@@ -208,7 +208,7 @@ class Dockerd:
         return dict(self.ask("GET", f"/containers/{container}/json").json())
 
     def create(self, image: str, *command: str, runtime: str = "", **host: Any) -> str:
-        """A container without network that has not been started; `host` is of its HostConfig."""
+        """Create a container without network; `host` is added to its HostConfig."""
         about = {
             "Image": image,
             "Cmd": list(command),
@@ -222,7 +222,7 @@ class Dockerd:
         return container
 
     def run(self, image: str, *command: str, runtime: str = "", **host: Any) -> Ended:
-        """A container from its start to its end, which removes it."""
+        """Run a container until it ends, and remove it."""
         container = self.create(image, *command, runtime=runtime, **host)
         try:
             self.ask("POST", f"/containers/{container}/start")
@@ -244,7 +244,7 @@ class Dockerd:
         for container in containers:
             self.ask("DELETE", f"/containers/{container}", params={"force": "true", "v": "true"})
 
-    # How it is run
+    # Configuration and processes
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -258,13 +258,13 @@ class Dockerd:
             "ip-masq": False,
             "userland-proxy": False,
             "cgroup-parent": f"/{self.cgroup}",
-            # The other kind would take a systemd.
+            # The default one needs systemd.
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
         }
         told = subprocess.run([self._program, "--version"], capture_output=True, check=True)
         version = re.search(rb"version (\d+)", told.stdout)
         if version is not None and int(version[1]) < 23:
-            # Without it all engines of a machine have one id. Newer ones keep it in data-root.
+            # Otherwise all engines of a machine have one id. Newer ones store it in data-root.
             settings["deprecated-key-path"] = str(self.place / "key.json")
         gvisor = shutil.which("runsc")
         if gvisor is not None:
@@ -294,11 +294,11 @@ class Dockerd:
         return [*self._prefix, *words]
 
     def _remap(self) -> list[str]:
-        """What runs it where other users are lent to one that every machine has."""
+        """Command prefix that runs dockerd with subordinate uids for a user of every machine."""
         self._config["userns-remap"] = "daemon"
         lent = self.place / "lent"
         lent.write_text(f"daemon:{REMAPPED}:65536\n")
-        # Users in containers come by on the way to their root.
+        # Mapped users must be able to reach their root file system.
         self.place.chmod(0o711)
         see = f"for name in subuid subgid; do mount --bind {lent} /etc/$name; done"
         return [
@@ -315,7 +315,7 @@ class Dockerd:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    # A Ctrl-C in the terminal is for the tests, which then end it.
+                    # Ctrl-C in the terminal must reach only the tests, which then stop it.
                     start_new_session=True,
                 )
         assert self._reaper.stdin is not None
@@ -328,12 +328,12 @@ class Dockerd:
 
     def _end(self, how: signal.Signals) -> None:
         signal.pidfd_send_signal(self._running, how)
-        assert select.select([self._running], [], [], 60)[0], "dockerd does not end"
+        assert select.select([self._running], [], [], 60)[0], "dockerd did not end"
         self._forget()
 
     def _await(self, descriptor: int, what: str) -> None:
         try:
-            assert select.select([descriptor], [], [], 60)[0], f"{what} does not end"
+            assert select.select([descriptor], [], [], 60)[0], f"{what} did not end"
         finally:
             os.close(descriptor)
 
@@ -347,5 +347,5 @@ class Dockerd:
 
     @property
     def _running(self) -> int:
-        assert self._process is not None, "it does not run"
+        assert self._process is not None, "dockerd is not running"
         return self._process

@@ -1,7 +1,7 @@
 """
-Images for the engines of the tests, made of this machine's programs: no registry can be reached.
+Images for the engines of tests, made from programs of this machine: no registry can be reached.
 
-One has Python and one has not; both have bash and the usual tools.
+One image has Python, the other has not; both have bash and the usual tools.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Archives(NamedTuple):
 
 
 def make_archives(directory: Path) -> Archives:
-    """Made once in a directory, by whichever process comes first."""
+    """Made once per directory; the first of several processes makes them."""
     made = Archives(directory / "python.tar", directory / "shell.tar")
     with (directory / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A registry of images on loopback, which wants a name and a password."""
+"""A registry of images on loopback that requires a user name and a password."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.servers.docker import Dockerd
 
 USER, PASSWORD = "robin", "registry-pass-4711"
-# As `htpasswd -B` writes it; bcrypt is all that the registry takes.
+# In the format of `htpasswd -B`: the registry accepts only bcrypt.
 ACCOUNTS = "robin:$2y$05$BC2DM/0UbfrUtppBAXbzEuQW7qbcwMLFDni4p0ENwlUmglXomciDi\n"
 CONFIG = """
 version: 0.1
@@ -61,7 +61,7 @@ class Registry:
             self._process = None
 
     def pause(self) -> None:
-        """It takes connections and answers nothing."""
+        """Let it hang: it accepts connections but does not answer."""
         assert self._process is not None
         stand_still(self._process.pid)
 
@@ -70,7 +70,7 @@ class Registry:
         go_on(self._process.pid)
 
     def put(self, engine: Dockerd, image: str, name: str) -> str:
-        """Push what an engine has as `image`; by what it can be pulled. The engine lets it go."""
+        """Push an image of an engine and remove the tag there; returns the reference to pull."""
         reference = f"{self.server}/{name}"
         repository, _, tag = reference.rpartition(":")
         engine.ask("POST", f"/images/{image}/tag", params={"repo": repository, "tag": tag})

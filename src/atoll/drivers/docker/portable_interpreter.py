@@ -138,7 +138,7 @@ def _copy(place: Path, binaries: dict[str, str], library: Path) -> None:
         (place / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, place / target)
         (place / target).chmod(0o755)
-    # The interpreter searches there, relative to bin/python3, which it is told to be.
+    # The interpreter searches there, relative to its argv[0], which is bin/python3.
     shutil.copytree(
         library,
         place / sys.platlibdir / library.name,
