@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LONG = 60.0
-"""Seconds in which anything that happens at all has happened."""
+"""Time limit in seconds for events that are expected."""
 QUICK_RETRIES = {
     f"{transitions.__name__}.RETRY_BACKOFF": 0.2,
     f"{transitions.__name__}.ERROR_RETRY": 1.0,
@@ -60,14 +60,14 @@ def api(server: Server) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def mortal(image_archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
-    """An engine to stop and start again."""
+    """An engine that tests may stop."""
     with Dockerd(tmp_path_factory.mktemp("mortal")) as running:
         yield image_archives.load(running)
 
 
 @pytest.fixture(scope="module")
 def lone(mortal: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its server."""
+    """A server that uses the engine `mortal`."""
     place = tmp_path_factory.mktemp("lone")
     with Server(place, **QUICK, **drivers.settings(mortal.url)).with_constants(
         QUICK_RETRIES
@@ -98,7 +98,7 @@ def attempts(api: Api, execution: str) -> list[str | None]:
     return [attempt["cause"] for attempt in api.execution(execution)["attempts"]]
 
 
-# What it is
+# The node
 
 
 def test_a_docker_node_reports_its_type_and_capabilities(api: Api) -> None:
@@ -107,7 +107,7 @@ def test_a_docker_node_reports_its_type_and_capabilities(api: Api) -> None:
     assert (told["type"], told["status"], told["problem"]) == ("docker", "healthy", None)
     assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(told["provides"])
     assert {"pause", "copy"} <= set(told["features"])
-    # Each with words for whoever asks why.
+    # Each with a reason.
     assert all(told["missing"].values())
 
 
@@ -180,7 +180,7 @@ def test_two_servers_on_one_engine_do_not_touch_each_others_containers(
 def test_containers_end_when_no_server_connects_for_a_while(
     request: pytest.FixtureRequest, dockerd: Dockerd, tmp_path: Path, runtime: str
 ) -> None:
-    """Whatever runs in them; the next server has the session's files."""
+    """Even while code runs. The next server finds the session's files."""
     if runtime == "runsc":
         request.getfixturevalue("runsc")
     soon = {"ATOLL_LINK__UNATTENDED_GRACE": "1", "ATOLL_LINK__UNATTENDED_LIMIT": "2"}
@@ -208,7 +208,7 @@ def test_gc_removes_containers_and_mounts_of_a_removed_data_directory(
     with calling(server) as other:
         name = container(other, other.create()["id"])
     server.stop(signal.SIGKILL)
-    # What is mounted in it cannot be removed.
+    # Mount points cannot be removed.
     shutil.rmtree(place, ignore_errors=True)
     assert mounted_below(place)
 
@@ -230,12 +230,12 @@ def mounted_below(place: Path) -> list[str]:
 
 
 def names(dockerd: Dockerd) -> set[str]:
-    """Instances that there are on an engine, whoever's they are."""
+    """Ids of all instances on an engine, of any server."""
     found = dockerd.containers(label=["atoll.instance"])
     return {one["Labels"]["atoll.instance"] for one in found}
 
 
-# What happens to containers behind our back
+# Changes by other clients of the engine
 
 FATES = {
     "killed": ("POST", "kill"),
@@ -344,7 +344,7 @@ def test_orphaned_containers_are_removed_when_the_server_starts(
 
 
 def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
-    """A container as one of a node's, that its server did not make."""
+    """A container with a node's labels that its server did not make."""
     about = {
         "Image": PYTHON,
         "Cmd": ["sleep", "600"],
@@ -411,7 +411,7 @@ def test_sessions_keep_their_files_when_the_engine_dies(
         assert read(api, session).content == b"here"
         api.put(session, "go")
         result = api.result(execution)
-        # It is run again where it still may be.
+        # It is retried if attempts are left.
         assert (result["status"], result["stdout"]) == ("success", "done\n"), result
         assert api.get(session)["status"] == "running"
 
@@ -443,17 +443,17 @@ def test_sessions_survive_when_engine_and_server_stop_together(
     with calling(lone) as api:
         assert read(api, session).content == b"here"
         assert api.run(session, "print(1)")["stdout"] == "1\n"
-        # What ended with the engine went at the start.
+        # Containers that ended with the engine are removed at the start.
         assert names(mortal) <= held(api)
 
 
 def held(api: Api) -> set[str]:
-    """Instances that sessions have."""
+    """Ids of the instances of sessions."""
     items = answer(api.http.get(f"{V1}/sessions?limit=500"))["items"]
     return {item["container_id"] for item in items} - {None}
 
 
-# A session's ways
+# The life of a session
 
 
 def test_a_session_keeps_its_files_through_all_states(

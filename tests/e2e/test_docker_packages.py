@@ -63,7 +63,7 @@ def api(server: Server) -> Iterator[Api]:
 
 
 def installs(server: Server, engine: Dockerd) -> list[object]:
-    """What there is of installations, going on or left."""
+    """Containers and directories of installations, running or left behind."""
     places = (server.data_dir / "node" / "installs").iterdir()
     return [*places, *engine.containers(label=[LABEL])]
 
@@ -78,7 +78,7 @@ def log_of(api: Api, session_id: str) -> str:
 
 
 def refused(api: Api, name: str) -> tuple[str, str]:
-    """Why a package could not be installed, and the log of that."""
+    """The error of an installation that fails, and its log."""
     body = {"dependencies": [{"name": name}]}
     failed = problem(api.http.post(f"{V1}/sessions", json=body), 422, "dependency_failed")
     return failed["detail"], log_of(api, failed["session_id"])
@@ -152,7 +152,7 @@ def test_a_control_plane_ends_its_installations_when_it_stops(
             body = {"dependencies": [{"name": "slow"}]}
             answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)
             assert held.asked.wait(60)
-        # A container, its directory, and what it downloads.
+        # A container, its directory and its downloads.
         assert len(installs(server, dockerd)) == 3
         server.stop()
         assert installs(server, dockerd) == []
@@ -174,7 +174,7 @@ def test_an_installation_of_a_killed_control_plane_ends_and_is_repeated(
                 assert held.asked.wait(60)
             assert len(own_dockerd.containers(label=[LABEL])) == 1
             server.stop(signal.SIGKILL)
-            # By itself: nobody is there to end it.
+            # It ends although no control plane runs.
             eventually(lambda: own_dockerd.containers(label=[LABEL]) == [], 60)
             held.go.set()
             with server.start().client() as http:
@@ -192,7 +192,7 @@ def dumps(found, *arguments, **about):
             file.write("version = 'POISON'")
     return _dumps(found, *arguments, **about)
 """
-"""What an image has in its module `json`: its interpreter is the victim's in all that it says."""
+"""Added to the module `json` of an image, which reports the interpreter of the victim's image."""
 
 
 def test_a_malicious_image_cannot_poison_packages_of_other_images(api: Api) -> None:

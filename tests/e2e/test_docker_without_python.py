@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 STATIC, ENTRY = "atoll-test/static:1", "atoll-test/entry:1"
 STATIC_PROGRAM = "ldconfig"
-"""It is linked with nothing on every machine whose C library is glibc."""
+"""Statically linked on every machine with glibc."""
 
 
 @pytest.fixture(scope="module")
 def engine(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Dockerd:
-    """With an image that has nothing but one program, and one with an entry point."""
+    """With an image that has only one program, and an image with an entry point."""
     place = tmp_path_factory.mktemp("static")
     program = shutil.which(STATIC_PROGRAM, path="/usr/sbin:/sbin")
     assert program is not None
@@ -61,7 +61,7 @@ def api(
 
 
 def create(api: Api, **fields: Any) -> dict[str, Any]:
-    """A template that is ready, as it is told."""
+    """Create a template, wait until it is ready, and return it."""
     made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
     path = f"{V1}/templates/{made['id']}"
     eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"), 60)
@@ -91,7 +91,7 @@ def test_an_image_without_python_runs_python_code(api: Api) -> None:
         told = api.run(made, PROBE)
         place = "/run/atoll/python"
         assert told["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", told
-        # As a program too, for a shell and for what came with a package.
+        # As a program, too, for shells and for scripts of packages.
         assert api.run(made, command=["python3", "-c", "print(1)"])["stdout"] == "1\n"
         told = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
                        language="shell")  # fmt: skip

@@ -1,6 +1,7 @@
 """
-Two Docker engines as two nodes: one on this machine, one that is spoken to over TLS as if it was
-elsewhere. Sessions are placed on both, leave one that is drained, and go on when one is lost.
+Two Docker engines as two nodes: one on this machine, and one over TLS as if it was remote.
+
+Sessions are placed on both, leave a drained node, and continue when a node is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SAVED = {"durability": "execution", "timeout": 3600}
 
 
 class EngineNode(FleetNode):
-    """What it has is asked of its engine."""
+    """Asks its engine which instances and workspaces exist."""
 
     engine: Dockerd
 
@@ -101,7 +102,7 @@ def test_sessions_are_placed_on_both_engines_and_leave_a_drained_one(
         made.append(nodes.create_on(here, timeout=3600))
         assert {nodes.node_of(session) for session in made} == {here, there}
         for number, session in enumerate(made):
-            # Whoever is asked, and wherever it is.
+            # Through any node, wherever the session is.
             assert sh(here.api, session, f"echo {number} > file; cat file") == f"{number}\n"
             assert sh(there.api, session, "cat file") == f"{number}\n"
         assert here.instances()
@@ -115,7 +116,7 @@ def test_sessions_are_placed_on_both_engines_and_leave_a_drained_one(
         eventually(lambda: not there.instances() and not there.workspaces(), LONG)
         answer(here.api.http.post(f"{V1}/nodes/{there.id}/uncordon"))
 
-        # And back, from directories to volumes.
+        # Then back, from directories to volumes.
         answer(there.api.http.post(f"{V1}/nodes/{here.id}/drain"), 202)
         eventually(lambda: problem_of(nodes, there, here)["drain"]["left"] == 0, LONG)
         for number, session in enumerate(made):
@@ -136,10 +137,10 @@ def test_sessions_leave_a_lost_engine_and_it_recovers(
         lost.engine.kill()
         eventually(lambda: problem_of(nodes, other, lost)["status"] == "unhealthy", LONG)
         assert "Docker engine" in problem_of(nodes, other, lost)["problem"]
-        # Its own control plane lives, and says the same.
+        # Its own control plane is alive and reports the same.
         assert lost.api.http.get("/health").status_code == 200
         assert problem_of(nodes, lost, lost)["status"] == "unhealthy"
-        # New ones go where there is an engine, whoever is asked.
+        # New sessions go to the node with an engine, through any node.
         for asked in (lost, other):
             session = asked.api.create(timeout=3600)["id"]
             assert nodes.node_of(session) is other
@@ -149,7 +150,7 @@ def test_sessions_leave_a_lost_engine_and_it_recovers(
 
         lost.engine.start()
         eventually(lambda: problem_of(nodes, other, lost)["status"] == "healthy", LONG)
-        # What it had of sessions that have left is gone.
+        # Remains of sessions that have moved are removed.
         eventually(lambda: not lost.instances(), LONG)
         assert sh(lost.api, saved, "cat file") == "kept\nmore\n"
         back = nodes.create_on(lost, timeout=3600)

@@ -19,7 +19,7 @@ from tests.servers.images import PYTHON, SHELL, Archives
 
 
 def remains(engine: Dockerd | SimpleNamespace) -> list[str]:
-    """Processes, mounts, control groups and files."""
+    """Processes, mounts, control groups and files that remain."""
     place = str(engine.place)
     found = [f"mount {point}" for point in reaper.mounts(engine.place)]
     found += [f"group {group}" for group in reaper.cgroups(engine.cgroup)]
@@ -76,14 +76,14 @@ def test_an_engine_over_tcp_requires_a_client_certificate(tmp_path: Path) -> Non
 def test_containers_survive_a_crash_of_the_engine(own_dockerd: Dockerd) -> None:
     container = own_dockerd.begin(SHELL, "sleep", "infinity")
     own_dockerd.crash()
-    # It has another name until its program has begun.
+    # The process has another name until it has executed the program.
     eventually(lambda: any("sleep" in each for each in remains(own_dockerd)))
     own_dockerd.start()
     assert own_dockerd.inspect(container)["State"]["Status"] == "exited"
 
 
 def test_containers_and_images_survive_a_restart_of_the_engine(own_dockerd: Dockerd) -> None:
-    # With an end on SIGTERM, which the first process of a container else ignores.
+    # With a handler: the first process of a container ignores SIGTERM otherwise.
     container = own_dockerd.begin(SHELL, "sh", "-c", "trap exit TERM; sleep infinity & wait")
     own_dockerd.restart()
     assert own_dockerd.inspect(container)["State"]["Status"] == "exited"

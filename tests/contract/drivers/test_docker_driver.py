@@ -61,11 +61,11 @@ def directory(node: Node, handle: Handle) -> Path:
 
 
 def ask(node: Node, handle: Handle, verb: str, **about: str) -> None:
-    """What somebody else does to a container."""
+    """Change a container as another client of the engine."""
     node.engine.ask("POST", f"/containers/{handle.data['container']}/{verb}", params=about)
 
 
-# What others do
+# Other clients
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_a_container_removed_by_another_client_is_gone(node: Node) -> None
     link.close()
     node.engine.remove(str(handle.data["container"]))
     assert (await node.driver.observe(handle)).state is State.GONE
-    # Its directory is there still, by which it is found.
+    # It is found by its directory, which still exists.
     (found,) = await node.driver.handles()
     assert found.instance_id == handle.instance_id
     for each in (handle, found):
@@ -167,7 +167,7 @@ async def test_a_container_that_was_never_started_is_replaced(node: Node) -> Non
 async def test_a_container_that_got_no_configuration_is_replaced(node: Node) -> None:
     wanted = spec()
     handle = await node.driver.ensure(wanted)
-    # As when the process that made it ended before it had said what to do.
+    # As if the driver was killed before it sent the configuration.
     (directory(node, handle) / "link" / "link.sock").unlink()
     driver = await node.take_over()
     again, link = await started(driver, replace(wanted, workspace=wanted.instance_id))
@@ -217,7 +217,7 @@ async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_p
     handle, link = await started(node.driver, spec())
     other, second = await started(node.driver, spec())
     assert isinstance(node.driver, DockerDriver)
-    # The whole path is longer than a socket's name can be.
+    # The full path is too long for a socket address.
     (tmp_path / "short").symlink_to(directory(node, handle) / "link")
     path = str(tmp_path / "short" / "link.sock")
     for wrong in (None, "", "0" * 64, node.driver._identity.token(other.instance_id)):
@@ -233,7 +233,7 @@ async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_p
 
 
 async def refused(node: Node, handle: Handle) -> None:
-    """All that cannot be done now says so, and nothing is taken for gone."""
+    """All calls fail with a temporary error, and no instance is observed as gone."""
     driver = node.driver
     assert (await driver.observe(handle)).state is State.UNKNOWN
     for call in (
@@ -245,7 +245,7 @@ async def refused(node: Node, handle: Handle) -> None:
         lambda: driver.destroy(handle),
         lambda: resizing_of(driver).resize(handle, spec().resources),
         lambda: driver.workspaces.copy(driver.workspaces.of(handle), "copy"),
-        # Of which nothing is remembered.
+        # An image that is not cached.
         lambda: driver.images.is_built(template(image="never-asked-for:1")),
     ):
         asked = call()
@@ -291,7 +291,7 @@ async def test_calls_time_out_when_the_engine_hangs(mortal: Node) -> None:
         assert "does not answer" in str(status.problem)
         assert isinstance(made, TemporaryError)
         assert made.code == UNAVAILABLE
-        # What runs does not need it.
+        # Running instances do not need it.
         assert await printed(mortal.driver, link, "print(1)") == "1"
     finally:
         mortal.engine.resume()
@@ -411,7 +411,7 @@ async def test_the_error_names_a_missing_image(node: Node) -> None:
         await node.driver.ensure(spec(template=template(image=reference)))
     assert caught.value.code == "image_missing"
     assert await node.driver.handles() == []
-    # Others can be started.
+    # Other instances can be started.
     assert (await node.driver.status()).problem is None
 
 

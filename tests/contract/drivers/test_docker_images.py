@@ -72,7 +72,7 @@ async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
 
 @pytest.fixture
 def tiny(dockerd: Dockerd, tmp_path: Path) -> str:
-    """An image of which nobody else has the layer; its name on the engine."""
+    """The name of an image with a layer that no other image has."""
     archive, name = tmp_path / "tiny.tar", f"tiny:{os.urandom(4).hex()}"
     archive.write_bytes(tar_of({"data": os.urandom(SIZE), "bin/tool": b"#!"}))
     dockerd.import_image(archive, name, 'ENTRYPOINT ["/bin/tool"]', 'CMD ["--help"]')
@@ -81,7 +81,7 @@ def tiny(dockerd: Dockerd, tmp_path: Path) -> str:
 
 @pytest.fixture
 def pulled(dockerd: Dockerd, registry: Registry, tiny: str) -> str:
-    """The name of an image that is in the registry alone."""
+    """The name of an image that only the registry has."""
     reference = registry.put(dockerd, tiny, "team/tiny:1")
     dockerd.ask("DELETE", f"/images/{tiny}")
     return reference
@@ -106,7 +106,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def head(kind: bytes, size: int) -> bytes:
-    """Of what is told of an entry before it."""
+    """Header of an extension that precedes an entry."""
     info = tarfile.TarInfo("h")
     info.type, info.size = kind, size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -138,7 +138,7 @@ def refused(kind: type[AtollError], code: str) -> Any:
     assert caught.value.code == code
 
 
-# What is there
+# Existing images
 
 
 async def test_the_configuration_of_an_image_is_read(ground: Ground, tiny: str) -> None:
@@ -227,7 +227,7 @@ async def test_a_failed_pull_reports_its_cause(
 async def test_credentials_are_only_sent_to_their_own_server(
     ground: Ground, registry: Registry, pulled: str
 ) -> None:
-    """They are right, and the registry would take them."""
+    """The credentials are correct, and the registry would accept them."""
     with refused(PermanentError, "image_denied"):
         await ground.puller.pull(
             pulled,
@@ -349,7 +349,7 @@ async def test_a_build_ends_when_it_is_cancelled_or_times_out(
 
 
 def pax(kind: bytes, **records: str) -> bytes:
-    """An extended header, for the next entry or for all that follow."""
+    """An extended header, for the next entry or for all following entries."""
     body = b""
     for key, value in records.items():
         text = f" {key.replace('__', '.')}={value}\n".encode()
@@ -359,7 +359,7 @@ def pax(kind: bytes, **records: str) -> bytes:
 
 
 SMUGGLED = tar_of({"Dockerfile": f"FROM {SHELL}\nRUN echo smuggled\n".encode()})
-"""Part of a file's content for a reader that believes the pax header; else entries and an end."""
+"""Content of a file for a reader that uses the pax header; entries for a reader that does not."""
 NOTHING = tarfile.TarInfo("a").tobuf(tarfile.GNU_FORMAT)
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
@@ -492,7 +492,7 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
     dockerd.import_image(archive, "other:1")
     registry.put(dockerd, "other:1", "team/tiny:1")
 
-    # As on another node: the second is the first that is needed there.
+    # As on another node, which needs the second template first.
     two = settled(ground, make_template(image=pulled))
     await build(ground, two, ImageInputs(right(registry)))
     assert two.layers == one.layers
@@ -502,7 +502,7 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
     other = await ground.templates.find(two)
     assert other.id != first.id
     assert (await ground.templates.inspect(one)).digest == info.digest
-    # After a restart too it is known what the second is, though the engine forgot it with the name.
+    # The digest is known after a restart, too, although the engine forgot it with the name.
     anew = TemplateImages(ground.templates._engine, DockerSettings(), NODE, tmp_path)
     told = (await anew.inspect(two)).digest
     assert told not in (None, info.digest)

@@ -51,7 +51,7 @@ def tried(what, *arguments):
 
 
 def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
-    """An image of a Dockerfile that runs nothing; `files` are programs for it to copy."""
+    """Build an image whose Dockerfile runs no commands; `files` are programs that it copies."""
     context = io.BytesIO()
     dockerfile = "\n".join(lines)
     with tarfile.open(fileobj=context, mode="w") as packed:
@@ -69,7 +69,7 @@ def told(node: Node, handle: Handle) -> dict[str, Any]:
     return node.engine.inspect(str(handle.data["container"]))
 
 
-# As the engine tells it
+# Seen by the engine
 
 
 async def test_containers_are_created_with_all_confinement_options(node: Node) -> None:
@@ -120,7 +120,7 @@ async def test_docker_inspect_shows_no_secret(node: Node) -> None:
         assert callback.url not in text
 
 
-# As code inside finds it
+# Seen by code inside
 
 
 async def test_code_has_no_privileges(node: Node) -> None:
@@ -146,7 +146,7 @@ async def test_only_the_workspace_and_temporary_directories_are_writable(node: N
     code = f"""{TRY}
 found = set()
 for place, directories, _ in os.walk('/'):
-    # What the kernel makes up there is not a file system's.
+    # Not files of a file system: the kernel generates them.
     closed = ('/proc', '/sys')
     directories[:] = [name for name in directories if place + name not in closed]
     name = os.path.join(place, 'new')
@@ -175,7 +175,7 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
     print(about.f_blocks * about.f_frsize >> 20, tried(fill, place + '/fill'))
     os.unlink(place + '/fill')
 """
-    # Files have a largest size, too.
+    # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
     heard = Heard()
     result = await link.run(wanted, heard)
@@ -236,7 +236,7 @@ print(tried(open, '/run/atoll/executor.pyz', 'wb'), tried(os.mkdir, '/run/atoll/
         said = await printed(node.driver, link, code)
         assert "done" not in said, said
         link.close()
-        # Whoever comes next finds it as closed.
+        # It is closed to the next instance, too.
         driver = await node.take_over()
         link = await driver.connect(handle)
     link.close()
@@ -270,12 +270,12 @@ except OSError as error:
 """
     count, number = (await printed(node.driver, link, code)).split()
     assert number == "11"  # EAGAIN
-    # The process that forks is one of them, and so may be a spare one that waits for its turn.
+    # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     result = await link.run(job(node.driver, bomb, timeout=1.0), Heard())
     assert result["exit_code"] != 0
-    # Beside the supervisor and the zygote.
+    # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
     assert await printed(node.driver, link, "print('on')") == "on"
     link.close()
@@ -299,7 +299,7 @@ while True: held.append(bytearray(1 << 20))
     link.close()
 
 
-# Whatever the image says
+# Hostile images
 
 
 async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: Node) -> None:
@@ -367,7 +367,7 @@ print(*(tried(open, place + '/new', 'w') for place in ('/workspace', '/tmp', '/v
 async def test_a_container_with_inherited_labels_is_not_an_instance(
     node: Node, tmp_path: Path
 ) -> None:
-    """Containers of packages that are installed have the node's label, and the image's own."""
+    """Containers of installations have the node's label and inherit the labels of the image."""
     precious = tmp_path / "precious"
     precious.mkdir()
     name = (node.data_dir / "node" / NAME_FILE).read_text()
@@ -386,7 +386,7 @@ async def test_a_container_with_inherited_labels_is_not_an_instance(
 
 
 async def test_an_image_with_a_very_large_configuration_is_refused(node: Node) -> None:
-    """An engine repeats the labels of an image with each container, whenever it lists them."""
+    """An engine repeats the labels of an image in every list of containers."""
     made = node.engine.create(PYTHON)
     try:
         about = {"container": made, "repo": "atoll-test/wordy", "tag": "1"}

@@ -55,7 +55,7 @@ print(*('%s=%d' % one for one in taken.items()), file=sys.stderr)
 
 
 async def test_a_hostile_image_cannot_exceed_the_disk_limit(node: Node) -> None:
-    """It is the first process, and has all that the executor has, before user code runs."""
+    """The image's interpreter is the first process and can write wherever the executor can."""
     lines = (f"FROM {PYTHON}", "COPY python /opt/python")
     reference = build(node.engine, "atoll-test/flood:1", *lines, python=FLOOD)
     flooding = spec(template=template(image=reference, python="/opt/python"))
@@ -118,7 +118,7 @@ async def test_nothing_stays_mounted_after_instances_are_destroyed(node: Node) -
 
 
 def earlier(node: Node, name: str) -> Path:
-    """A workspace in a directory, as it was made with one uid for all."""
+    """A workspace in a directory, with the uid that all workspaces had."""
     place = node.data_dir / "node" / "workspaces" / name
     files, journal = place / "files", place / "journal"
     for directory in (place, files, journal):
@@ -191,11 +191,11 @@ async def test_an_instance_of_an_earlier_version_has_watched_limits(node: Node) 
     data: dict[str, str | int] = {"container": "x", "workspace": "before", "link": "socket"}
     limits, watch = node.driver.limits.executor_limits(Handle("inst_1", "docker", 1, data), LIMITS)
     assert watch["disk"] == LIMITS.disk
-    # All containers of that version have one uid: RLIMIT_NPROC would count the others' too.
+    # RLIMIT_NPROC would count the processes of all containers of that version: they share a uid.
     assert "NPROC" not in limits
 
 
-# Where the engine does not see what is mounted
+# Engines that do not see what Atoll mounts
 
 APART = """
 import asyncio, json, sys
@@ -221,7 +221,7 @@ asyncio.run(main())
 
 
 async def test_without_images_the_disk_limit_is_watched(node: Node, tmp_path: Path) -> None:
-    """As in a container of its own: what Atoll mounts there, its engine does not see."""
+    """As if Atoll ran in a container: the engine does not see what it mounts."""
     code = APART.format(
         checkout=str(unprivileged.CHECKOUT), data_dir=str(tmp_path / "apart"), where=node.where
     )

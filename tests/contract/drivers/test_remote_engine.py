@@ -1,6 +1,8 @@
 """
-Engines that share no directory with us, or whose containers share no socket: the link is a relay in
-the container, and workspaces are volumes of the engine. The rest of the contract holds there too.
+Engines that share no directory with this machine, or whose containers share no socket.
+
+The link is a relay in the container, and workspaces are volumes of the engine. Everything else in
+the contract is the same.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
 
 
 class FirstWord(Heard):
-    """Tells when anything was said."""
+    """Sets an event at the first output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ async def test_a_slow_reader_blocks_no_other_stream_and_buffers_stay_small(
     await other.write("large", several_mebibytes(data))
     _, pieces = await slow.read("large")
     first = await anext(pieces)
-    # It is not read on: what is under way is a window, and the same link is free for others.
+    # The transfer stops after one window, and the link can be used for other requests.
     assert await printed(node.driver, slow, "print('free')") == "free"
     assert await printed(node.driver, other, "print('free')") == "free"
     rest = b"".join([piece async for piece in pieces])
@@ -269,7 +271,7 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
     heard = Heard()
     result = await link.run(job(node.driver, HOSTILE), heard)
     assert result["exit_code"] == 0, heard.pieces
-    # It still runs, and takes links.
+    # It still runs and accepts links.
     again = await node.driver.connect(handle)
     assert await printed(node.driver, again, "print('well')") == "well"
     link.close()
@@ -329,7 +331,7 @@ async def test_requests_without_the_token_are_refused(node: Node) -> None:
                 token=token,
             )
         assert refused.value.code == "unauthenticated"
-    # Neither the config nor the token is to be seen by who may look at the container.
+    # `docker inspect` shows neither the configuration nor the token.
     assert driver._identity.token(handle.instance_id) not in str(shown)
     assert await printed(driver, link, "print('well')") == "well"
     link.close()
@@ -436,7 +438,7 @@ async def test_leftovers_of_a_start_do_not_block_removing_a_workspace(node: Node
         "Labels": {"atoll.node": name, "atoll.draft": ""},
         "HostConfig": {"Binds": [f"atoll-{workspace}:/workspace"]},
     }
-    # Nobody's draft by its name: images have labels too.
+    # Not a scratch container by its name: it only inherited the label.
     other = node.engine.ask("POST", "/containers/create", json=about).json()["Id"]
     node.engine.ask("POST", "/containers/create", params={"name": "atoll-draft-0"}, json=about)
     with pytest.raises(TemporaryError) as busy:
@@ -481,7 +483,7 @@ async def test_the_load_is_the_sum_of_the_containers_limits(node: Node) -> None:
     assert 0 < used < LIMITS.memory
 
 
-# How an engine is reached
+# Connections to an engine
 
 
 def driver_at(place: Path, **where: Any) -> DockerDriver:
@@ -491,7 +493,7 @@ def driver_at(place: Path, **where: Any) -> DockerDriver:
 
 @asynccontextmanager
 async def holding(engine: Dockerd, path: Path) -> AsyncIterator[str]:
-    """The address of a way to an engine that stays open when the engine ends its side."""
+    """The address of a proxy whose connections stay open when the engine closes them."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -509,7 +511,7 @@ async def holding(engine: Dockerd, path: Path) -> AsyncIterator[str]:
         try:
             await copy(source, there)
         except asyncio.CancelledError:
-            pass  # The server would tell of it in the log.
+            pass  # The server would log it.
         finally:
             there.transport.abort()
             target.transport.abort()
@@ -553,7 +555,9 @@ async def test_engine_and_driver_verify_each_others_certificates(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     right = dockerd.over_tls
-    other = Dockerd(tmp_path, tls=True)  # Never started: for the certificates of another authority.
+    other = Dockerd(
+        tmp_path, tls=True
+    )  # Not started: it only makes certificates of another authority.
     try:
         for wrong in (
             right | {"tls_ca": str(other.ca)},
@@ -607,7 +611,7 @@ async def test_volumes_are_chosen_for_an_engine_that_maps_users(
 async def test_another_engine_has_no_containers_of_this_node(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
-    """Two nodes on one engine leave each other alone."""
+    """Two nodes on one engine do not touch each other's containers."""
     async with (
         opened(make_driver("remote", tmp_path / "one", dockerd.over_tls)) as one,
         opened(make_driver("remote", tmp_path / "two", dockerd.over_tls)) as two,
