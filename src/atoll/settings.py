@@ -3,8 +3,8 @@ Every setting, its default and its unit.
 
 Read once, in `app`, and handed down. A setting comes from its argument, else from the
 environment variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default
-here. A variable that starts with `ATOLL_` and names no setting is an error, so that a misspelt one
-cannot pass for set.
+here. A variable that begins with `ATOLL_` and names no setting is an error, so that a misspelt one
+is not ignored. What operators do not change is a constant of the module that uses it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def default_data_dir() -> Path:
 
 
 def _seconds(value: Any) -> Any:
-    """The environment has only text, and a number there is one of seconds."""
+    """Environment variables are text; a number means seconds."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return float(value)
@@ -74,7 +74,7 @@ def parse_key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{KEY_BYTES} bytes in base64 or hexadecimal are needed")
+        raise ValueError(f"must be {KEY_BYTES} bytes in base64 or hexadecimal")
     return key
 
 
@@ -83,31 +83,30 @@ class Group(BaseModel):
 
 
 class ConnectionSettings(Group):
-    """Connections of clients, and what one process holds for them at most."""
+    """Connections of clients, and the limits of one process for them."""
 
     max_connections: int = Field(4096, ge=1)
     """
-    Open connections; at most half of the descriptors that the process may have. Health checks are
-    served beyond it.
+    Open connections; never more than half of the process's file descriptors. Health checks are
+    served beyond this limit.
     """
     keep_alive: Seconds = Field(timedelta(seconds=75), gt=timedelta(0))
-    """Time between two requests on one connection, in seconds."""
+    """Idle time between two requests on one connection, in seconds."""
     max_streams: int = Field(1000, ge=1)
-    """Open event streams and consoles; one key may have half of them."""
+    """Open event streams and consoles; one API key may use half of them."""
     answer_memory: int = Field(256 * MiB, ge=1 * MiB)
     """
-    Bytes of large answers, and of finished executions that are streamed, which clients have not
-    read yet; one key may have half of it.
+    Memory for answers that clients have not read yet, in bytes; one API key may use half of it.
     """
 
 
 class SessionSettings(Group):
     timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
-    """Life of a session that names none, in seconds."""
+    """Default lifetime of a session, in seconds."""
     max_timeout: Seconds = Field(timedelta(days=1), gt=timedelta(0))
-    """Longest life that a session may ask for, in seconds."""
+    """Longest lifetime that a session may request, in seconds."""
     cpu: float = Field(1.0, gt=0)
-    """Cores of a session that names none, when its template names none either."""
+    """CPU cores of a session if neither it nor its template sets them."""
     memory: int = Field(512 * MiB, ge=16 * MiB)
     """Memory of such a session, in bytes."""
     disk: int = Field(1 * GiB, ge=1 * MiB)
@@ -115,132 +114,131 @@ class SessionSettings(Group):
     max_processes: int = Field(128, ge=4)
     """Processes and threads of such a session."""
     max_cpu: float = Field(64.0, gt=0)
-    """Most cores that a session may ask for."""
+    """CPU cores that a session may request at most."""
     max_memory: int = Field(64 * GiB, ge=16 * MiB)
-    """Most memory that a session may ask for, in bytes."""
+    """Memory that a session may request at most, in bytes."""
     max_disk: int = Field(256 * GiB, ge=1 * MiB)
-    """Largest workspace that a session may ask for, in bytes."""
+    """Workspace size that a session may request at most, in bytes."""
     idle_timeout: Seconds | None = Field(None, gt=timedelta(0))
-    """Time without requests after which a session that names none is stopped, in seconds."""
+    """Default time without requests until a session is stopped, in seconds; never if not set."""
     archive_after: Seconds | None = Field(None, gt=timedelta(0))
-    """Time at rest after which a session that names none is archived, in seconds."""
+    """Default time after which a stopped session is archived, in seconds; never if not set."""
     delete_after: Seconds | None = Field(None, gt=timedelta(0))
-    """Time at rest after which a session that names none ends, in seconds."""
+    """Default time after which a stopped session is deleted, in seconds; never if not set."""
     sweep: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """
-    Time between two looks for sessions that are not what is wanted, and for what nobody owns, in
-    seconds.
+    Time between two sweeps for sessions that are not in their wanted state, and for orphaned
+    instances, in seconds.
     """
     sweep_batch: int = Field(100, ge=1)
-    """Sessions taken in one such look."""
+    """Sessions handled in one such sweep."""
     timer_sweep: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """Time between two looks for sessions whose time is over or that are idle, in seconds."""
+    """Time between two sweeps for sessions that are idle or expired, in seconds."""
     timer_batch: int = Field(10, ge=1)
-    """Sessions seen to at once in one such look."""
+    """Sessions that such a sweep handles at the same time."""
     stop_grace: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
-    """Time for what runs in a session to end when it is stopped, in seconds."""
+    """Time for the processes of a session to end when it is stopped, in seconds."""
     retries: int = Field(5, ge=0)
-    """How often in a row a session may fail to become what is wanted before it is in `error`."""
+    """Retries of a failed state change before the session is in `error`."""
 
 
 class ArchiveSettings(Group):
-    """Sessions whose files are moved to the blob store."""
+    """Archived sessions: their files are in the blob store only."""
 
     concurrency: int = Field(3, ge=1)
-    """Sessions that are archived at the same time on one node."""
+    """Sessions that one node archives at the same time."""
     retries: int = Field(3, ge=0)
-    """How often a backup is tried again before the session is in `error`."""
+    """Retries of a failed archive before the session is in `error`."""
     timeout: Seconds = Field(timedelta(minutes=120), gt=timedelta(0))
-    """Time for archiving one, in seconds."""
+    """Time to archive one session, in seconds."""
 
 
 class NodeSettings(Group):
-    """This node, as the control planes of others see it, and what this one does about others."""
+    """This node, and how it checks the other nodes."""
 
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")
     """
-    Address at which the control planes of other nodes reach this one; the one it listens on when
-    not set.
+    Address at which other nodes reach this one; the address it listens on if not set.
     """
     labels: dict[str, str] = {}
-    """What sessions can ask for in a node: a JSON object of names and values."""
+    """Labels that sessions can require of a node: a JSON object of names and values."""
     max_sessions: int | None = Field(None, ge=1)
-    """Sessions with an instance that the node takes; as many as its memory holds when not set."""
+    """Running sessions that the node accepts; as many as fit in its memory if not set."""
     spread_above: int = Field(35, ge=0)
-    """Running sessions on a node above which others are preferred."""
+    """Running sessions on a node above which other nodes are preferred."""
     probe: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
-    """Time between two probes of a node, and between two reports of its own, in seconds."""
+    """Time between two probes of a node, and between two reports of this node, in seconds."""
     probe_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time for a node to answer a probe, in seconds."""
     ca_file: Path | None = None
-    """Certificates, PEM, that vouch for nodes with https addresses; the usual ones when not set."""
+    """Certificate authorities for nodes with https addresses, PEM; the system's if not set."""
     unhealthy_after: int = Field(3, ge=1)
-    """Failed probes in a row after which a node gets no work and its sessions move."""
+    """Failed probes in a row after which a node gets no work and its sessions move away."""
     drain_grace: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
     """
-    How long a session that is to leave may go on with what runs in it, in seconds; what runs then
-    is ended, and tried again on its next node.
+    Time that a draining node gives running executions to end, in seconds; those that still run are
+    stopped and retried on the next node.
     """
 
 
 class EventSettings(Group):
-    """The feed of what changed, and the webhooks that are told."""
+    """The event feed and webhooks."""
 
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
-    """How long events can be read, in seconds."""
+    """How long events are kept, in seconds."""
     webhook_retries: int = Field(8, ge=0)
-    """How often one delivery is tried again, after pauses that double up to five minutes."""
+    """Retries of one delivery, after pauses that double up to five minutes."""
     webhook_private: bool = False
-    """Whether webhooks may be at addresses that are not public, loopback included."""
+    """Allow webhooks at private and loopback addresses."""
 
 
 class ExecutionSettings(Group):
     timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time-out of an execution that names none, in seconds."""
+    """Default time-out of an execution, in seconds."""
     max_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
-    """Longest time-out that an execution may ask for, in seconds."""
+    """Longest time-out that an execution may request, in seconds."""
     output_limit: int = Field(1 * MiB, ge=1024, le=128 * MiB)
-    """Bytes kept of stdout, and of stderr; the rest is counted and dropped."""
+    """Bytes kept of stdout, and of stderr; the rest is counted and discarded."""
     return_limit: int = Field(1 * MiB, ge=1024, le=128 * MiB)
     """Largest return value, in bytes of JSON."""
     max_wait: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Longest `wait` of one request, in seconds."""
     queue_limit: int = Field(100, ge=1)
-    """Executions that may wait for one session; one more is refused."""
+    """Executions that may be queued for one session; one more is refused."""
     retries: int = Field(3, ge=0)
-    """How often an execution is tried again whose instance was lost by no fault of its code."""
+    """Retries of an execution whose instance was lost through no fault of its code."""
     retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
-    """Pause before the first of these, in seconds; it doubles each time."""
+    """Pause before the first retry, in seconds; it doubles each time."""
     retry_max_backoff: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
-    """Longest such pause, in seconds."""
+    """Longest pause between two retries, in seconds."""
     cancel_grace: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
     """Time between SIGTERM and SIGKILL of an execution that is cancelled, in seconds."""
     approval_timeout: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
-    """How long code that asks a person waits for the answer, in seconds."""
+    """How long an execution waits for the answer to an approval, in seconds."""
 
 
 class LinkSettings(Group):
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time for an instance that is up to say hello on a new connection, in seconds."""
+    """Time for a running instance to accept a new connection, in seconds."""
     start_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for a new instance to say hello, in seconds."""
+    """Time for a new instance to become ready, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for an executor to answer a request about files or itself, in seconds."""
+    """Time for an executor to answer a short request, such as a file operation, in seconds."""
     heartbeat: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time between two heartbeats of an executor that runs something, in seconds."""
+    """Time between two heartbeats of an executor that runs code, in seconds."""
     lost_after: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
-    """Silence after which the instance is looked at, in seconds."""
+    """Time without a heartbeat after which the instance is checked, in seconds."""
     unattended_grace: Seconds = Field(timedelta(minutes=10), gt=timedelta(0))
     """
-    Time after the end of its session at which an instance ends that no server is connected to, in
-    seconds; also for a ready instance that has no session.
+    Time that an instance without a connected server outlives its session, in seconds; also for
+    ready instances of the pool, which have no session.
     """
     unattended_limit: Seconds = Field(timedelta(hours=6), gt=timedelta(0))
-    """Longest time that an instance runs without a server connected to it, in seconds."""
+    """Longest time that an instance runs without a connected server, in seconds."""
     callback_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
-    Address of this control plane at which executors report what they did, besides telling it on the
-    link; none when they need not.
+    Address of this control plane for executor callbacks, in addition to the link; no callbacks if
+    not set.
     """
 
 
@@ -248,40 +246,40 @@ class LocalSettings(Group):
     bubblewrap: str = "bwrap"
     """Name or path of bubblewrap."""
     python: Path | None = None
-    """Interpreter of the template `python`; the one that runs Atoll when not set."""
+    """Interpreter of the template `python`; the one that runs Atoll if not set."""
     template_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     """
-    Directories beneath which a template's root file system and interpreter must lie, separated by
-    colons; `<data_dir>/rootfs` always counts. "/" allows every place.
+    Directories in which a template's root file system and interpreter must be, separated by colons;
+    `<data_dir>/rootfs` is always allowed. "/" allows every path.
     """
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    """Where the control group file systems are mounted."""
+    """Where the cgroup file systems are mounted."""
     cgroup_name: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name of the control group that holds all instances."""
+    """Name of the cgroup that contains all instances."""
     delegation: bool = True
     """
-    Whether a server of an ordinary user asks the user's systemd for a delegated control group when
-    it has none (version 2) and that systemd outlives the last logout (`loginctl enable-linger`).
+    Whether a server without root asks the user's systemd for a delegated cgroup (version 2), if
+    that systemd keeps running after logout (`loginctl enable-linger`).
     """
     uid_base: int = Field(1_900_000_000, ge=100_000)
-    """First host uid for instances, when Atoll runs as root."""
+    """First host uid for instances, if Atoll runs as root."""
     uid_count: int = Field(200_000_000, ge=1000)
-    """How many host uids from there on."""
+    """Number of host uids from there on."""
     build_uid: int = Field(1_899_900_000, ge=100_000)
-    """First of the 65 536 host uids that build templates' Debian packages, as root."""
+    """First of the 65 536 host uids that install Debian packages, if Atoll runs as root."""
     open_files: int = Field(1024, ge=64)
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
     s3fs: str = "s3fs"
-    """Name or path of s3fs, by which volumes and workspaces in the bucket are mounted."""
+    """Name or path of s3fs, which mounts volumes and workspaces in the bucket."""
     mount_scratch: int = Field(4 * GiB, ge=64 * MiB)
     """
-    What one such mount may keep of open files on the node's disk, in bytes; a larger file cannot be
-    written there.
+    Disk space of the node that one s3fs mount may use for open files, in bytes; a larger file
+    cannot be written there.
     """
     mount_memory: int = Field(512 * MiB, ge=64 * MiB)
-    """Memory of the s3fs of one such mount, in bytes. One that needs more is ended and replaced."""
+    """Memory of one s3fs process, in bytes. If it needs more, it is killed and replaced."""
 
     @model_validator(mode="before")
     @classmethod
@@ -295,37 +293,37 @@ class LocalSettings(Group):
 class DockerSettings(Group):
     url: str | None = Field(None, pattern=r"^(unix:///.+|tcp://.+)$")
     """
-    The engine: unix:///path or tcp://host:port. `DOCKER_HOST` when not set, else
+    The engine: unix:///path or tcp://host:port. If not set, `DOCKER_HOST`, else
     unix:///var/run/docker.sock.
     """
     tls_ca: Path | None = None
     """Certificate authority of an engine at tcp://, PEM; with it the connection is TLS."""
     tls_cert: Path | None = None
-    """Certificate of Atoll towards that engine, PEM."""
+    """Client certificate of Atoll for that engine, PEM."""
     tls_key: Path | None = None
     """Its private key, PEM."""
     insecure: bool = False
-    """Allow an engine at tcp:// without TLS beyond loopback: whoever reaches it is root there."""
+    """Allow an engine at tcp:// without TLS beyond loopback: any client of it is root there."""
     image: str = "python:3.11-slim"
     """Image of the template `python`."""
     runtime: str = ""
-    """OCI runtime of templates that name none, such as runc or runsc; the engine's own if empty."""
+    """Default OCI runtime of templates, such as runc or runsc; the engine's default if empty."""
     build_network: str = Field("none", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """
-    Network of the commands of Dockerfiles, by the engine's name for it, such as bridge. With none,
-    Dockerfiles that have the engine fetch something by URL are refused too.
+    The engine's network for commands of Dockerfiles, such as bridge. With none, Dockerfiles that
+    make the engine download a URL are refused too.
     """
     build_memory: int = Field(2 * GiB, ge=64 * MiB)
     """Memory of each command of a Dockerfile, in bytes."""
     build_args: dict[str, str] = Field({}, repr=False)
-    """Arguments (ARG) of every Dockerfile, such as https_proxy; the image's history shows them."""
+    """Build arguments (ARG) of every Dockerfile, such as https_proxy; image histories show them."""
     storage: Literal["auto", "directories", "volumes"] = "auto"
     """
-    Where workspaces are: in `data_dir`, which the engine must see at the same path and which takes
-    root, or in volumes of the engine. `auto`: in `data_dir` where both hold.
+    Where workspaces are stored: in `data_dir`, which needs root and the same path on the engine, or
+    in volumes of the engine. `auto` uses `data_dir` if it can.
     """
     timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
-    """Longest time that the engine may take to answer, in seconds; pulls and builds aside."""
+    """Time for the engine to answer, in seconds; not for pulls and builds."""
     open_files: int = Field(1024, ge=64)
     """Open files per sandboxed process."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
@@ -334,60 +332,60 @@ class DockerSettings(Group):
 
 class TemplateSettings(Group):
     build_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
-    """Longest time that the packages of a template may take to install, in seconds."""
+    """Time to install the packages of a template, in seconds."""
     build_retries: int = Field(10, ge=0)
-    """How often a build is tried again after a fault that may pass."""
+    """Retries of a build after a temporary failure."""
     build_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
-    """Pause before the first of these, in seconds; it grows by as much each time."""
+    """Pause before the first retry, in seconds; it grows by as much each time."""
     builds: int = Field(2, ge=1)
-    """Builds that one control plane runs at the same time."""
+    """Builds that one replica runs at the same time."""
     versions: int = Field(50, ge=1)
-    """Versions of a template that are kept beside those that sessions use."""
+    """Versions of a template that are kept in addition to those that sessions use."""
 
 
 class PoolSettings(Group):
     size: int = Field(2, ge=0)
-    """Ready instances kept for the template `python` at least."""
+    """Ready instances that are kept for the template `python` at least."""
     max_size: int = Field(50, ge=0)
-    """Most ready instances of a template, whatever is asked for."""
+    """Ready instances of one template at most, whatever the demand."""
     memory_share: float = Field(0.25, gt=0, le=1)
-    """Share of the node's memory that ready instances may be counted with, together."""
+    """Share of the node's memory that all ready instances together may take."""
 
 
 class PackageSettings(Group):
-    """Packages that sessions and templates ask for."""
+    """Packages of sessions and templates."""
 
     index_url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$", repr=False)
     """
-    The package index (PEP 503 or 691), with user and password if it needs them; what pip on this
-    machine is configured with when not set.
+    The package index (PEP 503 or 691), with user and password if it needs them; pip's configuration
+    of this machine if not set.
     """
     ca_file: Path | None = None
-    """Certificates to trust when it is asked, PEM; the system's when not set."""
+    """Certificate authorities for the index, PEM; the system's if not set."""
     private_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """
-    Hosts at addresses that are not public, as `host` or `host:port`, separated by commas, which the
-    pages of the index may link to; its own address is always allowed.
+    Private hosts that the pages of the index may link to, as `host` or `host:port`, separated by
+    commas; the index itself is always allowed.
     """
     allow_source_builds: bool = False
-    """Whether packages that come as source may be built, which runs their code in the installer."""
+    """Allow packages that have no wheel, which runs their build code in the installer."""
     debian_mirror: str | None = Field(None, pattern=r"^(https?://[^\s]+|file:///[^\s]*)$")
     """
-    Where Debian packages of templates come from: http, https, or file for a directory of the node.
-    The sources that a base image names itself when not set.
+    Mirror for Debian packages of templates: http, https, or file for a directory of the node. The
+    sources of the base image if not set.
     """
     debian_suite: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9./-]*$|^\./$")
-    """Release on that mirror; the base image's own when not set."""
+    """Release on that mirror; the base image's own if not set."""
     debian_components: str = Field("main", pattern=r"^[A-Za-z0-9][A-Za-z0-9 /-]*$")
-    """Parts of the release, separated by spaces."""
+    """Components of the release, separated by spaces."""
     debian_unsigned: bool = False
-    """Accept a mirror that is not signed by a key of the base image."""
+    """Accept a mirror that no key of the base image has signed."""
     cache_size: int = Field(10 * GiB, ge=0)
-    """Bytes of installed packages that a node keeps for the next session that asks for them."""
+    """Installed packages that a node keeps for later sessions, in bytes."""
     memory: int = Field(2 * GiB, ge=64 * MiB)
     """Memory of an installation, in bytes."""
     disk: int = Field(8 * GiB, ge=16 * MiB)
-    """What an installation may write, and download, in bytes."""
+    """Bytes that an installation may write, and download."""
 
     @model_validator(mode="before")
     @classmethod
@@ -400,128 +398,130 @@ class PackageSettings(Group):
 
 class SqliteSettings(Group):
     journal_mode: str = Field("WAL", pattern="^(WAL|DELETE|TRUNCATE|PERSIST)$")
-    """How changes become durable; only with WAL do reads go on beside a write."""
+    """How changes become durable; only WAL allows reads during a write."""
     synchronous: str = Field("NORMAL", pattern="^(OFF|NORMAL|FULL|EXTRA)$")
-    """When SQLite waits for the disk. With NORMAL a power cut, not a crash, loses last writes."""
+    """When SQLite syncs to disk. With NORMAL, a power cut, not a crash, loses the last writes."""
     foreign_keys: bool = True
-    """Whether SQLite holds foreign keys."""
+    """Whether SQLite enforces foreign keys."""
     cache: int = Field(64 * MiB, ge=0)
     """Page cache per connection, in bytes."""
     busy_timeout: Seconds = Field(timedelta(seconds=5), ge=timedelta(0))
-    """Time to wait for another process's write, in seconds."""
+    """Time to wait while another process writes, in seconds."""
 
 
 class DatabaseSettings(Group):
-    """MariaDB and PostgreSQL."""
+    """Connections to MariaDB or PostgreSQL."""
 
     pool_size: int = Field(5, ge=1)
-    """Connections that are kept."""
+    """Connections that are kept open."""
     max_overflow: int = Field(10, ge=0)
-    """Connections beyond that at a peak."""
+    """Additional connections at a peak."""
     pool_timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
     """Time to wait for a free connection, in seconds."""
     pool_recycle: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Age at which a connection is replaced, in seconds."""
     pre_ping: bool = True
-    """Whether a connection is tried before it is used."""
+    """Whether a connection is tested before it is used."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time to connect to one address, or for an idle connection to answer, in seconds."""
     operation_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for one operation on the database, in seconds."""
     retries: int = Field(3, ge=0)
-    """How often a read or a write that may be repeated is tried again after a broken connection."""
+    """Retries of an idempotent read or write after a broken connection."""
     retry_backoff: Seconds = Field(timedelta(seconds=1), ge=timedelta(0))
-    """Pause before the first of these, in seconds; it doubles each time."""
+    """Pause before the first retry, in seconds; it doubles each time."""
 
 
 class RecallSettings(Group):
-    """What is shown of sessions and executions while the database is away, marked as stale."""
+    """Answers from memory while the database is unavailable, marked as stale."""
 
     ttl: Seconds = Field(timedelta(seconds=300), ge=timedelta(0))
-    """Greatest age of what is shown, in seconds."""
+    """Greatest age of such an answer, in seconds."""
 
 
 class CoordinationSettings(Group):
     lease_ttl: Seconds = Field(timedelta(seconds=90), gt=timedelta(0))
     """
-    How long a lease lasts that is not renewed, in seconds. It is renewed after a third of that.
+    Time after which a lease that is not renewed expires, in seconds. It is renewed after a third of
+    that.
     """
     presence_ttl: Seconds = Field(timedelta(seconds=15), gt=timedelta(0))
     """
-    Seconds after its last beat when a replica counts as lost. It beats after a third of that.
+    Time after its last heartbeat when a replica counts as lost, in seconds. It sends one after a
+    third of that.
     """
     prefix: str = Field("atoll", pattern=r"^[A-Za-z0-9_.-]+$")
-    """What the names of all keys in Redis begin with."""
+    """Prefix of all keys in Redis."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """Time for a connection to Redis, in seconds."""
+    """Time to connect to Redis, in seconds."""
     read_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time for Redis to answer, in seconds."""
     max_connections: int = Field(50, ge=2)
-    """Most connections to Redis at the same time."""
+    """Connections to Redis at the same time."""
 
 
 class WorkspaceSettings(Group):
-    """Sessions' files: when they are saved to the blob store, and how long that is kept."""
+    """Checkpoints of workspaces in the blob store."""
 
     delay: Seconds = Field(timedelta(seconds=2), ge=timedelta(0))
-    """How long after an execution or an upload a workspace is saved on S3, in seconds."""
+    """With S3: time from an execution or upload to the next checkpoint, in seconds."""
     interval: Seconds = Field(timedelta(minutes=5), gt=timedelta(0))
-    """How often it is saved on S3 while code runs for long, in seconds."""
+    """With S3: time between two checkpoints while code keeps running, in seconds."""
     keep: Seconds = Field(timedelta(hours=24), ge=timedelta(0))
-    """How long the files of a session can be had after its end, in seconds."""
+    """How long the files of a session are kept after its end, in seconds."""
     backups: int = Field(2, ge=1, le=100)
     """
-    Saves of a workspace that are kept at least, of those during which nothing changed; contents
-    that they share are stored once.
+    Consistent checkpoints of a workspace that are kept at least; content that they share is stored
+    once.
     """
 
 
 class BlobSettings(Group):
-    """Large data, and code, input and output too large for a row of the database."""
+    """The blob store: files of sessions, and executions too large for the database."""
 
     url: str | None = None
     """
-    Where blobs are kept: s3://bucket or s3://bucket/prefix; `<data_dir>/blobs` when not set. All
-    that follow are for S3.
+    Where blobs are stored: s3://bucket or s3://bucket/prefix; `<data_dir>/blobs` if not set. The
+    settings that follow are for S3.
     """
     endpoint: str | None = None
-    """Address of the server, such as https://s3.example.com; that of AWS when not set."""
+    """Address of the server, such as https://s3.example.com; AWS if not set."""
     region: str | None = Field(None, pattern=r"^[A-Za-z0-9-]{1,64}$")
-    """Region of the bucket; us-east-1 when neither this nor AWS_REGION is set."""
+    """Region of the bucket; us-east-1 if neither this nor AWS_REGION is set."""
     access_key_id: SecretStr | None = None
     """
-    Access key. Without one the environment's (`AWS_…`) or the machine's own credentials are used.
+    Access key. If not set, the credentials of the environment (`AWS_…`) or the machine are used.
     """
     secret_access_key: SecretStr | None = None
-    """Its secret."""
+    """Secret of the access key."""
     path_style: bool | None = None
     """
-    Whether the bucket's name is in the path of addresses, instead of in front of the host's; true
-    when not set but `endpoint` is.
+    Whether URLs have the bucket's name in the path instead of the host name; by default only if
+    `endpoint` is set.
     """
     direct_links: bool = True
     """
-    Whether links to files may lead straight to the server; false where those who get them do not
-    reach it.
+    Whether links to files may lead directly to the S3 server; set it to false if clients cannot
+    reach that server.
     """
     encryption: Literal["AES256", "aws:kms"] | None = None
-    """Encryption at rest that the server is asked for; what the bucket says when not set."""
+    """Encryption at rest that is requested; the bucket's default if not set."""
     kms_key_id: str | None = Field(None, min_length=1)
-    """Key for `aws:kms`; the account's own when not set."""
+    """Key for `aws:kms`; the account's default key if not set."""
     ca_file: Path | None = None
-    """Authorities that may have signed the server's certificate beside the usual ones, PEM."""
+    """Additional certificate authorities for the server, PEM."""
     proxy_url: SecretStr | None = None
-    """HTTP proxy on the way to the server; that of the environment when not set."""
+    """HTTP proxy to the server; the environment's if not set."""
     connect_timeout: Seconds = Field(timedelta(seconds=3), gt=timedelta(0))
-    """Time for a connection, in seconds."""
+    """Time to connect, in seconds."""
     timeout: Seconds = Field(timedelta(seconds=30), gt=timedelta(0))
-    """Time for one request, of which a large object takes many, in seconds."""
+    """Time for one request, in seconds; a large object needs many requests."""
     retry_after: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
-    """How long a server that failed is not asked again, in seconds."""
+    """Pause after a failure before the server is tried again, in seconds."""
     spool_size: int = Field(10 * GiB, ge=1 * MiB)
-    """Most bytes that wait in `<data_dir>/spool` for a server that is away."""
+    """Bytes that may wait in `<data_dir>/spool` while the server is unavailable."""
     spool_ttl: Seconds = Field(timedelta(hours=24), gt=timedelta(0))
-    """How long one waits there until it is dropped, in seconds."""
+    """How long a blob waits there until it is dropped, in seconds."""
 
     @property
     def bucket_and_prefix(self) -> tuple[str, str]:
@@ -533,30 +533,30 @@ class BlobSettings(Group):
     @field_validator("url")
     @classmethod
     def _is_a_bucket(cls, url: str | None) -> str | None:
-        # Not shown: a secret that somebody wrote into it must not get into a log.
+        # The value is not shown: it may contain a secret, which must not be logged.
         if url is not None and _BUCKET_URL.fullmatch(url) is None:
-            raise ValueError("give s3://bucket or s3://bucket/prefix, without credentials")
+            raise ValueError("must be s3://bucket or s3://bucket/prefix, without credentials")
         return url
 
     @field_validator("endpoint")
     @classmethod
     def _is_a_host(cls, endpoint: str | None) -> str | None:
         if endpoint is not None and re.fullmatch(r"https?://[^/?#@\s]+/?", endpoint) is None:
-            raise ValueError("give https://host or https://host:port")
+            raise ValueError("must be https://host or https://host:port")
         return endpoint
 
     @model_validator(mode="after")
-    def _they_fit(self) -> Self:
+    def _s3_settings_are_consistent(self) -> Self:
         if self.url is None:
             only = ("endpoint", "region", "access_key_id", "secret_access_key", "path_style",
                     "encryption", "kms_key_id", "ca_file", "proxy_url")  # fmt: skip
             for name in only:
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is of no use without url")
+                    raise ValueError(f"{name} needs url")
         if (self.access_key_id is None) != (self.secret_access_key is None):
-            raise ValueError("access_key_id and secret_access_key go together")
+            raise ValueError("set both access_key_id and secret_access_key, or neither")
         if self.kms_key_id is not None and self.encryption != "aws:kms":
-            raise ValueError("kms_key_id goes with encryption aws:kms")
+            raise ValueError("kms_key_id needs encryption aws:kms")
         return self
 
 
@@ -565,11 +565,11 @@ class SecretSettings(Group):
 
     key: SecretStr | None = None
     """
-    Key that secrets are encrypted with: 32 bytes, in base64 or hexadecimal. With the database in
-    `data_dir`, one is made and kept in `<data_dir>/secret-key` when not set.
+    Key that encrypts secrets: 32 bytes, in base64 or hexadecimal. If not set and the database is in
+    `data_dir`, Atoll creates one in `<data_dir>/secret-key`.
     """
     old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """Keys that were used before and still open what they encrypted, separated by commas."""
+    """Former keys, which still decrypt what they encrypted, separated by commas."""
 
     @model_validator(mode="before")
     @classmethod
@@ -590,7 +590,7 @@ class SecretSettings(Group):
     @model_validator(mode="after")
     def _new_before_old(self) -> Self:
         if self.old_keys and self.key is None:
-            raise ValueError("old_keys: set key as well, with which new secrets are encrypted")
+            raise ValueError("old_keys needs key, which encrypts new secrets")
         return self
 
 
@@ -604,19 +604,19 @@ class Settings(BaseSettings):
     )
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback it needs TLS or `insecure`."""
+    """Address to listen on. Anything but loopback needs TLS or `insecure`."""
     driver: Literal["local", "docker"] = "local"
-    """What instances are made with: bubblewrap on this machine, or a Docker engine."""
+    """What runs instances: bubblewrap on this machine, or a Docker engine."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     workers: int = Field(1, ge=1, le=64)
-    """Processes that serve; more than one needs `redis_url`."""
+    """Server processes; more than one needs `redis_url`."""
     data_dir: Path = Field(default_factory=default_data_dir, validate_default=True)
-    """Where the database, the key and the workspaces live; readable by its owner alone."""
+    """Directory of the database, the API key and the workspaces; readable by its owner only."""
     database_url: str | None = Field(None, min_length=1, repr=False)
     """
     The database: sqlite:///path, mysql://user:password@host/name (MariaDB) or
-    postgresql://user:password@host/name. `<data_dir>/atoll.db` when not set.
+    postgresql://user:password@host/name. `<data_dir>/atoll.db` if not set.
     """
     database_urls: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False)
     """
@@ -624,13 +624,13 @@ class Settings(BaseSettings):
     """
     redis_url: str | None = Field(None, min_length=1, repr=False)
     """
-    Redis for several control planes, redis:// or rediss://; without it there can be only one on a
+    Redis for several replicas, redis:// or rediss://; without it only one replica may use a
     database.
     """
     api_key: str | None = Field(None, min_length=16, repr=False)
-    """The first key. One is made and kept in `<data_dir>/key` when not set."""
+    """The first API key. If not set, Atoll creates one in `<data_dir>/key`."""
     tls_cert: Path | None = None
-    """Certificate chain to serve HTTPS with, PEM."""
+    """Certificate chain for HTTPS, PEM."""
     tls_key: Path | None = None
     """Its private key, PEM."""
     insecure: bool = False
@@ -639,22 +639,22 @@ class Settings(BaseSettings):
     """Web origins whose pages may call the API, separated by commas."""
     public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
-    Address under which others reach this server, for the links that it hands out. When not set, the
-    one that a request came to, if that is an address of this server.
+    Public URL of this server, for the links that it creates. If not set, the address that a request
+    was sent to, provided it is one of this server.
     """
     trusted_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """
-    Names, or name:port, that links may begin with when a request came to them, separated by commas;
-    the server's own addresses, its host name and loopback always count.
+    Host names (or name:port) of this server that links may use, separated by commas; its addresses,
+    its host name and loopback are always allowed.
     """
     max_body: int = Field(8 * MiB, ge=1024)
-    """Largest request body other than an upload, in bytes."""
+    """Largest request body, in bytes; uploads have a limit of their own."""
     max_upload: int = Field(1 * GiB, ge=1024)
     """Largest upload, in bytes."""
     idempotency_ttl: Seconds = Field(timedelta(hours=24), gt=timedelta(0))
     """How long the answer to a request with an `Idempotency-Key` is kept, in seconds."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
-    """Least level that is logged."""
+    """Lowest level that is logged."""
     log_json: bool = False
     """Log JSON lines instead of readable ones."""
     shutdown_timeout: Seconds = Field(timedelta(seconds=30), ge=timedelta(0))
@@ -699,39 +699,39 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _real_place(cls, path: Path) -> Path:
-        # Other processes of ours run elsewhere, and the kernel tells of real paths only.
+        # Our other processes have other working directories, and the kernel reports real paths.
         try:
             return path.expanduser().resolve()
         except (OSError, RuntimeError) as error:
             raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
-    def _one_way_to_name_the_database(self) -> Self:
+    def _one_database_setting(self) -> Self:
         if self.database_url is not None and self.database_urls:
-            raise ValueError("give database_url or database_urls, not both")
+            raise ValueError("set database_url or database_urls, not both")
         return self
 
     @model_validator(mode="after")
     def _tls_is_a_pair(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together")
+            raise ValueError("set both tls_cert and tls_key, or neither")
         return self
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
-        """The settings from `given` (None means not given) and the environment."""
+        """Settings from `given`, where None means not given, and from the environment."""
         refuse_unknown_variables(os.environ)
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
-            words = "; ".join(
-                ": ".join(filter(None, (".".join(map(str, item["loc"])), _words(item["msg"]))))
+            problems = "; ".join(
+                ": ".join(filter(None, (".".join(map(str, item["loc"])), _problem(item["msg"]))))
                 for item in error.errors(include_url=False, include_input=False)
             )
-            raise InvalidRequest(words, code="invalid_setting") from None
+            raise InvalidRequest(problems, code="invalid_setting") from None
 
 
-def _words(message: str) -> str:
+def _problem(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
@@ -752,6 +752,6 @@ def refuse_unknown_variables(environ: Any) -> None:
     )
     if unknown:
         raise InvalidRequest(
-            f"No setting is named {', '.join(unknown)}. See docs/reference/settings.md.",
+            f"Unknown setting: {', '.join(unknown)}. See docs/reference/settings.md.",
             code="unknown_setting",
         )
