@@ -83,7 +83,7 @@ class DirectoryStorage:
         self._node.chmod(0o700)
         self._instances.mkdir(exist_ok=True, mode=0o700)
         self._workspaces.open()
-        self.volumes.open(images=self._obstacle)
+        self.volumes.open(no_images=self._obstacle)
         self._shared = container_config.shared_mounts(
             str(executor_bundle.write(self._node)),
             str(executor_bundle.write_inside(self._node)),
@@ -97,7 +97,7 @@ class DirectoryStorage:
 
     async def prepare(self, spec: InstanceSpec) -> InstanceFiles:
         with file_errors(spec.instance_id):
-            return await self.volumes.run(self.volumes.waits_for(spec), self._prepare, spec)
+            return await self.volumes.run(self.volumes.uses_bucket(spec), self._prepare, spec)
 
     def _prepare(self, spec: InstanceSpec) -> InstanceFiles:
         workspace = self._workspace(spec)
@@ -180,7 +180,9 @@ class DirectoryStorage:
 
     async def clear(self, instance_id: str) -> None:
         with file_errors(instance_id):
-            await self.volumes.run(self.volumes.waits(instance_id), self._clear, instance_id)
+            await self.volumes.run(
+                self.volumes.has_bucket_mounts(instance_id), self._clear, instance_id
+            )
 
     def _clear(self, instance_id: str) -> None:
         if not ids.is_instance_id(instance_id):

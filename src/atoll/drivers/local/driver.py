@@ -148,7 +148,7 @@ class LocalDriver:
             self._node / "workspaces", self._settings, images=no_images is None, own_uids=self._root
         )
         self._files.open()
-        self.volumes.open(images=no_images)
+        self.volumes.open(no_images=no_images)
         self._groups = cgroups.node_groups(self._settings, self._node)
         self.images.open(self._node)
         program = seccomp.program()
@@ -254,10 +254,10 @@ class LocalDriver:
 
     async def _make(self, spec: InstanceSpec, abandoned: asyncio.Event) -> Handle:
         tree = await self.images.tree(spec.template)
-        waits = self.volumes.waits_for(spec)
+        uses_bucket = self.volumes.uses_bucket(spec)
         handle = None
         try:
-            workspace = await self.volumes.run(waits, self._prepare, spec)
+            workspace = await self.volumes.run(uses_bucket, self._prepare, spec)
             if abandoned.is_set():
                 raise asyncio.CancelledError
             directory = self._handles.directory(spec.instance_id)
@@ -266,7 +266,7 @@ class LocalDriver:
             handle = self._handle(spec, workspace, pid, child)
             await asyncio.to_thread(self._handles.write, handle)
         except BaseException:
-            undone = self.volumes.run(waits, self._removal.undo, spec.instance_id, handle)
+            undone = self.volumes.run(uses_bucket, self._removal.undo, spec.instance_id, handle)
             await asyncio.shield(undone)
             raise
         self._failure = None
@@ -372,8 +372,8 @@ class LocalDriver:
 
     async def destroy(self, handle: Handle) -> None:
         await self._kill(handle)
-        waits = self.volumes.waits(handle.instance_id)
-        await self.volumes.run(waits, self._removal.clear, handle.instance_id)
+        uses_bucket = self.volumes.has_bucket_mounts(handle.instance_id)
+        await self.volumes.run(uses_bucket, self._removal.clear, handle.instance_id)
         self._states.forget(handle)
         self.limits.forget(handle.instance_id)
         self._new.discard(handle.instance_id)

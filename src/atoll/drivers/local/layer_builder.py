@@ -25,7 +25,7 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
-from atoll.drivers.local import spawner
+from atoll.drivers.local import sandbox_start
 from atoll.drivers.shared import mount_calls
 from atoll.drivers.shared.mount_calls import libc, mount
 
@@ -116,7 +116,7 @@ def _mount_mapped(source: str, target: str, namespace: int) -> None:
 def _prepare(request: dict[str, Any], namespace: int) -> str:
     """The place where the layers and the new one on top are mounted as one file system."""
     stage, first = request["stage"], request["uid"]
-    spawner.mount_stage(stage)
+    sandbox_start.mount_stage(stage)
     image = os.path.join(stage, "image")
     os.mkdir(image)
     mount_calls.mount_image(request["image"], image)
@@ -142,7 +142,7 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
     lowers.append(os.path.join(stage, "base"))
     os.mkdir(lowers[-1])
     _mount_mapped(request["base"], lowers[-1], namespace)
-    root = os.path.join(stage, spawner.ROOT)
+    root = os.path.join(stage, sandbox_start.ROOT)
     os.mkdir(root)
     options = (
         f"lowerdir={':'.join(lowers)},upperdir={image}/upper,workdir={image}/work,"

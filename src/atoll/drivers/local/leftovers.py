@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.drivers.local.spawner import OWNER
+from atoll.drivers.local.sandbox_start import OWNER
 from atoll.drivers.shared import cgroups, processes
 from atoll.drivers.shared.mount_points import mount_points, unmount
 from atoll.errors import TemporaryError

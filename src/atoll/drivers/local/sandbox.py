@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from atoll.drivers.local.spawner import (
+from atoll.drivers.local.sandbox_start import (
     CALLBACK_FD,
     INFO_FD,
     JOURNAL_FDS,

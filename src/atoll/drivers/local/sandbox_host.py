@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.local.sandbox import LAYERED
-from atoll.drivers.local.spawner import ROOT
+from atoll.drivers.local.sandbox_start import ROOT
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:

@@ -1,19 +1,19 @@
 """
 The process that starts instances: small, with one thread, and alive as long as they are.
 
-It is a program of its own, run from this file and importing the standard library alone. A fork of
-it is cheap however large the process is that Atoll is embedded in, and `bwrap --die-with-parent`,
-which follows a thread, follows its only one.
+It is a program of its own, and imports the standard library alone. Its forks are cheap however
+large the process is that Atoll is embedded in, and `bwrap --die-with-parent`, which is bound to a
+thread, is bound to its only one.
 
-When its owner ends, by SIGKILL too, it sees the socket close or the owner's pid go. It ends the
-ephemeral instances. The others go on, for the next server of the data directory, and it stays with
-them. If no server comes, it is the one to clean up: it removes the control groups of those that
-end, and ends all of them when the data directory was removed or after `limit` seconds. Executors
-do that themselves, and earlier (`executor/unattended.py`); a paused or hostile one does not.
+When its owner ends, even by SIGKILL, the socket closes or the owner's pidfd becomes readable. The
+spawner then ends the ephemeral instances. The others keep running for the next server of the data
+directory, and the spawner stays with them. Without a server, it removes the control groups of
+instances that end, and kills all instances when the data directory is removed or after `limit`
+seconds. Executors end themselves earlier (`executor/unattended.py`); paused or hostile ones do not.
 
-As root it gives each instance a mount namespace in which the sources of its mounts are bound to
-places that an unprivileged uid can reach, mounts the workspace's image there, and becomes that uid
-before it starts bubblewrap. All of that goes away with the instance, without anybody cleaning up.
+As root it gives each instance a mount namespace, binds the sources of its mounts where an
+unprivileged uid can reach them, mounts the workspace's image, and changes to that uid before it
+executes bubblewrap (`sandbox_start.py`). The kernel removes all of that with the instance.
 """
 
 from __future__ import annotations
@@ -22,269 +22,72 @@ import contextlib
 import fcntl
 import json
 import os
-import resource
 import select
 import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from atoll.drivers.shared.bounded_log import create_log, read_log_tail
-from atoll.drivers.shared.mount_calls import (
-    MNT_DETACH,
-    MS_BIND,
-    MS_NOATIME,
-    MS_NODEV,
-    MS_NOSUID,
-    MS_RDONLY,
-    MS_REC,
-    check,
-    libc,
-    mount,
-    mount_image,
-    mount_mapped,
-    own_mounts,
-    unescaped,
+from atoll.drivers.local.abandoned_instances import (
+    has_groups,
+    identity,
+    kill_instance,
+    remove_groups,
+    unserved,
 )
+from atoll.drivers.local.sandbox_start import (
+    CALLBACK_FD,
+    INFO_FD,
+    JOURNAL_FDS,
+    LISTEN_FD,
+    SECCOMP_FD,
+    become,
+)
+from atoll.drivers.shared.bounded_log import create_log, read_log_tail
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-MESSAGE = 256 * 1024
-
-
-ROOT = "root"
-"""In the stage: the root file system of a template with layers."""
-
-OWNER = "ATOLL_OWNER"
-"""Environment variable of bubblewraps: the data directory that the instance belongs to."""
-
-LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
-JOURNAL_FDS = (6, 7)
-CALLBACK_FD = 8
+MAX_MESSAGE = 256 * 1024
+"""Bytes of a message on the control socket."""
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-SUPERVISOR_GROUP = "supervisor"
-"""In version 2, the control group below an instance's that its supervisor is in."""
-START_SECONDS = 10.0
-"""The longest that bubblewrap may take to start its child once the owner is gone."""
-ORPHAN_LOOK = 15.0
-"""Seconds between two looks for a server, by a spawner whose owner has ended."""
-
-
-def _let_go(directory: str) -> None:
-    """
-    Unmount, in this namespace alone, what is mounted beneath the directory: an instance would keep
-    what belongs to others from being unmounted as long as it lives.
-    """
-    prefix = os.fsencode(directory) + b"/"
-    with open("/proc/self/mountinfo", "rb") as file:
-        found = [unescaped(line.split()[4]) for line in file]
-    for path in reversed(found):
-        if path.startswith(prefix):
-            check(libc.umount2(path, MNT_DETACH), f"unmounting {os.fsdecode(path)}")
-
-
-def mount_stage(stage: str) -> None:
-    """A place of this process alone, which any uid can reach."""
-    own_mounts()
-    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m")
-
-
-def mount_layers(stage: str, directories: list[str]) -> None:
-    """A root file system out of several directories, the highest first, read-only."""
-    # By names of ours: a path may have colons and commas, and is as long as it likes.
-    names = []
-    for number, directory in enumerate(directories):
-        names.append(os.path.join(stage, f"layer{number}"))
-        os.mkdir(names[-1])
-        mount(directory, names[-1], None, MS_BIND)
-    target = os.path.join(stage, ROOT)
-    os.mkdir(target)
-    flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME
-    mount("overlay", target, "overlay", flags, f"lowerdir={':'.join(names)}")
-
-
-def _prepare_mounts(request: dict[str, Any]) -> None:
-    stage = request["stage"]
-    mount_stage(stage)
-    if request["layers"]:
-        mount_layers(stage, request["layers"])
-    for source, name in request["binds"]:
-        target = os.path.join(stage, name)
-        if os.path.isdir(source):
-            os.mkdir(target)
-        else:
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        mount(source, target, None, MS_BIND | MS_REC)
-    _let_go(request["mounts"])
-    if request["image"]:
-        target = os.path.join(stage, "workspace")
-        os.mkdir(target)
-        if request.get("owner") is not None:
-            mount_mapped(request["image"], target, request["owner"], request["uid"])
-        else:
-            mount_image(request["image"], target)
-        if os.stat(target).st_uid != request["uid"]:
-            os.chown(target, request["uid"], request["uid"])
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.join(target, "lost+found"))
-
-
-def _become(request: dict[str, Any], fds: dict[int, int], owner: str) -> NoReturn:
-    """In the forked child: everything up to bubblewrap itself."""
-    for path in request["groups"]:
-        with open(path, "w") as group:
-            group.write("0")
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")
-    for name, most in request["rlimits"].items():
-        kind = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY and os.geteuid() != 0:
-            most = min(most, hard)
-        resource.setrlimit(kind, (most, most))
-    if request["stage"]:
-        _prepare_mounts(request)
-    null = os.open("/dev/null", os.O_RDWR)
-    # Move all out of the way first: a target number may be another's source.
-    moved = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for target, fd in fds.items()}
-    moved[0] = null
-    for target, fd in moved.items():
-        os.dup2(fd, target, inheritable=True)
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.setsid()
-    os.chdir("/")
-    if request["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(request["uid"], request["uid"], request["uid"])
-        os.setresuid(request["uid"], request["uid"], request["uid"])
-    # Of bubblewrap itself, which clears it for what it starts.
-    env = {"PATH": "/usr/bin:/bin", OWNER: owner}
-    os.execve(request["argv"][0], request["argv"], env)
+START_TIMEOUT = 10.0
+"""Seconds that bubblewrap may take to start its child once the owner is gone."""
+SERVER_CHECK_INTERVAL = 15.0
+"""Seconds between two checks for a server, once the owner has ended."""
 
 
 def _open_log(path: str | None) -> int:
-    """A named pipe that the owner reads; without a name, memory that is read when all is over."""
+    """A named pipe that the owner reads, or a log in memory whose end is reported with the exit."""
     if path is None:
         return create_log()
-    # Without waiting: a reader that has not come yet is an error of the owner.
+    # Not blocking: the owner must have opened the pipe already.
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
 
 
-@contextlib.contextmanager
-def unserved(locks: list[str]) -> Iterator[bool]:
-    """
-    Whether no server holds one of these lock files. A server that starts waits until the block is
-    left. A file that cannot be opened counts as held: nothing may be ended on a guess.
-    """
-    with contextlib.ExitStack() as held:
-        for path in locks:
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError:
-                yield False
-                return
-            held.callback(os.close, fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-        yield True
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _group_directories(join_files: list[str]) -> list[str]:
-    """The directories of an instance's control groups; that of the instance itself is the last."""
-    found: list[str] = []
-    for path in join_files:
-        top = os.path.dirname(path)
-        if os.path.basename(top) == SUPERVISOR_GROUP:
-            top = os.path.dirname(top)
-        with contextlib.suppress(OSError):
-            found += [entry.path for entry in os.scandir(top) if entry.is_dir()]
-        found.append(top)
-    return found
-
-
-def _end(pid: int, request: dict[str, Any]) -> None:
-    """End an instance, frozen or not: all of it ends with its PID 1."""
-    child = request.get("child", 0)
-    for process in (child if _parent(child) == pid else 0, pid):
-        with contextlib.suppress(ProcessLookupError):
-            if process:
-                os.kill(process, signal.SIGKILL)
-    for directory in _group_directories(request["groups"]):
-        # In version 1 the frozen do not even end.
-        with contextlib.suppress(OSError), open(f"{directory}/freezer.state", "r+") as state:
-            state.write("THAWED")
-
-
-def _has_groups(request: dict[str, Any]) -> bool:
-    return any(os.path.isdir(path) for path in _group_directories(request["groups"]))
-
-
-def _remove_groups(request: dict[str, Any]) -> bool:
-    """Those of an instance that has ended; False while a process is in them."""
-    for directory in _group_directories(request["groups"]):
-        try:
-            os.rmdir(directory)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return False
-        # That of all instances of the node, if this was the last one.
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(directory))
-    return True
-
-
 class Spawner:
-    def __init__(self, control: socket.socket, owner: int, home: dict[str, Any]) -> None:
+    def __init__(self, control: socket.socket, owner: int, data_directory: dict[str, Any]) -> None:
         """
-        `home` tells whose instances these are: `directory`, the data directory, `locks`, the files
-        that its servers hold, and `limit`, how long its instances may be without one, in seconds.
+        `data_directory` has the fields of `spawner_client.DataDirectory`. The process `owner` is
+        the client.
         """
         self._control = control
-        self._home = home
-        self._identity = _identity(home["directory"])
+        self._data_directory = data_directory
+        self._identity = identity(data_directory["directory"])
         self._poll = select.poll()
         self._starting: dict[int, tuple[int, int, bytearray]] = {}
         """
-        Pipes of bubblewraps that have not yet told their child's pid: request number, pid, text.
+        Bubblewraps that have not reported their child's pid yet, by the pipe on which they do:
+        request number, pid, and what was received.
         """
         self._running: dict[int, dict[str, Any]] = {}
-        """Requests of the bubblewraps that have not ended, by pid."""
+        """Requests of running instances, by the pid of bubblewrap."""
         self._logs: dict[int, int] = {}
-        """By the pid of a bubblewrap, what it and its instance print, where that is kept here."""
+        """Logs in memory, by the pid of bubblewrap."""
         try:
             self._owner = os.pidfd_open(owner)
         except ProcessLookupError:
-            sys.exit(0)  # It died before this began.
+            sys.exit(0)  # The owner has died already.
 
     def run(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -307,20 +110,20 @@ class Spawner:
                     self._reap()
                 elif fd == self._control.fileno():
                     try:
-                        message = self._control.recv(MESSAGE)
+                        message = self._control.recv(MAX_MESSAGE)
                     except ConnectionResetError:
                         return
                     if not message:
                         return
                     self._spawn(json.loads(message))
                 elif fd in self._starting:
-                    self._hear(fd)
+                    self._receive(fd)
 
     def _outlive(self, wake_read: int) -> None:
-        """Stay with the instances until they end, or until there is no hope of a server."""
-        deadline = time.monotonic() + START_SECONDS
+        """Stay with the instances until they end, or until no server is expected any more."""
+        deadline = time.monotonic() + START_TIMEOUT
         while self._starting:
-            # Bubblewrap binds the life of its child to its own last: until then only its pid does.
+            # Bubblewrap sets --die-with-parent last: until then its child would survive it.
             poll = select.poll()
             for fd in self._starting:
                 poll.register(fd, select.POLLIN)
@@ -328,50 +131,50 @@ class Spawner:
             if not ready:
                 break
             for fd, _ in ready:
-                self._hear(fd)
+                self._receive(fd)
         for pid, request in self._running.items():
             if request["ephemeral"]:
-                _end(pid, request)
+                kill_instance(pid, request)
         while any(request["ephemeral"] for request in self._running.values()):
             select.select([wake_read], [], [])
             os.read(wake_read, 4096)
             self._reap()
         if not self._running:
             return
-        # An owner that waits for it knows by this that the ephemeral ones have ended.
+        # Tells an owner in close() that the ephemeral instances have ended.
         self._answer(outlives=True)
         self._control.close()
         ended: list[tuple[dict[str, Any], int]] = []
-        alone_since: float | None = None
+        unserved_since: float | None = None
         while self._running or ended:
-            pause = min(ORPHAN_LOOK, self._home["limit"] / 4)
+            pause = min(SERVER_CHECK_INTERVAL, self._data_directory["limit"] / 4)
             if select.select([wake_read], [], [], pause)[0]:
                 os.read(wake_read, 4096)
             ended += self._reap()
-            with unserved(self._home["locks"]) as alone:
-                if not alone:
-                    # The server that has the data directory removes what they leave.
-                    alone_since = None
+            with unserved(self._data_directory["locks"]) as no_server:
+                if not no_server:
+                    # The server of the data directory cleans up after its instances.
+                    unserved_since = None
                     ended.clear()
                     continue
                 now = time.monotonic()
-                alone_since = now if alone_since is None else alone_since
-                removed = _identity(self._home["directory"]) != self._identity
-                hopeless = removed or now - alone_since > self._home["limit"]
-                if hopeless:
+                unserved_since = now if unserved_since is None else unserved_since
+                removed = identity(self._data_directory["directory"]) != self._identity
+                expired = removed or now - unserved_since > self._data_directory["limit"]
+                if expired:
                     for pid, request in self._running.items():
-                        _end(pid, request)
+                        kill_instance(pid, request)
                 ended = [
                     (request, status)
                     for request, status in ended
-                    # They would tell the next server that memory ran out.
-                    if (status and not hopeless and _has_groups(request))
-                    or not _remove_groups(request)
+                    # The groups tell the next server whether memory ran out.
+                    if (status and not expired and has_groups(request))
+                    or not remove_groups(request)
                 ]
 
     def _answer(self, **answer: Any) -> None:
         if self._control.fileno() < 0:
-            return  # The owner is gone.
+            return  # The owner has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(json.dumps(answer).encode())
 
@@ -390,7 +193,7 @@ class Spawner:
             listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             directory = os.open(request["directory"], os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, directory)
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
+            # Through the descriptor: the path may be too long for a socket's address.
             place = f"/proc/self/fd/{directory}/link.sock"
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place)
@@ -417,8 +220,8 @@ class Spawner:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _become(request, fds, self._home["directory"])
-                except BaseException as error:  # noqa: BLE001 - told to the owner; the process ends here
+                    become(request, fds, self._data_directory["directory"])
+                except BaseException as error:  # noqa: BLE001 - reported to the owner; the process ends here
                     os.write(write, json.dumps({"error": str(error)}).encode())
                 finally:
                     os._exit(127)
@@ -426,7 +229,7 @@ class Spawner:
                 self._logs[pid] = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, 0)
             return pid, read
 
-    def _hear(self, fd: int) -> None:
+    def _receive(self, fd: int) -> None:
         number, pid, text = self._starting[fd]
         data = os.read(fd, 4096)
         text += data
@@ -447,7 +250,7 @@ class Spawner:
             self._answer(number=number, pid=pid, child=info["child-pid"])
 
     def _reap(self) -> list[tuple[dict[str, Any], int]]:
-        """Requests of the instances that have ended, with their wait status."""
+        """Instances that have ended, with their wait status."""
         ended: list[tuple[dict[str, Any], int]] = []
         while True:
             try:
@@ -468,5 +271,5 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Spawner(control, int(sys.argv[2]), json.loads(sys.argv[3])).run()
-    # The owner waits for this end, and there is nothing that Python would have to clean up.
+    # Faster than the interpreter's shutdown, which the owner would wait for.
     os._exit(0)

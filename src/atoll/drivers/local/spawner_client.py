@@ -1,9 +1,8 @@
 """
-The driver's end of the spawner: started when first needed, and again when it has died.
+Client of the spawner, which is started when first needed and again after it has died.
 
-The spawner outlives its owner as long as there are instances that do (`spawner.py`).
-
-An instance whose start was given up before the spawner told of it is killed when it does.
+The spawner outlives this process if instances do (`spawner.py`). An instance whose start was
+cancelled before the spawner reported it is killed once it is reported.
 """
 
 from __future__ import annotations
@@ -80,11 +79,11 @@ class Exit(NamedTuple):
     status: int
     """Wait status of bubblewrap."""
     printed: str
-    """The end of what it and the executor printed."""
+    """The end of the output of bubblewrap and the executor."""
 
 
 _outliving: set[int] = set()
-"""Pids of spawners that were closed and stay with instances; to be reaped."""
+"""Pids of spawners that stay with instances after `close`; to be reaped."""
 
 
 def _reap() -> None:
@@ -98,37 +97,37 @@ def _reap() -> None:
 
 
 class SpawnerClient:
-    def __init__(self, start_timeout: timedelta, home: DataDirectory) -> None:
+    def __init__(self, start_timeout: timedelta, data_directory: DataDirectory) -> None:
         self._start_timeout = start_timeout
-        self._home = home
+        self._data_directory = data_directory
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._sending = asyncio.Lock()
         self._closed = asyncio.Event()
         self._outlives = False
-        """Whether the spawner stays with instances that are meant for the next server."""
+        """Whether the spawner stays with instances for the next server."""
         self._last = 0
         self.exits: dict[int, Exit] = {}
-        """Bubblewraps that have ended, by pid; removed by the caller that needs it no more."""
+        """Exits by the pid of bubblewrap; callers remove those that they do not need any more."""
 
     def open(self) -> None:
         _reap()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MESSAGE)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * spawner.MAX_MESSAGE)
         with theirs:
             self._process = subprocess.Popen(
                 [
                     *program.command(spawner),
                     str(theirs.fileno()),
                     str(os.getpid()),
-                    json.dumps(self._home._asdict()),
+                    json.dumps(self._data_directory._asdict()),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Its own session: a Ctrl-C in the owner's terminal is the owner's to answer.
+                # Its own session: Ctrl-C in the terminal must not reach it.
                 start_new_session=True,
                 cwd="/",
             )
@@ -136,10 +135,10 @@ class SpawnerClient:
         self._socket = ours
         self._closed.clear()
         self._outlives = False
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        asyncio.get_running_loop().add_reader(ours, self._receive)
 
     async def close(self) -> None:
-        """Wait until the ephemeral instances have ended, and the spawner if it does not stay."""
+        """Wait until the ephemeral instances have ended, and the spawner unless it stays."""
         if self._process is None:
             return
         if self._socket is not None:
@@ -160,16 +159,16 @@ class SpawnerClient:
                 log.warning("spawner.not_ended", pid=self._process.pid)
         if self._process.poll() is None:
             _outliving.add(self._process.pid)
-            # Not to be waited for: else Python warns at exit that it still runs.
+            # Otherwise Python warns at exit that the process still runs.
             self._process.returncode = 0
 
     def has(self, pid: int) -> bool:
-        """Whether we are still to hear of the end of a bubblewrap that was started here."""
-        # Whether it is there says nothing: it is gone a moment before we are told.
+        """Whether the exit of a bubblewrap that was started here has yet to be reported."""
+        # The process itself disappears a moment before its exit is reported.
         return self._socket is not None and pid not in self.exits
 
     async def spawn(self, request: SpawnRequest) -> tuple[int, int]:
-        """Start an instance: the pids of bubblewrap and of its PID 1, on the host."""
+        """Start a sandbox; returns the host pids of bubblewrap and of the sandbox's PID 1."""
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -188,7 +187,7 @@ class SpawnerClient:
         return answer["pid"], answer["child"]
 
     async def _send(self, message: dict[str, Any]) -> None:
-        # The loop can wait for one sender on a socket: a second would take the first one's place.
+        # The event loop supports one writer for a socket: a second would replace the first.
         async with self._sending:
             if self._socket is None:
                 self.open()
@@ -196,11 +195,11 @@ class SpawnerClient:
             data = json.dumps(message).encode()
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._socket is not None
         while self._socket is not None:
             try:
-                message = self._socket.recv(spawner.MESSAGE)
+                message = self._socket.recv(spawner.MAX_MESSAGE)
             except BlockingIOError:
                 return
             except OSError:

@@ -25,8 +25,8 @@ MIN_IMAGE = 4 * 1024 * 1024
 def make_file_system(image: Path, size: int) -> None:
     with image.open("xb") as file:
         file.truncate(size)
-    # No journal: it would cost a kernel thread a session; `repair` stands in for it. One copy of
-    # the inode table's state is enough, so it is left for the kernel to write when it is used.
+    # No journal, which would cost a kernel thread for each session: images are repaired before they
+    # are mounted again. The inode table is initialised by the kernel when it is used.
     command = [
         MKFS, "-q", "-F", "-m", "0", "-b", "4096",
         "-O", "^has_journal,^resize_inode",
@@ -36,7 +36,7 @@ def make_file_system(image: Path, size: int) -> None:
 
 
 def repair_image(image: Path) -> None:
-    """Repair what a write that was broken off has left; nobody may have it mounted."""
+    """Repair an image after an interrupted write; it may not be mounted."""
     done = subprocess.run([E2FSCK, "-p", str(image)], capture_output=True, timeout=600, check=False)
     if done.returncode > 2:
         raise PermanentError(
@@ -47,7 +47,7 @@ def repair_image(image: Path) -> None:
 
 
 def loop_device_of(image: Path) -> str | None:
-    """The loop device that has the image."""
+    """The loop device of the image, if it is attached to one."""
     for device in LOOPS.glob("loop*"):
         if _backing(device) == str(image):
             return f"/dev/{device.name}"
@@ -58,7 +58,7 @@ def _backing(device: Path) -> str | None:
     try:
         return (device / "loop" / "backing_file").read_text().strip()
     except OSError as error:
-        # It is detached, before the file was opened or after.
+        # The image was detached meanwhile.
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise
         return None
@@ -74,14 +74,14 @@ def mount_program(*arguments: object, timeout: float) -> subprocess.CompletedPro
 
 def images_problem(directory: Path) -> str | None:
     """
-    Why workspaces in this directory cannot be file system images; none when they can. A small one
-    is made and mounted to know, once for each file system.
+    Why this directory cannot have file system images; None if it can. Determined by making and
+    mounting a small one, once for each file system.
     """
     if os.geteuid() != 0:
         return "only root can mount them"
     for program in (MKFS, E2FSCK):
         if not Path(program).exists():
-            return f"{program} is not there"
+            return f"{program} does not exist"
     while not directory.is_dir():
         directory = directory.parent
     device = directory.stat().st_dev

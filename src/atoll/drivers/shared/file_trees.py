@@ -98,7 +98,7 @@ def deleted_size(pid: int, top: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """As the executor removes trees: what user code leaves may be of any depth and rights."""
+    """Remove a tree of any depth and permissions, as user code may leave it."""
     try:
         top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def remove_tree(path: Path) -> None:
                 removal.empty(top, math.inf)
                 break
             except FileNotFoundError:
-                continue  # Somebody else is removing it too.
+                continue  # Another process is removing it too.
     finally:
         os.close(top)
     with contextlib.suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ from atoll.errors import TemporaryError
 
 
 def mount_points(beneath: Path) -> list[str]:
-    """Those in this process's mount namespace, the last one first."""
+    """Mount points below a directory in this process's mount namespace, the last one first."""
     prefix = f"{beneath}/"
     with open("/proc/self/mountinfo", "rb") as file:
         found = [os.fsdecode(mount_calls.unescaped(line.split()[4])) for line in file]
@@ -20,17 +20,19 @@ def mount_points(beneath: Path) -> list[str]:
 
 
 def unmount(path: Path) -> None:
-    """All that is mounted there; what is still open goes when it is closed."""
+    """Unmount everything at this path; busy mounts end when their last file is closed."""
     for flags in (0, mount_calls.MNT_DETACH):
         while mount_calls.libc.umount2(os.fsencode(path), flags) == 0:
             continue
         number = ctypes.get_errno()
         if number in (errno.EINVAL, errno.ENOENT):
             return
-    raise TemporaryError(f"{path} stays mounted: {os.strerror(number)}.", code="volume_busy")
+    raise TemporaryError(
+        f"{path} could not be unmounted: {os.strerror(number)}.", code="volume_busy"
+    )
 
 
 def unmount_all(node: Path) -> None:
-    """Before a node's directory is removed, all of it: what is mounted there is not its own."""
+    """Unmount everything below a node's directory, before that is removed."""
     for path in mount_points(node):
         unmount(Path(path))

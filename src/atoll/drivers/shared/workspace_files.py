@@ -1,12 +1,11 @@
 """
-Where sessions' files are kept on this node.
+Files of workspaces on this node.
 
-With loop devices, which takes root, a workspace is a file system image of the size that was asked
-for: bytes and inodes are limited by the kernel, for deleted and hidden files too. Otherwise it is a
-directory, and the executor watches its size. A workspace has one host uid for good, so that
-whichever instance takes it over owns its files, and no other workspace has it. In an image that was
-copied files belong to the uid of the first one still; it is mounted such that they appear as the
-copy's. Blocking file work; callers use a thread.
+With loop devices, which take root, a workspace is a file system image of the requested size: the
+kernel limits bytes and inodes, deleted and hidden files included. Otherwise it is a directory whose
+size the executor watches. A workspace keeps one host uid, which no other workspace has, so every
+instance of it owns its files. In a copy of an image, files still have the uid of the original; it
+is mounted such that they appear with the copy's. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class Workspace:
     name: str
     kind: str
     uid: int | None
-    """Host uid that owns the files; none when Atoll's own does."""
+    """Host uid that owns the files; Atoll's own if not set."""
     size: int
     """Bytes."""
     prefix: str | None = None
-    """Where its files are in the bucket, when they are not here."""
+    """The prefix of its files, if they are in the bucket."""
     owner: int | None = None
-    """In an image, the uid that its files have on disk; none when that is `uid`."""
+    """The uid that files have in the image, if that is not `uid`."""
 
 
 class _NotMapped(Exception):
@@ -70,34 +69,34 @@ class WorkspaceFiles:
         images: bool,
         own_uids: bool,
     ) -> None:
-        """With `own_uids` each workspace has a host uid of its own; else all have Atoll's."""
+        """With `own_uids`, each workspace gets a host uid of its own."""
         self._root = root
         self._blank = root.parent / "blank"
         self._settings = settings
         self.images = images
         self._own_uids = own_uids
         self._maps: bool | None = None
-        """Whether images can be mounted with another owner; none until that was tried."""
+        """Whether images can be mounted with another owner; None until that was tried."""
 
     def open(self) -> None:
         for directory in (self._root, self._blank):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, workspace: Workspace) -> Path:
-        """The directory to bind, or the image to mount; none of one in the bucket."""
+        """The directory to bind, or the image to mount; not for workspaces in the bucket."""
         assert workspace.kind != BUCKET
         return self._root / workspace.name / ("disk" if workspace.kind == IMAGE else "files")
 
     def journal(self, workspace: Workspace) -> tuple[Path, Path]:
         """
-        Where the executor keeps results that nobody has taken: beside the files, so that the next
-        instance has them too, and not among them, so that user code has not.
+        The executor's journal: beside the files, where the next instance finds it and user code
+        cannot reach it.
         """
         place = self._root / workspace.name
         return place / "journal.0", place / "journal.1"
 
     def make(self, name: str, size: int, prefix: str | None = None) -> Workspace:
-        """A new, empty workspace; the one of that name when it is there."""
+        """Make an empty workspace; return the existing one of that name if there is one."""
         place = self._root / name
         found = self.get(name)
         if found is not None:
@@ -105,7 +104,7 @@ class WorkspaceFiles:
         self.remove(name)
         kind = BUCKET if prefix is not None else IMAGE if self.images else DIRECTORY
         workspace = Workspace(name, kind, self.new_uid(), max(size, MIN_IMAGE), prefix)
-        with self._whole(place, workspace):
+        with self._making(place, workspace):
             if workspace.kind == IMAGE:
                 self.make_image(place / "disk", workspace.size)
             elif workspace.kind == DIRECTORY:
@@ -117,9 +116,9 @@ class WorkspaceFiles:
 
     def copy(self, source: Workspace, name: str, abandoned: threading.Event) -> bool:
         """
-        A workspace with the files of another, which nobody changes meanwhile; that of the name when
-        it is there. What the executor keeps beside the files is not copied. False when it cannot be
-        done; `copies.Abandoned` when it was given up.
+        Make a workspace with the files of another, which must not change meanwhile, unless it
+        exists. The journal is not copied. False if this node cannot do it; `tree_copy.Abandoned`
+        if `abandoned` was set.
         """
         if source.kind == BUCKET:
             return False
@@ -131,7 +130,7 @@ class WorkspaceFiles:
         owner = owner if source.kind == IMAGE and owner != uid else None
         workspace = Workspace(name, source.kind, uid, source.size, owner=owner)
         try:
-            with self._whole(place, workspace):
+            with self._making(place, workspace):
                 if source.kind == DIRECTORY:
                     self._copy_tree(self.path(source), place, uid, abandoned)
                 else:
@@ -162,7 +161,7 @@ class WorkspaceFiles:
         shutil.rmtree(links)
 
     def _can_map(self, image: Path, workspace: Workspace) -> bool:
-        """Tried with the first image that needs it: kernels before 5.12 cannot."""
+        """Tried with the first image that needs it: Linux before 5.12 cannot."""
         if self._maps is None:
             users = (workspace.owner, workspace.uid)
             done = mount_program(mount_calls.TRY, image, image.parent, *users, timeout=60)
@@ -171,23 +170,23 @@ class WorkspaceFiles:
         return self._maps
 
     @contextlib.contextmanager
-    def _whole(self, place: Path, workspace: Workspace) -> Iterator[None]:
-        """The making of a workspace, which is there when it is through and not before."""
+    def _making(self, place: Path, workspace: Workspace) -> Iterator[None]:
+        """Record the workspace at the end of the block; remove it if the block fails."""
         try:
             place.mkdir(mode=0o700)
             yield
-            self._tell(place, workspace)
+            self._record(place, workspace)
         except BaseException:
             self.remove(workspace.name)
             raise
 
     def update(self, workspace: Workspace) -> None:
-        """Record what has become of one that is there."""
-        self._tell(self._root / workspace.name, workspace)
+        """Replace the record of an existing workspace."""
+        self._record(self._root / workspace.name, workspace)
 
     @staticmethod
-    def _tell(place: Path, workspace: Workspace) -> None:
-        # Last, whole or not at all: a workspace without it is the rest of an interrupted call.
+    def _record(place: Path, workspace: Workspace) -> None:
+        # Last and atomically: a workspace without a record is left of an interrupted call.
         temporary = place / ".workspace.json"
         temporary.write_text(json.dumps(asdict(workspace)))
         temporary.replace(place / "workspace.json")
@@ -200,7 +199,7 @@ class WorkspaceFiles:
 
     def repair(self, workspace: Workspace) -> None:
         """
-        Before an image is mounted again: its last instance may have died in the middle of a write.
+        Check an image before it is mounted again: its last instance may have died in a write.
         """
         if workspace.kind != IMAGE:
             return
@@ -208,15 +207,15 @@ class WorkspaceFiles:
         repair_image(self.path(workspace))
 
     def wait_until_unmounted(self, workspace: Workspace) -> None:
-        """Until nothing of an instance that has ended writes to it any more."""
+        """Wait until the kernel has unmounted it after the end of its instance."""
         if workspace.kind == IMAGE:
             self._wait_until_detached(self.path(workspace))
 
     @staticmethod
     def _wait_until_detached(image: Path) -> None:
         """
-        The kernel unmounts an image some time after the last process of its instance has ended; to
-        mount it a second time before that would damage it.
+        The kernel unmounts an image some time after the last process of its instance has ended. A
+        second mount before that would damage it.
         """
         deadline = time.monotonic() + DETACH_SECONDS
         while loop_device_of(image) is not None:
@@ -238,11 +237,11 @@ class WorkspaceFiles:
         return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
 
     def directory(self, name: str) -> Path:
-        """Where all of a workspace is."""
+        """The directory of the workspace's files and records."""
         return self._root / name
 
     def make_image(self, target: Path, size: int) -> None:
-        """A new file system by copying the written parts of an empty one: faster than making it."""
+        """Make a file system by copying an empty one, which is faster than mkfs."""
         blank = self._blank / str(size)
         if not blank.exists():
             self._make_blank(size, blank)

@@ -1,11 +1,11 @@
 """
-Prefixes of the blob store's bucket as directories of this node, by s3fs.
+Mounts prefixes of the blob store's bucket as directories of this node, with s3fs.
 
-s3fs runs outside every sandbox and is the only one that has the credentials: they are in a file
-that root alone can read, never on a command line. Code inside decides how much work it has, so each
-has a control group of its own where the node has them, and what it keeps of open files is on a file
-system of a size of its own where the node has images; elsewhere it leaves room on the node's disk.
-Blocking; callers use a thread.
+s3fs runs outside every sandbox and alone has the credentials: they are in a file that only root can
+read, never on a command line. User code decides how much s3fs has to do. So each s3fs has its own
+control group, where the node has them, and caches open files on a file system of limited size,
+where the node has images; elsewhere it leaves room on the node's disk. Blocking; callers use a
+thread.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
 
 STAT_SECONDS = 10
-"""How long s3fs believes what it knows of an object; another node may have changed it."""
+"""Seconds that s3fs caches the attributes of an object, which another node may change."""
 STAT_ENTRIES = 20_000
 TRIES = 1
-"""How often s3fs repeats a request that failed."""
+"""Retries of a request by s3fs."""
 FUSE = Path("/dev/fuse")
 PROCESSES = 1024
-"""Threads of one s3fs: one for each call of user code that waits, and those that ask S3."""
+"""Threads of one s3fs: one for each waiting system call of user code, and those for S3."""
 OPEN_FILES = 4096
-"""Files that user code has open in one mount at most, about, and connections to S3."""
+"""Open files and connections of one s3fs."""
 DISK_RESERVE = 1024
-"""Megabytes of the node's disk that no s3fs uses which has no file system of its own."""
+"""Megabytes of the node's disk that an s3fs without its own file system leaves free."""
 END_SECONDS = 10.0
 GROUP = "mount-"
-"""What the name of a mount's control group begins with."""
+"""Prefix of the names of control groups of mounts."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Where objects are, and by what right."""
+    """Where objects are, and the credentials."""
 
     name: str
     prefix: str
@@ -77,10 +77,10 @@ class BucketMounts:
         self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
 
     def open(self, groups: cgroups.ControlGroups) -> None:
-        """Write the credentials down, for s3fs alone; whole, as other replicas start it too."""
+        """Write the credentials for s3fs; atomically, because other replicas start s3fs too."""
         self._groups = groups
         bucket = self._bucket
-        if self.trouble() is not None or bucket is None or bucket.access_key_id is None:
+        if self.problem() is not None or bucket is None or bucket.access_key_id is None:
             self._passwords.unlink(missing_ok=True)
             return
         temporary = self._passwords.with_name(f".s3fs.{secrets.token_hex(4)}")
@@ -89,8 +89,8 @@ class BucketMounts:
             file.write(f"{bucket.access_key_id}:{bucket.secret_access_key}\n")
         temporary.replace(self._passwords)
 
-    def trouble(self) -> str | None:
-        """Why nothing of a bucket can be mounted here; none when it can."""
+    def problem(self) -> str | None:
+        """Why nothing of the bucket can be mounted here; None if it can."""
         if self._bucket is None:
             return "blobs are not on S3 (blob.url)"
         if os.geteuid() != 0:
@@ -98,7 +98,7 @@ class BucketMounts:
         if shutil.which(self._program) is None:
             return f"{self._program} is not installed"
         if not FUSE.exists():
-            return f"{FUSE} is not there"
+            return f"{FUSE} does not exist"
         if self._bucket.encryption == "aws:kms" and self._bucket.kms_key_id is None:
             return "s3fs needs blob.kms_key_id to be set for the encryption aws:kms"
         return None
@@ -107,10 +107,11 @@ class BucketMounts:
         self, prefix: str | None, top: Path, output: int, uid: int | None, *, bounded: bool
     ) -> subprocess.Popen[bytes]:
         """
-        An s3fs that mounts the prefix, or the whole bucket, at `files` in the directory `top`. All
-        in it belongs to `uid`, who alone can see it; without one everybody can read and write it.
-        It keeps open files in `scratch` there, which is `bounded` when it is a file system of its
-        own, and prints to the descriptor `output`. `end` has to be called with the name of `top`.
+        Start an s3fs that mounts the prefix, or the bucket, at `files` in the directory `top`. All
+        files belong to `uid`, which alone can access them; without a uid every uid can read and
+        write them. Open files are cached in `scratch` there, which is `bounded` if it is a file
+        system of its own. Output goes to the descriptor `output`. Call `end` with the name of
+        `top` afterwards.
         """
         assert self._bucket is not None
         bucket = self._bucket
@@ -129,7 +130,7 @@ class BucketMounts:
             "dbglevel=crit",
         ]
         if not bounded:
-            # It does not start with less, so no more than half of what there is.
+            # s3fs does not start with less free space, so at most half of it.
             free = shutil.disk_usage(top).free // 2**20
             options.append(f"ensure_diskfree={min(DISK_RESERVE, free // 2)}")
         if bucket.path_style:
@@ -140,7 +141,7 @@ class BucketMounts:
             options.append("use_sse=1")
         elif bucket.encryption == "aws:kms":
             options.append(f"use_sse=kmsid:{bucket.kms_key_id}")
-        environment = {"PATH": "/usr/bin:/bin", **self._surroundings()}
+        environment = {"PATH": "/usr/bin:/bin", **self._environment()}
         if bucket.access_key_id is not None:
             options.append(f"passwd_file={self._passwords}")
         elif "AWSACCESSKEYID" not in environment:
@@ -152,19 +153,19 @@ class BucketMounts:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # It outlives the server, as the instances that use it do.
+            # It outlives the server, like the instances that use it.
             start_new_session=True,
             cwd="/",
             env=environment,
         )
-        # No instance has the mount yet. One that ended at once is found by who waits for it.
+        # No instance has the mount yet. If s3fs has ended already, `NodeMounts` notices.
         try:
             with contextlib.suppress(ProcessLookupError):
                 cgroups.enter(self._groups, group, process.pid)
                 _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
                 most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
-                # It would have the credentials in it.
+                # A core dump would contain the credentials.
                 resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         except BaseException:
             process.kill()
@@ -190,11 +191,11 @@ class BucketMounts:
         return "/".join(part for part in (self._bucket.prefix, prefix) if part)
 
     def directory(self, prefix: str, root: Path) -> Path:
-        """The prefix in a mount of the whole bucket."""
+        """The directory of the prefix in a mount of the bucket."""
         return root / self._key(prefix)
 
-    def _surroundings(self) -> dict[str, str]:
-        """Credentials of the server's own environment, by the names that s3fs knows, and others."""
+    def _environment(self) -> dict[str, str]:
+        """Credentials of the server's environment by s3fs's names, the CA and the proxy."""
         assert self._bucket is not None
         found: dict[str, str] = {}
         if self._bucket.access_key_id is None:

@@ -1,14 +1,14 @@
 """
-What instances are shown of places that are not their own: volumes, and workspaces in the bucket.
+Mounts that instances share: volumes, and workspaces in the bucket.
 
-A place is mounted once on the node, when the first instance needs it, and unmounted after the last.
-Who needs it is written in the instances' directories, so it is the same for all control planes of
-the node and known after a restart. A mount that does not answer any more, because its s3fs died for
-one, is replaced by the next instance that needs it; instances that had it keep the dead one.
+A mount is made when the first instance needs it, and removed after the last one. The names of an
+instance's mounts are recorded in its directory, so all replicas of the node know them, also after a
+restart. A mount that does not answer any more, for example because its s3fs died, is replaced for
+the next instance that needs it; instances that have it keep the dead one.
 
-Nothing here looks into a place, whose names are a tenant's: only its top directory is touched, and
-by a thread that is given up when it takes too long. Nothing is ever removed recursively where a
-place may be mounted. Blocking; callers use a thread.
+File names in a mount are a tenant's. Only its top directory is accessed here, by a thread that is
+abandoned if it takes too long, and nothing is removed recursively where something may be mounted.
+Blocking; callers use a thread.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 LOCKS = 64
 POLL_SECONDS = 0.01
 ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
-"""Seconds for an s3fs that is not needed any more to end by itself, and what it gets then."""
+"""Seconds that an unmounted s3fs may take to end, and the signal that it gets then."""
 STATE = "mount.json"
-"""In the directory of a mount by s3fs: its process."""
+"""In the directory of a mount by s3fs: the file with its pid."""
 USED = "mounts.json"
-"""In an instance's directory: names of the places that it has."""
+"""In an instance's directory: the file with the names of its mounts."""
 MAP_SECONDS = 30.0
 
 log = structlog.get_logger(__name__)
@@ -62,18 +62,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Mount:
+    """Exactly one of `image` and `view` is set, or neither for a mount of the bucket."""
+
     name: str
-    """Of its mount, on this node."""
     image: Path | None = None
-    """A file system image; or else"""
+    """A file system image."""
     view: Path | None = None
-    """a directory, to be shown read-only, without devices and setuid; or else"""
+    """A directory that is mounted read-only, without devices and setuid."""
     prefix: str | None = None
-    """what of the bucket is mounted."""
+    """The part of the bucket; all of it if not set."""
     uid: int | None = None
-    """Owner of an image's top directory; of the bucket, who alone can use it. Null: everybody."""
+    """The owner, who alone can access a mount of the bucket; every uid can if not set."""
     owner: int | None = None
-    """In an image, the uid that its files have on disk; null when that is `uid`."""
+    """The uid that files have in the image, if that is not `uid`."""
 
 
 class NodeMounts:
@@ -89,8 +90,8 @@ class NodeMounts:
 
     def open(self, scratch_size: int | None) -> None:
         """
-        Clear away what no instance has any more. `scratch_size` is in bytes; none where there can
-        be no images.
+        Remove mounts that no instance has any more. `scratch_size` is in bytes, None if the node
+        has no images.
         """
         self._scratch_size = scratch_size
         self._root.mkdir(mode=0o700, exist_ok=True)
@@ -100,7 +101,7 @@ class NodeMounts:
         return self._root / name / "files"
 
     def note(self, instance_id: str, names: list[str]) -> None:
-        """Before they are mounted: from now on nobody takes them away from it."""
+        """Record an instance's mounts, before they are made: from now on they are in use."""
         (self._instances / instance_id / USED).write_text(json.dumps(names))
 
     def noted(self, instance_id: str) -> list[str]:
@@ -114,7 +115,7 @@ class NodeMounts:
         return (self._root / name / STATE).exists()
 
     def ensure(self, place: Mount) -> None:
-        """Mounted and answering; an instance must have noted it."""
+        """Make the mount, unless it exists and answers; an instance must have recorded it."""
         with self._locked(place.name):
             if self._mounted(place.name) and self._answers(place.name):
                 return
@@ -127,8 +128,8 @@ class NodeMounts:
 
     def sync(self, place: Mount) -> None:
         """
-        Have the kernel write all that it holds of a file system. Another mount namespace may have a
-        copy of a mount that is gone here, and keeps the file system alive.
+        Flush a file system to disk. It may be mounted in the namespace of an instance alone; then
+        it is mounted here for that.
         """
         self.ensure(place)
         try:
@@ -141,7 +142,7 @@ class NodeMounts:
             self.release([place.name])
 
     def release(self, names: Iterable[str]) -> None:
-        """Unmount those that no instance has."""
+        """Unmount those that no instance uses."""
         for name in names:
             with self._locked(name):
                 if not self.in_use(name):
@@ -152,51 +153,51 @@ class NodeMounts:
 
     def broken(self) -> list[str]:
         """
-        Ids of instances that have a place which does not answer: only another one gets it. Its s3fs
-        is ended, because a process that has a file open there cannot be before.
+        Ids of instances with a mount that does not answer. Its s3fs is killed: processes with an
+        open file there could not be killed before.
         """
         found: dict[str, list[str]] = {}
         if not self._root.is_dir():
             return []
         for entry in os.scandir(self._instances):
             for name in self.noted(entry.name):
-                # A file system of this machine's own disk always answers.
+                # A file system on this machine's disk always answers.
                 if self.is_of_bucket(name):
                     found.setdefault(name, []).append(entry.name)
         result: list[str] = []
         for name, instances in found.items():
-            with self._locked(name):  # Who is mounting it right now is waited for.
+            with self._locked(name):  # Waits while it is being mounted.
                 if self._mounted(name) and not self._answers(name):
                     self._kill(self._root / name)
                     result += [each for each in instances if name in self.noted(each)]
         return result
 
     def make_prefix(self, prefix: str) -> None:
-        """So that it can be mounted: some versions of s3fs do not mount what is not there."""
-        with self._whole_bucket() as root:
+        """Make the directory of a prefix: some versions of s3fs mount existing ones only."""
+        with self._bucket_root() as root:
             self._bounded(lambda: self._buckets.directory(prefix, root).mkdir(0o755, True, True))
 
     def remove_prefix(self, prefix: str) -> None:
-        """All that is beneath it, by way of a mount of it alone."""
-        # An S3 server that was away for a moment fails once, and one that is away no mount.
+        """Remove all files below a prefix, through a mount of the prefix."""
+        # Twice, because S3 may have been unavailable for a moment.
         failure = self._emptied(prefix) and self._emptied(prefix)
-        with self._whole_bucket() as root, contextlib.suppress(FileNotFoundError):
+        with self._bucket_root() as root, contextlib.suppress(FileNotFoundError):
             try:
                 self._bounded(self._buckets.directory(prefix, root).rmdir)
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
                 if failure is not None and failure.errno != errno.EIO:
-                    raise failure from None  # The s3fs has ended, say: that passes.
-                # S3 lists names in XML, which has no control characters; and objects that others
-                # wrote may have names that no file can have.
+                    raise failure from None  # A retry may succeed.
+                # Keys with control characters are not in S3's XML listings, and other programs
+                # may have written keys that are not valid file names.
                 raise NotEmptied(
-                    f"{prefix} has objects left whose names cannot be listed. Remove them with a "
-                    "tool of the S3 server, and try again."
+                    f"{prefix} still has objects whose names cannot be listed. Remove them with "
+                    "an S3 client, and try again."
                 ) from None
 
     def _emptied(self, prefix: str) -> OSError | None:
-        """The error when s3fs could not list or remove something."""
+        """Empty a prefix; returns the error if s3fs could not list or remove something."""
         name = f"empty-{os.getpid()}-{threading.get_ident()}"
         with self._locked(name):
             try:
@@ -210,10 +211,10 @@ class NodeMounts:
             finally:
                 self._unmount(name)
 
-    # One place
+    # One mount
 
     @contextlib.contextmanager
-    def _whole_bucket(self) -> Iterator[Path]:
+    def _bucket_root(self) -> Iterator[Path]:
         name = f"bucket-{os.getpid()}-{threading.get_ident()}"
         with self._locked(name):
             try:
@@ -224,7 +225,9 @@ class NodeMounts:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """By one thread of one process at a time. A few locks for all: a file is never removed."""
+        """
+        Lock a mount among all replicas. Mounts share a few lock files, which are never removed.
+        """
         number = zlib.crc32(name.encode()) % LOCKS
         fd = os.open(self._root / f"lock-{number:02}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -245,14 +248,14 @@ class NodeMounts:
         if place.view is not None:
             mount_calls.mount_view(str(place.view), str(top / "files"))
             return
-        trouble = self._buckets.trouble()
-        if trouble is not None:
-            raise TemporaryError(f"{place.name}: {trouble}.", code="volume_unavailable")
+        problem = self._buckets.problem()
+        if problem is not None:
+            raise TemporaryError(f"{place.name}: {problem}.", code="volume_unavailable")
         if self._scratch_size is not None:
             image = top / "scratch.image"
             make_file_system(image, self._scratch_size)
             mount_calls.mount_image(str(image), str(top / "scratch"))
-            image.unlink()  # It is there as long as it is mounted, and nobody has to remove it.
+            image.unlink()  # The kernel frees it with the mount.
         output = bounded_log.create_log()
         try:
             process = self._buckets.start(
@@ -269,15 +272,15 @@ class NodeMounts:
         deadline = time.monotonic() + self._timeout
         while process.poll() is None and time.monotonic() < deadline:
             if self._mounted(name):
-                # It is there before s3fs has seen whether it can be used.
+                # The mount exists before s3fs has checked the bucket.
                 if self._answers(name) and process.poll() is None:
                     return
                 break
             time.sleep(POLL_SECONDS)
         log.warning("mount.failed", name=name, said=bounded_log.read_log_tail(output))
         raise TemporaryError(
-            f"{name} could not be mounted: the blob store does not answer, or refuses. What s3fs "
-            "said is in the server's log.",
+            f"{name} could not be mounted: the blob store does not answer, or refuses access. See "
+            "the output of s3fs in the server's log.",
             code="volume_unavailable",
             retry_after=5.0,
         )
@@ -293,7 +296,7 @@ class NodeMounts:
         return True
 
     def _bounded(self, work: Callable[[], object]) -> None:
-        """Do it in a thread that nobody waits for longer than the time-out."""
+        """Call `work` in a thread that is abandoned after the timeout."""
         result: list[BaseException | None] = []
 
         def run() -> None:
@@ -312,21 +315,21 @@ class NodeMounts:
             raise result[0]
 
     def _unmount(self, name: str) -> None:
-        """Whatever there is of it; what a killed process left too."""
+        """Remove a mount, also one that a killed process has left half-made."""
         top = self._root / name
         if not top.is_dir():
             return
         unmount(self.path(name))
         self._end(top)
         if not self._buckets.end(name):
-            # The directory stays, by which its group is found again.
+            # Its control group is found again by the directory.
             log.warning("mount.does_not_end", name=name)
             return
         unmount(top / "scratch")
         # Earlier versions kept a log there.
         for file in (STATE, "log", "scratch.image"):
             (top / file).unlink(missing_ok=True)
-        # Never recursively: if one of them still is a mount, that would be its end.
+        # Not recursively: if one is still mounted, that would delete its files.
         for directory in (top / "files", top / "scratch", top):
             try:
                 directory.rmdir()
@@ -337,16 +340,16 @@ class NodeMounts:
                 return
 
     def _kill(self, top: Path) -> None:
-        """End the s3fs of a mount at once, if it has one."""
+        """Kill the s3fs of a mount, if it has one."""
         if (known := _process(top)) is not None:
             log.info("mount.ended", name=top.name, pid=known[0], signal="SIGKILL")
             processes.kill(*known)
 
     def _end(self, top: Path) -> None:
         """
-        s3fs ends by itself when nobody has the mount any more; one that does not is made to.
-        Somebody else's mount namespace may hold a copy of it, in which nothing is open: what was
-        written is in the bucket when the instances that wrote it have ended.
+        Wait for the end of s3fs, which follows the unmount, and kill it otherwise. The mount may
+        live on in another namespace, with no file open: all writes of instances that have ended
+        are in the bucket.
         """
         if (known := _process(top)) is None:
             return
@@ -363,7 +366,7 @@ class NodeMounts:
 
 
 def _process(top: Path) -> tuple[int, int] | None:
-    """The s3fs of a mount, and when it began."""
+    """Pid and start time of the s3fs of a mount."""
     try:
         state = json.loads((top / STATE).read_text())
     except (FileNotFoundError, ValueError):
@@ -373,8 +376,8 @@ def _process(top: Path) -> tuple[int, int] | None:
 
 def _mount_image(image: Path, target: Path) -> None:
     """
-    By the device that has it already, if one has: the kernel keeps one file system of a device
-    however often it is mounted, and would damage that of a second device on the same image.
+    Mount an image, from its existing loop device if it has one: two loop devices on one image would
+    be two file systems in the kernel, and damage it.
     """
     for _ in range(3):
         device = loop_device_of(image)
@@ -387,14 +390,14 @@ def _mount_image(image: Path, target: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EIO, errno.EINVAL, errno.ENOENT):
                 raise
-            time.sleep(POLL_SECONDS)  # The last one who had it has just let it go.
+            time.sleep(POLL_SECONDS)  # It has just been detached.
         else:
             return
-    raise TemporaryError(f"{image} is let go of right now.", code="volume_busy")
+    raise TemporaryError(f"{image} is being detached.", code="volume_busy")
 
 
 def _hand_over(top: Path, uid: int, owner: int | None) -> None:
-    """Give a file system to the uid that is to use it."""
+    """Give the files of a mounted file system to a uid."""
     if owner is not None:
         done = mount_program(mount_calls.MAP, top, owner, uid, timeout=MAP_SECONDS)
         if done.returncode:
@@ -407,12 +410,12 @@ def _hand_over(top: Path, uid: int, owner: int | None) -> None:
 
 def _empty(path: Path) -> None:
     """
-    From the leaves up, without renames, which are copies there; a bucket's keys are short enough to
-    go down by the stack.
+    Remove all files, from the leaves up. Without renames, which are copies in a bucket; its keys
+    are short enough for recursion.
     """
 
     def note(function: object, name: str, failure: tuple[type, BaseException, object]) -> None:
-        # Some stores drop a directory with the last object in it.
+        # Some stores remove a directory with its last object.
         if not isinstance(failure[1], FileNotFoundError):
             raise failure[1]
 

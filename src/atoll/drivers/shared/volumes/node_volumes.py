@@ -1,8 +1,6 @@
 """
-What of this node, and of the blob store, several instances are shown.
-
-Volumes on the node's disk or in the bucket, and workspaces that are in the bucket: which of them is
-mounted from where, for `mounts` to do, and their making and removal.
+Volumes of a node, on its disk or in the bucket, and workspaces in the bucket: how they are made,
+attached to instances and removed. `mounts` does the mounting.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from atoll.drivers.shared.volumes.bucket_mounts import PROCESSES, BucketMounts
 from atoll.drivers.shared.volumes.mounts import Mount, NodeMounts
 from atoll.drivers.shared.volumes.volume_disks import VolumeDisks
 from atoll.drivers.shared.workspace_files import BUCKET
-from atoll.errors import Conflict, InvalidRequest, TemporaryError
+from atoll.errors import Conflict, InvalidRequest, NodeFull, TemporaryError
 from atoll.model.resources import Resources
 from atoll.model.volume import S3
 
@@ -42,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 BUCKET_THREADS = 8
-"""Threads for what may wait for S3, apart from those that everything else shares."""
+"""Threads for calls that may wait for S3, apart from the default thread pool."""
 
 MOUNT_TIMEOUT = 20.0
 """Seconds within which a mount must come up, or answer."""
@@ -72,116 +70,118 @@ class NodeVolumes:
         self._threads = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket")
         self._ends = ThreadPoolExecutor(BUCKET_THREADS, thread_name_prefix="bucket end")
 
-    def open(self, *, images: str | None) -> None:
-        """`images` is why there are none, if so. Blocking, as all before the verbs."""
-        self._no_images = images
+    def open(self, *, no_images: str | None) -> None:
+        """`no_images` is why there are no file system images, if so."""
+        self._no_images = no_images
         self._buckets.open(node_groups(self._settings, self._node))
-        self._mounts.open(self._settings.mount_scratch if images is None else None)
-        self._volumes = VolumeDisks(self._node / "volumes", images=images is None)
+        self._mounts.open(self._settings.mount_scratch if no_images is None else None)
+        self._volumes = VolumeDisks(self._node / "volumes", images=no_images is None)
         self._volumes.open()
 
     def close(self) -> None:
         self._buckets.close()
 
-    # Of one instance
+    # Mounts of an instance; blocking, except `run` and `end`
 
     def attach(
         self, spec: InstanceSpec, workspace: Workspace, own: Sequence[Mount] = (), *, views: bool
     ) -> None:
         """
-        Mount what the instance is to be shown; its directory must be there. `own` is what it alone
-        is shown; with `views`, read-only volumes have mounts of their own.
+        Mount what the instance needs; its directory must exist. `own` are mounts for this instance
+        alone. With `views`, read-only volumes get separate read-only mounts.
         """
-        places = [place for volume, _ in spec.volumes if (place := self._place(volume)) is not None]
+        mounts = [
+            mount for volume, _ in spec.volumes if (mount := self._mount_of(volume)) is not None
+        ]
         if workspace.kind == BUCKET:
-            name = _of_workspace(workspace)
-            places.append(Mount(name, prefix=workspace.prefix, uid=workspace.uid))
-        places += own
+            name = _workspace_mount(workspace)
+            mounts.append(Mount(name, prefix=workspace.prefix, uid=workspace.uid))
+        mounts += own
         if views:
-            places += [
-                Mount(_view_of(volume), view=self.source(volume))
+            mounts += [
+                Mount(_view_mount(volume), view=self.source(volume))
                 for volume, mount in spec.volumes
                 if mount.read_only
             ]
-        if places:
-            self._mounts.note(spec.instance_id, [place.name for place in places])
-            for place in places:
-                self._mounts.ensure(place)
+        if mounts:
+            self._mounts.note(spec.instance_id, [mount.name for mount in mounts])
+            for mount in mounts:
+                self._mounts.ensure(mount)
 
-    def waits_for(self, spec: InstanceSpec) -> bool:
-        """Whether an instance like this is shown something of the bucket."""
+    def uses_bucket(self, spec: InstanceSpec) -> bool:
+        """Whether an instance of this kind has mounts of the bucket."""
         return spec.prefix is not None or any(volume.kind == S3 for volume, _ in spec.volumes)
 
-    def waits(self, instance_id: str) -> bool:
+    def has_bucket_mounts(self, instance_id: str) -> bool:
         """
-        The same of one that is there. Its processes cannot be ended while they wait for S3, nor its
-        mounts.
+        Whether an existing instance has mounts of the bucket. While S3 does not answer, its
+        processes cannot end and its mounts cannot be removed.
         """
         return any(self._mounts.is_of_bucket(name) for name in self._mounts.noted(instance_id))
 
-    async def run(self, waits: bool, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def run(self, uses_bucket: bool, work: Callable[..., Result], *arguments: Any) -> Result:
         """
-        Do it in a thread. What `waits` for S3 has threads of its own: if S3 does not answer, only
-        those who use it wait.
+        Call `work` in a thread. Calls that use the bucket have threads of their own: while S3 does
+        not answer, other calls do not wait.
         """
-        if not waits:
+        if not uses_bucket:
             return await asyncio.to_thread(work, *arguments)
         return await _in(self._threads, work, *arguments)
 
     async def end(self, instance_id: str, kill: Callable[..., None], *arguments: Any) -> None:
-        """Kill an instance, in a thread, without a wait for mounts that are being made."""
-        if not self.waits(instance_id):
+        """Kill an instance in a thread that does not wait for mounts of other instances."""
+        if not self.has_bucket_mounts(instance_id):
             await asyncio.to_thread(kill, *arguments)
             return
         await _in(self._ends, kill, *arguments)
 
     @contextlib.contextmanager
     def detached(self, instance_id: str) -> Iterator[None]:
-        """Within this the instance's directory goes; then what only it had is unmounted."""
+        """The instance's directory is removed in this block, and its unused mounts after it."""
         had = self._mounts.noted(instance_id)
         yield
-        # A view, which was mounted last, would keep its volume from being unmounted.
+        # In reverse: a view, which was mounted last, keeps its volume busy.
         self._mounts.release(reversed(had))
 
     def source(self, volume: Volume) -> Path:
-        """The directory to bind."""
-        if self._place(volume) is not None:
-            return self._mounts.path(_of_volume(volume))
+        """The directory to bind for a volume."""
+        if self._mount_of(volume) is not None:
+            return self._mounts.path(_volume_mount(volume))
         return self._volumes.directory(volume.id)
 
     def view(self, volume: Volume) -> Path:
-        """The same, read-only, of one that was attached with `views`."""
-        return self._mounts.path(_view_of(volume))
+        """The read-only directory of a volume that was attached with `views`."""
+        return self._mounts.path(_view_mount(volume))
 
     def path(self, name: str) -> Path:
-        """Where a place of that name is mounted."""
+        """Where the mount of this name is."""
         return self._mounts.path(name)
 
-    def sync(self, place: Mount) -> None:
-        """Have the kernel write all that it holds of a place, whichever namespace has it."""
-        self._mounts.sync(place)
+    def sync(self, mount: Mount) -> None:
+        """Flush a file system to disk, whichever mount namespace it is mounted in."""
+        self._mounts.sync(mount)
 
     def files(self, workspace: Workspace) -> Path | None:
-        """The same of a workspace; none of one that is on the node's disk."""
-        return self._mounts.path(_of_workspace(workspace)) if workspace.kind == BUCKET else None
+        """The mounted directory of a workspace in the bucket; None for one on the node's disk."""
+        return self._mounts.path(_workspace_mount(workspace)) if workspace.kind == BUCKET else None
 
     def make_prefix(self, prefix: str) -> None:
         self._mounts.make_prefix(prefix)
 
-    def _place(self, volume: Volume) -> Mount | None:
-        """None where there is nothing to mount."""
+    def _mount_of(self, volume: Volume) -> Mount | None:
+        """None if the volume is a directory, which needs no mount."""
         if volume.kind == S3:
-            return Mount(_of_volume(volume), prefix=_prefix(volume))
+            return Mount(_volume_mount(volume), prefix=_prefix(volume))
         image = self._volumes.image(volume.id)
-        return None if image is None else Mount(_of_volume(volume), image=image)
+        return None if image is None else Mount(_volume_mount(volume), image=image)
 
-    # Verbs
+    # Volumes
 
     def bucket_problem(self) -> str | None:
-        return self._buckets.trouble()
+        return self._buckets.problem()
 
     async def make(self, volume: Volume) -> None:
-        with _translated(volume.id):
+        with _volume_errors(volume.id):
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
                 await self.run(True, self._mounts.make_prefix, _prefix(volume))
@@ -193,19 +193,19 @@ class NodeVolumes:
             self._check_bucket(f"Volume {volume.id}, which is in the bucket,")
         elif not read_only and await asyncio.to_thread(self._volumes.image, volume.id) is None:
             raise InvalidRequest(
-                f"Volume {volume.id} can only be used read-only on this node: nothing here would "
-                f"hold its size ({self._no_images or 'it was made without an image'}).",
+                f"Volume {volume.id} can only be used read-only on this node: its size cannot be "
+                f"limited ({self._no_images or 'it was made without an image'}).",
                 code="isolation_unavailable",
             )
 
     async def check_unused(self, volume: Volume) -> None:
-        if await asyncio.to_thread(self._mounts.in_use, _of_volume(volume)):
-            raise Conflict(f"An instance still has volume {volume.id}.", code="volume_in_use")
+        if await asyncio.to_thread(self._mounts.in_use, _volume_mount(volume)):
+            raise Conflict(f"Volume {volume.id} is in use by an instance.", code="volume_in_use")
 
     async def remove(self, volume: Volume) -> None:
         await self.check_unused(volume)
-        with _translated(volume.id):
-            names = [_view_of(volume), _of_volume(volume)]
+        with _volume_errors(volume.id):
+            names = [_view_mount(volume), _volume_mount(volume)]
             await self.run(volume.kind == S3, self._mounts.release, names)
             if volume.kind == S3:
                 await self.discard(_prefix(volume))
@@ -217,14 +217,14 @@ class NodeVolumes:
 
     async def discard(self, prefix: str) -> None:
         self._check_bucket("What is in the bucket")
-        with _translated(prefix):
+        with _volume_errors(prefix):
             await self.run(True, self._mounts.remove_prefix, prefix)
 
     def _check_bucket(self, what: str) -> None:
-        trouble = self._buckets.trouble()
-        if trouble is not None:
+        problem = self._buckets.problem()
+        if problem is not None:
             raise InvalidRequest(
-                f"{what} cannot be mounted on this node: {trouble}.", code="mount_unavailable"
+                f"{what} cannot be mounted on this node: {problem}.", code="mount_unavailable"
             )
 
 
@@ -237,26 +237,28 @@ def _prefix(volume: Volume) -> str:
     return f"volumes/{volume.id}"
 
 
-def _of_volume(volume: Volume) -> str:
+def _volume_mount(volume: Volume) -> str:
     return f"volume-{volume.id}"
 
 
-def _view_of(volume: Volume) -> str:
+def _view_mount(volume: Volume) -> str:
     return f"view-{volume.id}"
 
 
-def _of_workspace(workspace: Workspace) -> str:
+def _workspace_mount(workspace: Workspace) -> str:
     return f"workspace-{workspace.name}"
 
 
 @contextlib.contextmanager
-def _translated(name: str) -> Iterator[None]:
+def _volume_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        code = "node_full" if full else "volume_unavailable"
-        # The error names places of this node, which are not for clients.
+        # The error has paths of this node, which are not for clients.
         log.warning("place.failed", name=name, error=str(error))
         words = error.strerror if isinstance(error, OSError) else None
-        raise TemporaryError(f"{name}: {words or type(error).__name__}.", code=code) from error
+        message = f"{name}: {words or type(error).__name__}."
+        if full:
+            raise NodeFull(message) from error
+        raise TemporaryError(message, code="volume_unavailable") from error

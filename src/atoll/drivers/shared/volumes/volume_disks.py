@@ -1,9 +1,9 @@
 """
 Volumes on this node's disk.
 
-With images a volume is a file system of its size, in which everybody may read and write: sessions
-have uids of their own, and what one makes is there for the others. Without, it is a directory that
-the owner of the node fills and sessions read. Blocking file work; callers use a thread.
+With images, a volume is a file system of its size in which every session can read and write,
+because sessions have different uids. Without images, it is a directory that the node's owner fills
+and sessions read. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USER, _GROUP, _OTHER, _ALL, _NOBODY = 0x01, 0x04, 0x20, 7, 0xFFFF_FFFF
 SHARED = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", tag, _ALL, _NOBODY) for tag in (_USER, _GROUP, _OTHER)
 )
-"""A default ACL by which what is made in a directory has all the rights that its maker gives it."""
+"""A default ACL: files in the directory get all rights that their maker gives them."""
 
 
 class VolumeDisks:
@@ -36,7 +36,7 @@ class VolumeDisks:
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def image(self, name: str) -> Path | None:
-        """The image to mount; none of a directory."""
+        """The image to mount; None if the volume is a directory."""
         path = self._root / name / "disk"
         return path if path.exists() else None
 
@@ -44,7 +44,7 @@ class VolumeDisks:
         return self._root / name / "files"
 
     def make(self, name: str, size: int) -> None:
-        """An empty one, whatever is left of another."""
+        """Make an empty volume; remove what is left of an earlier one."""
         place = self._root / name
         self.remove(name)
         place.mkdir(mode=0o700)
@@ -58,7 +58,7 @@ class VolumeDisks:
 
     @staticmethod
     def _share(image: Path, top: Path) -> None:
-        """Before any tenant has written to it."""
+        """Let every uid write to an image that no tenant has written to yet."""
         top.mkdir()
         mount_calls.mount_image(str(image), str(top))
         try:
@@ -70,6 +70,6 @@ class VolumeDisks:
         top.rmdir()
 
     def remove(self, name: str) -> None:
-        # What a process left mounted that was killed while it made one.
+        # A process that was killed in `make` may have left it mounted.
         unmount(self._root / name / "top")
         remove_tree(self._root / name)
