@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from atoll.link import validation as check
 from atoll.link.errors import ExecutorError, ProtocolViolation, refusal
-from atoll.model.file_times import MOST as MOST_NANOSECONDS
-from atoll.model.manifest import told
+from atoll.model.file_times import MAX_NANOSECONDS
+from atoll.model.manifest import parse_entry
 from atoll.protocol import frames
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _artifact(raw: dict[str, Any]) -> ArtifactEntry:
 
 
 def _nanoseconds(value: object) -> int:
-    return check.integer(value, "time", least=-MOST_NANOSECONDS, most=MOST_NANOSECONDS)
+    return check.integer(value, "time", least=-MAX_NANOSECONDS, most=MAX_NANOSECONDS)
 
 
 def approval(raw: dict[str, Any]) -> dict[str, Any] | None:
@@ -281,7 +281,7 @@ def scanned(fields: object) -> list[Any]:
     """An entry of a scan, as `model.manifest` reads it."""
     try:
         if isinstance(fields, list):
-            told(fields)
+            parse_entry(fields)
             return fields
     except (ValueError, TypeError, OverflowError):
         pass

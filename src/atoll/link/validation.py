@@ -60,7 +60,7 @@ def decoded(payload: bytes) -> dict[str, Any]:
             return frames.decode_json(payload)  # type: ignore[no-any-return]
         except frames.ProtocolError as error:
             raise ProtocolViolation(f"The executor sent no JSON object: {error}.") from None
-    if not json_size.at_most(payload, MAX_VALUES):
+    if not json_size.has_at_most(payload, MAX_VALUES):
         raise ProtocolViolation(f"The executor sent JSON of more than {MAX_VALUES} values.")
     try:
         text = payload.decode("utf-8", "surrogatepass")

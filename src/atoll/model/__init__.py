@@ -1,6 +1,6 @@
 """
-Frozen dataclasses and pure decisions.
+Entities as frozen dataclasses, and decisions as pure functions.
 
-Nothing here awaits, reads a clock or touches the outside: what a function needs, the time included,
-is an argument. An entity has one shape, this one; the table and the wire schema follow it.
+Nothing here awaits, reads a clock or does I/O: everything that a function needs, the time included,
+is an argument. Entities have no other shape inside Atoll; rows and wire schemas derive from them.
 """

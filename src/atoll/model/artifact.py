@@ -1,8 +1,8 @@
 """
-What kind of artifact a file is, told by its path alone.
+The type of an artifact, derived from its path.
 
-`log` is what is called `*.log` or lies beneath a directory `logs`; `output` is what lies beneath
-`output` or `outputs`; everything else is an `artifact`. A log beneath `output` is a log.
+`log`: named `*.log`, or in a directory `logs`. `output`: in a directory `output` or `outputs`, and
+not a log. `artifact`: everything else.
 """
 
 from __future__ import annotations

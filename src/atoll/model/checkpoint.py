@@ -1,4 +1,4 @@
-"""A session's workspace as it was at one moment, kept in the blob store."""
+"""Stored copies of a session's workspace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
-    """A checkpoint before the newest that is kept, should the newest turn out to be damaged."""
+    """One checkpoint in the blob store."""
 
     number: int
     manifest: str
@@ -18,15 +18,15 @@ class CheckpointRef:
     size: int
     node_id: str
     settled: bool
-    """Whether nothing changed while it was taken."""
+    """Whether no file changed while it was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest one of a session, with what is kept of those before."""
+    """The newest checkpoint of a session, and older ones in case it is damaged."""
 
     id: str
-    """The session's."""
+    """The id of the session."""
     number: int
     manifest: str
     """The key of the object that lists its files."""
@@ -35,22 +35,20 @@ class Checkpoint:
     size: int
     """Bytes of all files together."""
     node_id: str
-    """The node that wrote it, which may have parts of it that the blob store has yet to get."""
+    """The node that wrote it and may still be uploading parts of it."""
     kept_until: datetime | None = None
-    """When it is to be removed; none while its session lives."""
+    """When it will be removed; null while its session exists."""
     version: int = 1
     settled: bool = True
-    """Whether nothing changed while it was taken."""
+    """Whether no file changed while it was taken."""
     older: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     damaged: bool = False
-    """
-    Whether something of it was found missing or damaged: the next one refers to nothing of it.
-    """
+    """Whether parts are missing or damaged, so that the next checkpoint must not reuse any."""
 
     @property
     def backups(self) -> list[CheckpointRef]:
-        """It and the older ones, newest first."""
+        """All checkpoints, newest first."""
         own = CheckpointRef(
             self.number,
             self.manifest,
@@ -67,13 +65,13 @@ def retained(
     candidates: Sequence[CheckpointRef], *, settled: bool, backups: int
 ) -> tuple[CheckpointRef, ...]:
     """
-    Which of those before a new checkpoint stay: the last, because somebody may be reading it, and
-    as many settled ones as make `backups` with the new one, if that is `settled`.
+    The older checkpoints to retain beside a new one: the last, because it may be being read, and as
+    many settled ones as are needed for `backups` in all. `settled` says whether the new one is.
     """
     missing = backups - settled
-    stay: list[CheckpointRef] = []
-    for one in candidates:
-        if not stay or (one.settled and missing > 0):
-            stay.append(one)
-            missing -= one.settled
-    return tuple(stay)
+    kept: list[CheckpointRef] = []
+    for candidate in candidates:
+        if not kept or (candidate.settled and missing > 0):
+            kept.append(candidate)
+            missing -= candidate.settled
+    return tuple(kept)

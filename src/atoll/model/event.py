@@ -1,4 +1,4 @@
-"""One change, as it is told to those who follow what happens, and the places on their feed."""
+"""Events of the feed: one per change of a session, an execution, a template or a node."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ if TYPE_CHECKING:
     from atoll.model.session import Session
     from atoll.model.template import Template
 
-LONGEST_TYPE = 64
-"""Characters of one type, or pattern of types, that is asked for."""
-MOST_TYPES = 32
+MAX_TYPE_LENGTH = 64
+"""Characters of a type or pattern that is subscribed to."""
+MAX_TYPES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     type: str
-    """The noun and what it came to be: `session.stopped`."""
+    """Noun and change: `session.stopped`."""
     subject: str
     """The id of what changed."""
     at: datetime
     data: dict[str, Any] = field(default_factory=dict)
-    """Small, and for everybody who may read: no code, no values of variables."""
+    """Small and not secret: no code and no values of variables."""
     number: int | None = None
-    """Its place on the feed, once it has one: one more than that of the event before."""
+    """Its position on the feed: consecutive, and assigned soon after the event was stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedRange:
-    """What is kept of the feed."""
+    """The events that the feed has."""
 
     first: int
-    """The number of the oldest event that is kept, or would be if there were one."""
+    """The number of the oldest event, or of the next one if there is none."""
     last: int
-    """The highest number that was given; one less than `first` when nothing is kept."""
+    """The highest number assigned; `first` - 1 if there are no events."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """A part of the feed that was looked through."""
+    """The result of searching a part of the feed."""
 
     events: tuple[Event, ...]
     through: int
-    """The number up to which no other event matches."""
+    """The number up to which the feed was searched."""
     first: int
-    """Of all that is kept; what came before it was not seen, whether it matches or not."""
+    """The number of the feed's oldest event; those before it have expired unseen."""
 
 
 def session_event(session: Session, at: datetime, what: str | None = None) -> Event:
-    """That a session has come to be what it is; `what` instead of its status if that is told."""
+    """The event that reports a session's status, or `what` if that is given."""
     data = {
         "status": session.status,
         "wanted": session.wanted,
@@ -66,7 +66,7 @@ def session_event(session: Session, at: datetime, what: str | None = None) -> Ev
 
 
 def execution_event(execution: Execution, what: str, at: datetime) -> Event:
-    """`what` it came to be: submitted, running, retried, or its last status."""
+    """`what` is submitted, running, retried, or the final status."""
     outcome = execution.outcome
     cause = None if outcome is None else outcome.cause
     if outcome is None and execution.attempts:
@@ -86,7 +86,7 @@ def execution_event(execution: Execution, what: str, at: datetime) -> Event:
 
 
 def template_event(template: Template, what: str, at: datetime) -> Event:
-    """`what` it came to be: created, changed, building, ready, failed or removed."""
+    """`what` is created, changed, building, ready, failed or removed."""
     return Event(
         f"template.{what}",
         template.id,

@@ -1,9 +1,9 @@
 """
-One placement of a request to run something, and what came of it.
+Executions: one placement of an invocation, its attempts and its outcome.
 
-An execution is tried until an attempt comes to an end of its own, or no more attempts are allowed;
-`MOVES` is how its status may change. `failed` and `timeout` are the code's own ends; `crashed` is
-the end of one whose instance was lost, by no fault of the code, as often as that is forgiven.
+An execution is attempted until an attempt ends by itself or no retries are left. `failed` and
+`timeout` are caused by the code; `crashed` means that the instance was lost more often than is
+retried. `TRANSITIONS` has the possible changes of status.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class ExecutionStatus(StrEnum):
 
 _ENDS = frozenset(status for status in ExecutionStatus if status.ended)
 
-MOVES: dict[ExecutionStatus, frozenset[ExecutionStatus]] = {
+TRANSITIONS: dict[ExecutionStatus, frozenset[ExecutionStatus]] = {
     ExecutionStatus.PENDING: _ENDS | {ExecutionStatus.RUNNING},
-    # Back to pending when the attempt was lost and there will be another.
+    # Back to pending if the attempt was lost and another one follows.
     ExecutionStatus.RUNNING: _ENDS | {ExecutionStatus.PENDING},
     **{status: frozenset() for status in _ENDS},
 }
-"""What a status may become; an end stays."""
+"""The statuses that may follow each; final ones stay."""
 
 
 def may_become(status: ExecutionStatus, following: ExecutionStatus) -> bool:
-    """Whether a record of one status may be written with the other; the same one always may."""
-    return status is following or following in MOVES[status]
+    """Whether a record may change from one status to the other; it may always stay the same."""
+    return status is following or following in TRANSITIONS[status]
 
 
 RESULT_STATUS = {
@@ -53,11 +53,11 @@ RESULT_STATUS = {
     ExecutionStatus.CRASHED: "error",
     ExecutionStatus.CANCELLED: "error",
 }
-"""The word that a result uses for each final status."""
+"""How a result names each final status."""
 
 
 class Mode(StrEnum):
-    """How who invokes hears of the result."""
+    """How the client gets the result."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -73,20 +73,20 @@ class Language(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that an execution made or changed."""
+    """A file that an execution created or changed."""
 
     path: str
     size: int
     mime_type: str
     created_at: datetime
     checksum: str | None
-    """SHA-256 in hexadecimal; none for files beyond the size that is hashed at once."""
+    """SHA-256 in hexadecimal; null for files that are too large to be hashed at once."""
     type: str = "artifact"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be run: `code` in a `language`, or a `command`."""
+    """What to run: `code` in a `language`, or a `command`."""
 
     code: str | None = None
     language: Language | None = None
@@ -99,22 +99,22 @@ class Request:
     timeout: float = 30.0
     """Seconds."""
     function_name: str | None = None
-    """What is called: a name in `code`, or without code `module:name` in the workspace."""
+    """The function to call: a name in `code`, or without code `module:name` in the workspace."""
     body: str | None = None
-    """Input that is not JSON, as base64; given instead of `event`."""
+    """Input that is not JSON, as base64, instead of `event`."""
     content_type: str | None = None
     context_id: str | None = None
     """The stateful context to run in."""
     terminal: tuple[int, int] | None = None
-    """Rows and columns of the terminal to run on; none for pipes."""
+    """Rows and columns of the terminal to run in; null for pipes."""
     stdin_open: bool = False
-    """Whether stdin stays open for what is injected later."""
+    """Whether stdin stays open for input that is sent later."""
     mode: Mode = Mode.ASYNC
     metadata: dict[str, str] = field(default_factory=dict)
-    """What the invoker wants to find with it again; never much."""
+    """Small values that the client stores with the invocation."""
 
     def same_work(self, other: Request) -> bool:
-        """Whether both run the same thing with the same input, however they are waited for."""
+        """Whether both run the same code with the same input, however the client waits for it."""
         return all(getattr(self, name) == getattr(other, name) for name in _WORK)
 
 
@@ -127,21 +127,21 @@ _WORK = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at an execution in one instance."""
+    """One try of an execution in one instance."""
 
     started_at: datetime
     ended_at: datetime
     node_id: str
     instance_id: str | None
     cause: Cause | None
-    """Why it ended; none when the execution completed."""
+    """Why it ended; null if the execution completed."""
     message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """
-    How an execution ended. Output is bytes as they came, cut at the limit; sizes are the full ones.
+    How an execution ended. Output is truncated at its limit; sizes are those of all output.
     """
 
     status: ExecutionStatus
@@ -155,18 +155,18 @@ class Outcome:
     stdout_size: int = 0
     stderr_size: int = 0
     return_json: bytes | None = None
-    """The handler's return value as JSON text; none when there was no handler."""
+    """The handler's return value as JSON; null without a handler."""
     execution_time: float = 0.0
     """Seconds."""
     metrics: dict[str, float] = field(default_factory=dict)
     artifacts: tuple[Artifact, ...] = ()
     artifacts_truncated: bool = False
     results_json: bytes | None = None
-    """What a context showed, as a JSON list of MIME bundles; none when it showed nothing."""
+    """What a context displayed, as a JSON list of MIME bundles; null if nothing."""
     log: tuple[tuple[int, int], ...] | None = None
     """
-    In what pieces output came: channel and length of each, the first has sequence number 1. None
-    when that is not known.
+    The pieces in which output arrived: channel and length of each; the first has sequence number 1.
+    None if unknown.
     """
 
 
@@ -182,25 +182,25 @@ class Execution:
     completed_at: datetime | None = None
     retry_count: int = 0
     invocation_id: str | None = None
-    """None for those of before there were invocations."""
+    """None for executions that are older than invocations."""
     ordinal: int = 1
-    """Its number among the executions of its invocation."""
+    """Its position among the executions of its invocation."""
     superseded: bool = False
-    """Whether another execution of its invocation came after it."""
+    """Whether its invocation has a later execution."""
     invoked_at: datetime | None = None
-    """When the first execution of its invocation was made; None for that one."""
+    """When the first execution of its invocation was created; None for that one."""
     attempts: tuple[Attempt, ...] = ()
-    """Those that have ended, in order."""
+    """Attempts that have ended, in order."""
     outcome: Outcome | None = None
-    """Set when the status is final."""
+    """Set if the status is final."""
     holder: str | None = None
-    """The replica that sees to it until it ends."""
+    """The replica that owns it until it ends."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Parts that are too large for a row, by name, and where they are in the blob store."""
+    """Keys in the blob store of parts that are too large for a row, by the part's name."""
     version: int = 1
 
     def attempted(self, outcome: Outcome, *, at: datetime, node_id: str) -> tuple[Attempt, ...]:
-        """Its attempts with the one that came to this, if it began at all."""
+        """The attempts including the one with this outcome, if it started at all."""
         if self.started_at is None:
             return self.attempts
         last = Attempt(
@@ -224,9 +224,9 @@ class Execution:
         )
 
     def retried(self, outcome: Outcome, *, at: datetime, node_id: str) -> Execution:
-        """As it waits for its next attempt, which has begun nowhere yet."""
+        """The execution as it waits for its next attempt."""
         assert may_become(self.status, ExecutionStatus.PENDING)
-        # When one began that was lost with its replica, the replica alone knew.
+        # If the replica that made the attempt was lost, its start time was lost with it.
         lost = replace(self, started_at=self.started_at or at)
         return replace(
             self,

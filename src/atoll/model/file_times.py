@@ -1,4 +1,4 @@
-"""Times of files, which user code sets to whatever the file system takes."""
+"""Times of files, which user code can set to any value that the file system stores."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
-MOST = 10**28
-"""Nanoseconds: more than a kernel's 64 bits of seconds, so no file has it."""
+MAX_NANOSECONDS = 10**28
+"""More than 64 bits of seconds, so no file can have it."""
 
 
-def moment(nanoseconds: int) -> datetime:
+def file_time(nanoseconds: int) -> datetime:
     """
-    Since 1970; what no calendar has is the last, or the first, that there is. What no file can have
-    is a `ValueError`.
+    A time in nanoseconds since 1970, clamped to the range of `datetime`. Raises `ValueError` for
+    what no file can have.
     """
-    if abs(nanoseconds) > MOST:
+    if abs(nanoseconds) > MAX_NANOSECONDS:
         raise ValueError("not the time of a file")
     try:
         return datetime.fromtimestamp(nanoseconds // 1000 / 1e6, UTC)

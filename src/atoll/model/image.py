@@ -1,4 +1,4 @@
-"""Names of images, and what is recorded of one."""
+"""Names of images, and what is recorded about an image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 HUB = "docker.io"
-"""The registry of names that name none."""
+"""The registry of names without one."""
 
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _SERVER = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?"
@@ -15,23 +15,23 @@ _REFERENCE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 SERVER = r"^[A-Za-z0-9\[][A-Za-z0-9.:\]-]{0,254}$"
-"""What a registry's address is made of: host and port."""
+"""The address of a registry: host and port."""
 LONGEST = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`name:tag`, `name@digest` or `name:tag@digest`, where the digest is what counts."""
+    """`name:tag`, `name@digest` or `name:tag@digest`; the digest takes precedence."""
 
     name: str
     server: str
     tag: str
-    """Empty when there is a digest alone."""
+    """Empty if there is only a digest."""
     digest: str = ""
 
     @property
     def wanted(self) -> str:
-        """What is asked for of the repository `name`."""
+        """What to pull from the repository `name`."""
         return self.digest or self.tag
 
     def pinned(self, digest: str) -> str:
@@ -39,7 +39,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """Raises `ValueError` when it is none."""
+    """Raises `ValueError` if the text is not the name of an image."""
     found = _REFERENCE.fullmatch(text) if len(text) <= LONGEST else None
     if found is None:
         raise ValueError("not the name of an image")
@@ -62,15 +62,15 @@ class Registry:
 
     server: str
     sealed: str = field(repr=False)
-    """Encrypted, for this template and this server alone."""
+    """Encrypted, bound to this template and this server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is recorded of the image that a version of a template was built to."""
+    """The image that a version of a template was built into."""
 
     digest: str | None = None
-    """That of its manifest, where it came from a registry: by it another node gets the same."""
+    """The digest of its manifest if it came from a registry; other nodes pull it by this."""
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    """The image's own; what an instance runs is the executor."""
+    """The image's own; instances run the executor instead."""

@@ -9,8 +9,8 @@ from enum import StrEnum
 @dataclass(frozen=True, slots=True)
 class Dependency:
     """
-    One package by name, with its extras in brackets if it is to have any; `version` is a set of
-    PEP 440 specifiers, empty for any.
+    A package by name, with extras in brackets if there are any. `version` is a set of PEP 440
+    specifiers; empty allows any.
     """
 
     name: str
@@ -29,25 +29,25 @@ class InstallStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """What was asked for, and what has come of it."""
+    """The request of a session, and its state."""
 
     dependencies: tuple[Dependency, ...]
     timeout: int
     """Seconds."""
     fail_on_error: bool = True
-    """Whether a session whose packages cannot be installed fails."""
+    """Whether the session fails if the packages cannot be installed."""
     allow_conflicts: bool = False
-    """Whether other versions than the template's may take their place."""
+    """Whether packages may replace other versions in the template."""
     status: InstallStatus = InstallStatus.INSTALLING
     environment: str | None = None
     """
-    The driver's name for the directory with the packages, once they are installed; none when the
-    template has them all.
+    The driver's name for the directory with the installed packages; null if the template has them
+    all.
     """
     installed: tuple[str, ...] = ()
     """
-    All packages that the dependencies come to, as `name==version`, in order; those that the
-    template has in that very version are the template's.
+    All packages that the dependencies resolve to, as `name==version`, sorted. Those that the
+    template has in the same version are the template's.
     """
     message: str | None = None
     """Why it failed."""

@@ -15,7 +15,7 @@ from atoll.model.volume import Volume, VolumeMount
 @dataclass(frozen=True, slots=True)
 class Handle:
     """
-    How a driver finds an instance again. Small, versioned and stored; only its driver reads `data`.
+    How a driver finds an instance again. Small, versioned and stored; only the driver reads `data`.
     """
 
     instance_id: str
@@ -26,7 +26,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """Where an executor reports, and by what right."""
+    """Where an executor sends callbacks, and with which token."""
 
     url: str
     token: str = field(repr=False)
@@ -34,20 +34,20 @@ class Callback:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """What a driver makes an instance from."""
+    """What a driver needs to create an instance."""
 
     instance_id: str
     template: Template
     resources: Resources
     workspace: str | None = None
-    """An existing workspace to take over; a new one is made when none is named."""
+    """An existing workspace to use; a new one is created if this is None."""
     ephemeral: bool = False
-    """Whether the instance must end with the process that made it."""
+    """Whether the instance must end with the process that created it."""
     callback: Callback | None = None
-    """None when the executor tells its link alone."""
+    """None if the executor uses its link only."""
     volumes: tuple[tuple[Volume, VolumeMount], ...] = ()
     prefix: str | None = None
-    """Where the workspace is in the blob store's bucket; none when it is on the node's disk."""
+    """The workspace's prefix in the bucket of the blob store; None if it is on the node's disk."""
 
 
 class State(StrEnum):
@@ -66,7 +66,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance as the store knows it; `session_id` is none while it waits in a warm pool."""
+    """An instance as stored; `session_id` is null while it is in a warm pool."""
 
     id: str
     node_id: str
@@ -77,7 +77,7 @@ class Instance:
     created_at: datetime
     session_id: str | None = None
     holder: str | None = None
-    """The replica in whose warm pool it waits."""
+    """The replica in whose warm pool it is."""
 
 
 FEATURES = {

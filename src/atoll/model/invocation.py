@@ -1,9 +1,9 @@
 """
-One request to run something. Its id is stable; each placement of it is an execution.
+Invocations: requests to run something, whose ids are stable.
 
-An invocation is as its latest execution is, and nothing is recorded of it but its executions.
-Another execution is made for one that failed, never beside one that runs or after one that
-succeeded.
+Each placement of an invocation is an execution. The status of an invocation follows from that of
+its latest execution, and only executions are stored. Another execution is created after one that
+failed, never while one runs or after one that succeeded.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class InvocationStatus(StrEnum):
 
 _ENDS = frozenset(status for status in InvocationStatus if status.ended)
 
-MOVES: dict[InvocationStatus, frozenset[InvocationStatus]] = {
+TRANSITIONS: dict[InvocationStatus, frozenset[InvocationStatus]] = {
     InvocationStatus.ACCEPTED: _ENDS | {InvocationStatus.RUNNING},
     InvocationStatus.RUNNING: _ENDS | {InvocationStatus.ACCEPTED},
-    # Once more, by another execution.
+    # By another execution.
     InvocationStatus.FAILED: frozenset({InvocationStatus.ACCEPTED}),
     InvocationStatus.SUCCEEDED: frozenset(),
     InvocationStatus.CANCELLED: frozenset(),
 }
-"""What a status may become."""
+"""The statuses that may follow each."""
 
 STATUS_OF = {
     ExecutionStatus.PENDING: InvocationStatus.ACCEPTED,

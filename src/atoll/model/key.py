@@ -1,4 +1,4 @@
-"""The right to call the API. The secret itself is never stored."""
+"""API keys. Their secrets are never stored."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Key:
 
 def digest(secret: str) -> bytes:
     """
-    What is stored of a key. It has 256 random bits, so one round of SHA-256 cannot be searched.
+    The stored form of a secret. A secret has 256 random bits, so one round of SHA-256 suffices.
     """
     return hashlib.sha256(secret.encode()).digest()

@@ -1,4 +1,4 @@
-"""A request with an idempotency key, and the answer that it got."""
+"""Requests with an idempotency key, and their responses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from datetime import datetime
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
     id: str
-    """A digest of who asks and of the key that they chose."""
+    """A digest of the client and of the key that it chose."""
     holder: str
-    """The replica that works on it."""
+    """The replica that handles it."""
     created_at: datetime
     expires_at: datetime
     fingerprint: str | None = None
-    """A digest of method, path and body; known when the body was read to its end."""
+    """A digest of method, path and body; known once the body was received."""
     status: int | None = None
-    """None until it is answered."""
+    """None until it was answered."""
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     kept: str | None = None
-    """Where a body that is too large for a row is in the blob store; ends with its digest."""
+    """The blob key of a body that is too large for a row; ends with the body's digest."""

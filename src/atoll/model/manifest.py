@@ -17,7 +17,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from atoll.model.file_times import MOST
+from atoll.model.file_times import MAX_NANOSECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,15 +33,15 @@ MAX_PAGE = 8 * 2**20
 """More text than any page has: the last entry may be a file of `MOST_PARTS` parts."""
 MAX_MANIFEST = 64 * 2**20
 """Bytes; a workspace that needs more is not saved."""
-MOST_PARTS = 40_000
+MAX_PARTS = 40_000
 """Of one file: that is 312 GiB without a hole."""
-LONGEST_PATH = 16 * 1024
+MAX_PATH = 16 * 1024
 """Characters; what lies deeper is left out."""
-DEEPEST = 256
+MAX_DEPTH = 256
 """Names in a path; an executor does not go as deep."""
-LONGEST_NAME = 255
+MAX_NAME = 255
 """Bytes of each name in a path; no file system takes more."""
-LARGEST = 2**63 - 1
+MAX_FILE_SIZE = 2**63 - 1
 FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
 
@@ -124,7 +124,7 @@ class Manifest:
         return json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
 
 
-def told(fields: Sequence[Any]) -> Entry:
+def parse_entry(fields: Sequence[Any]) -> Entry:
     """
     An entry as an executor tells it: without parts. Raises `ValueError` or `TypeError` for what no
     file system can have.
@@ -133,24 +133,24 @@ def told(fields: Sequence[Any]) -> Entry:
     target = rest[0] if rest else ""
     if not isinstance(path, str) or not isinstance(target, str):
         raise TypeError("a path is text")
-    if len(path) > LONGEST_PATH or len(target) > LONGEST_PATH or "\0" in path or "\0" in target:
+    if len(path) > MAX_PATH or len(target) > MAX_PATH or "\0" in path or "\0" in target:
         raise ValueError("not a path")
     parts = path.split("/")
-    if len(parts) > DEEPEST:
+    if len(parts) > MAX_DEPTH:
         raise ValueError("a path is too deep")
     for part in parts:
         if part in ("", ".", ".."):
             raise ValueError("not a path beneath the workspace")
-        if len(part.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+        if len(part.encode("utf-8", "surrogateescape")) > MAX_NAME:
             raise ValueError("a name is too long")
     if kind not in (FILE, DIRECTORY, SYMLINK):
         raise ValueError("not a kind")
     numbers = (mode, size, modified, changed, inode)
     if not all(type(number) is int for number in numbers):
         raise TypeError("not a number")
-    if not 0 <= size <= LARGEST or not 0 <= mode <= 0o7777:
+    if not 0 <= size <= MAX_FILE_SIZE or not 0 <= mode <= 0o7777:
         raise ValueError("not a size or a mode")
-    if max(abs(modified), abs(changed)) > MOST or not 0 <= inode < 2**64:
+    if max(abs(modified), abs(changed)) > MAX_NANOSECONDS or not 0 <= inode < 2**64:
         raise ValueError("not a time or an inode")
     return Entry(path, kind, mode, size, modified, changed, inode, target)
 

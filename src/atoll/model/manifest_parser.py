@@ -20,16 +20,16 @@ from atoll.errors import CheckpointDamaged, PermanentError
 from atoll.model.manifest import (
     DIRECTORY,
     FILE,
-    LARGEST,
+    MAX_FILE_SIZE,
     MAX_OBJECT,
     MAX_PAGE,
-    MOST_PARTS,
+    MAX_PARTS,
     PAGE_ENTRIES,
     VERSION,
     Entry,
     Manifest,
     Part,
-    told,
+    parse_entry,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def _entry(fields: Any) -> Entry:
     *known, parts = fields
     if len(known) != 8:
         raise ValueError("an entry has more or fewer fields")
-    entry = told(known)
-    if type(parts) is not list or len(parts) > MOST_PARTS or (parts and entry.kind != FILE):
+    entry = parse_entry(known)
+    if type(parts) is not list or len(parts) > MAX_PARTS or (parts and entry.kind != FILE):
         raise ValueError("an entry has parts that it cannot have")
     placed = tuple(_part(*part) for part in parts)
     if sum(part.length for part in placed) > entry.size:
@@ -107,7 +107,7 @@ def _entry(fields: Any) -> Entry:
 
 
 def _part(name: Any, offset: Any, length: Any) -> Part:
-    most = LARGEST if name is None else MAX_OBJECT
+    most = MAX_FILE_SIZE if name is None else MAX_OBJECT
     if not _number(length, most) or _number(offset, most) + length > most:
         raise ValueError("a part is not in its object")
     return Part(None if name is None else _name(name), offset, length)

@@ -1,4 +1,4 @@
-"""A place that hosts instances, as it tells of itself and as others find it."""
+"""Nodes: what they report about themselves, and how others judge them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """Real numbers of a node at one moment."""
+    """Measured load of a node."""
 
     cpu_usage: float
     """0.0 to 1.0 of all cores."""
     mem_usage: float
     """0.0 to 1.0 of all memory."""
     disk_free: int
-    """Bytes free where the workspaces are; 0 where that is not known."""
+    """Free bytes on the disk with the workspaces; 0 if unknown."""
     cpu_count: int
     mem_total: int
     """Bytes."""
@@ -30,14 +30,14 @@ class NodeHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How far the sessions of a node that is emptied have come."""
+    """The progress of draining a node."""
 
     total: int
-    """Sessions that were there when it began."""
+    """Sessions on the node when the drain started."""
     left: int
-    """Those of them that are there still."""
+    """Sessions that are still there."""
     message: str | None = None
-    """Why one of them could not leave, if that is so."""
+    """Why a session could not be moved."""
 
 
 def versioned_name(template_id: str, number: int) -> str:
@@ -50,7 +50,7 @@ class Node:
     id: str
     type: str
     url: str
-    """Where a control plane of it answers."""
+    """The URL of its replica."""
     labels: dict[str, str] = field(default_factory=dict)
     provides: frozenset[str] = frozenset()
     """Names of `template.REQUIREMENTS` and of `instance.FEATURES`."""
@@ -58,41 +58,43 @@ class Node:
     max_sessions: int | None = None
     metrics: NodeMetrics | None = None
     sessions: int = 0
-    """Those with an instance."""
+    """Sessions with an instance."""
     templates: tuple[str, ...] = ()
-    """Editions of templates (`id@number`) of which it has all that instances need."""
+    """Template versions (`id@number`) whose instances can start without a build or pull."""
     building: tuple[str, ...] = ()
-    """Those that it is making."""
+    """Template versions that it is building or pulling."""
     pool: dict[str, int] = field(default_factory=dict)
     """Ready instances by template."""
     shared_blobs: bool = False
-    """Whether what it saves of workspaces can be had on other nodes."""
+    """Whether other nodes can read its checkpoints."""
     seen_at: datetime | None = None
-    """When it last told of itself."""
+    """The time of its last report."""
     problem: str | None = None
-    """Why no instance can be made there, as it says itself or as the last probe found."""
-    # What others say of it:
+    """Why no instance can be created there, according to itself or to the last probe."""
+    # Written by others:
     status: NodeHealth = NodeHealth.HEALTHY
     failures: int = 0
-    """Probes that failed in a row."""
+    """How many probes failed in a row."""
     cordoned: bool = False
-    """Whether it gets no new sessions, because somebody said so."""
+    """Whether an operator excluded it from new sessions."""
     drain: Drain | None = None
-    """Since somebody asked for it, until it is uncordoned."""
+    """Set from the request to drain until the node is uncordoned."""
 
     @property
     def drained(self) -> bool:
         return self.drain is not None and self.drain.left == 0
 
 
-MOST_FAILURES = 1_000_000
-"""More are not counted."""
+MAX_FAILURES = 1_000_000
+"""The count stops here."""
 
 
-def judged(node: Node, problem: str | None, *, unhealthy_after: int) -> tuple[NodeHealth, int]:
-    """What a node is after a probe that found this problem or none, and how many have failed."""
+def health_after_probe(
+    node: Node, problem: str | None, *, unhealthy_after: int
+) -> tuple[NodeHealth, int]:
+    """The health and failure count of a node after a probe that found `problem`."""
     if problem is None:
         return NodeHealth.HEALTHY, 0
-    failures = min(node.failures + 1, MOST_FAILURES)
+    failures = min(node.failures + 1, MAX_FAILURES)
     lost = node.status is NodeHealth.UNHEALTHY or failures >= unhealthy_after
     return NodeHealth.UNHEALTHY if lost else NodeHealth.HEALTHY, failures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.model.artifact import artifact_type
 from atoll.model.execution import Artifact, ExecutionStatus, Outcome
-from atoll.model.file_times import moment
+from atoll.model.file_times import file_time
 from atoll.model.session import Cause
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _artifact(item: dict[str, Any]) -> Artifact:
         path=path,
         size=int(item["size"]),
         mime_type=mimetypes.guess_type(path)[0] or "application/octet-stream",
-        created_at=moment(int(item["modified"])),
+        created_at=file_time(int(item["modified"])),
         checksum=item.get("sha256"),
         type=artifact_type(path),
     )

@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 from atoll.errors import InvalidRequest
 from atoll.model.install import Dependency
 
-MOST_DEPENDENCIES = 50
+MAX_DEPENDENCIES = 50
 ANY_VERSION = SpecifierSet()
 WITH_PYTHON = ("pip", "setuptools")
 """What interpreters come with."""
@@ -161,8 +161,8 @@ def normalised(dependencies: Iterable[Dependency]) -> tuple[Dependency, ...]:
         extras = ",".join(sorted(canonicalize_name(extra) for extra in requirement.extras))
         bracketed = f"[{extras}]" if extras else ""
         found[name] = Dependency(f"{name}{bracketed}", str(requirement.specifier))
-    if len(found) > MOST_DEPENDENCIES:
-        raise _invalid(f"at most {MOST_DEPENDENCIES} are allowed.")
+    if len(found) > MAX_DEPENDENCIES:
+        raise _invalid(f"at most {MAX_DEPENDENCIES} are allowed.")
     return tuple(found[name] for name in sorted(found))
 
 

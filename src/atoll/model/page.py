@@ -1,4 +1,4 @@
-"""A piece of a list, with where it goes on."""
+"""A page of a list."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ T = TypeVar("T")
 class Page(Generic[T]):
     items: tuple[T, ...]
     next_cursor: str | None = None
-    """Give this as `cursor` for the following items; none at the end."""
+    """Pass as `cursor` to get the next page; null on the last page."""

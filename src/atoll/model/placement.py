@@ -43,11 +43,11 @@ class PlacementRequest:
 
 def rank(nodes: Iterable[Node], demand: PlacementRequest, *, spread_above: int) -> list[Node]:
     """The nodes that fit, best first; none when none does."""
-    found = [node for node in nodes if unfit(node, demand) is None]
+    found = [node for node in nodes if reason_not_to_place(node, demand) is None]
     return sorted(found, key=lambda node: _order(node, demand, spread_above))
 
 
-def unfit(node: Node, demand: PlacementRequest) -> str | None:
+def reason_not_to_place(node: Node, demand: PlacementRequest) -> str | None:
     """Why the node will not do, in words; none when it will."""
     if node.id in demand.exclude:
         return "it is left out"

@@ -1,8 +1,8 @@
 """
-How many ready instances a template should have, and what all pools of a node may have together.
+The sizes of warm pools.
 
-Pure decisions: `target` follows from what is asked for, `follow` keeps it from flapping, `share`
-keeps all of them within the memory that the node gives to ready instances.
+`target` computes the number of ready instances from demand, `smooth` keeps it from flapping, and
+`share_memory` keeps all pools of a node within the memory reserved for ready instances.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
 
 DEVIATIONS = 2.0
-"""Margin above the mean: in so many standard deviations of creates that do not know each other."""
-MOST_BUSY = 0.95
-"""How busy a refill counts at most: beyond, no pool is large enough."""
+"""Margin above the mean number of creates, in standard deviations of a Poisson distribution."""
+MAX_UTILISATION = 0.95
+"""Upper limit of the refill's utilisation; at 1, no pool is large enough."""
 
 
 class Limit(StrEnum):
-    """Why a pool is smaller than it would be."""
+    """Why a pool is smaller than demand requires."""
 
     MAXIMUM = "maximum"
-    """The template's, or that of the settings."""
+    """The maximum of the template or of the settings."""
     MEMORY_SHARE = "memory_share"
-    """Ready instances of the node have all the memory that they may have."""
+    """Ready instances use all memory that the node reserves for them."""
     MEMORY_FREE = "memory_free"
-    """The node has too little memory left for another one."""
+    """The node has too little free memory for another instance."""
     FAILURES = "failures"
-    """Instances could not be started; it is tried again."""
+    """Instances could not be started; retried later."""
 
 
-def bounds(template: Template, max_size: int) -> tuple[int, int]:
-    """Ready instances to keep at least and at most; both 0 of a template without a pool."""
+def limits(template: Template, max_size: int) -> tuple[int, int]:
+    """Minimum and maximum number of ready instances; both 0 for a template without a pool."""
     least = template.pool_size
     if least == 0 and template.pool_max is None:
         return 0, 0
@@ -48,15 +48,15 @@ def bounds(template: Template, max_size: int) -> tuple[int, int]:
 
 def need(rate: float, start_seconds: float, *, burst: int = 0, concurrency: int = 1) -> int:
     """
-    Ready instances with which creates do not wait.
+    Ready instances needed for creates not to wait.
 
-    While one that was taken is replaced, `rate * start_seconds` others are taken on average, and
-    sometimes more; the busier a refill of `concurrency` at a time is, the longer they wait for it.
-    `burst` came at once before, and may again.
+    While an instance that was taken is replaced, `rate * start_seconds` others are taken on
+    average. They wait longer the busier the refill is, which starts `concurrency` instances at a
+    time. `burst` is the largest number of creates that arrived at once.
     """
     load = rate * start_seconds
-    busy = min(load / concurrency, MOST_BUSY)
-    return max(burst, math.ceil((load + DEVIATIONS * math.sqrt(load)) / (1 - busy)))
+    utilisation = min(load / concurrency, MAX_UTILISATION)
+    return max(burst, math.ceil((load + DEVIATIONS * math.sqrt(load)) / (1 - utilisation)))
 
 
 def target(
@@ -68,7 +68,7 @@ def target(
     burst: int = 0,
     concurrency: int = 1,
 ) -> int:
-    """`need`, within bounds. `rate` is creates a second."""
+    """`need` within the limits; `rate` is creates per second."""
     wanted = need(rate, start_seconds, burst=burst, concurrency=concurrency)
     return max(least, min(wanted, most))
 
@@ -77,13 +77,13 @@ def target(
 class Level:
     target: int
     since: float
-    """When so many were last wanted, or it was last lowered; seconds of a monotonic clock."""
+    """When it was last needed or lowered, in seconds of a monotonic clock."""
 
 
-def follow(level: Level, wanted: int, now: float, pause: float) -> Level:
+def smooth(level: Level, wanted: int, now: float, pause: float) -> Level:
     """
-    Up at once, down slowly: after each `pause` in which less was wanted, half the way, so that a
-    short silence costs little and a long one ends where it should.
+    Grow at once and shrink slowly: by half the difference after each `pause` with less demand, so
+    that a short break in demand costs little.
     """
     if wanted >= level.target:
         return Level(wanted, now)
@@ -93,33 +93,33 @@ def follow(level: Level, wanted: int, now: float, pause: float) -> Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What one pool asks for."""
+class PoolDemand:
+    """What one pool needs."""
 
     least: int
     target: int
     memory: int
-    """What each of its instances is counted with, in bytes."""
+    """Bytes per instance."""
 
 
-def share(wants: Sequence[Want], budget: int) -> list[int]:
+def share_memory(demands: Sequence[PoolDemand], budget: int) -> list[int]:
     """
-    What each may have: its minimum in any case, and above that what the budget has left, one at a
-    time to the pool that has the least memory above its minimum.
+    The size of each pool. Every pool gets its minimum; the rest of the budget goes, one instance at
+    a time, to the pool that has the least memory above its minimum.
     """
-    granted = [want.least for want in wants]
-    left = budget - sum(want.least * want.memory for want in wants)
-    if left >= sum((want.target - want.least) * want.memory for want in wants):
-        return [want.target for want in wants]
-    line = [(0, index) for index, want in enumerate(wants) if want.target > want.least]
-    heapq.heapify(line)
-    while line:
-        extra, index = heapq.heappop(line)
-        want = wants[index]
-        if want.memory > left:
+    granted = [demand.least for demand in demands]
+    left = budget - sum(demand.least * demand.memory for demand in demands)
+    if left >= sum((demand.target - demand.least) * demand.memory for demand in demands):
+        return [demand.target for demand in demands]
+    queue = [(0, index) for index, demand in enumerate(demands) if demand.target > demand.least]
+    heapq.heapify(queue)
+    while queue:
+        extra, index = heapq.heappop(queue)
+        demand = demands[index]
+        if demand.memory > left:
             continue
-        left -= want.memory
+        left -= demand.memory
         granted[index] += 1
-        if granted[index] < want.target:
-            heapq.heappush(line, (extra + want.memory, index))
+        if granted[index] < demand.target:
+            heapq.heappush(queue, (extra + demand.memory, index))
     return granted

@@ -1,4 +1,4 @@
-"""What an instance may use at most, and the notation for it: `"500m"`, `"512Mi"`, `"1Gi"`."""
+"""Resource limits of an instance, and their notation: `"500m"`, `"512Mi"`, `"1Gi"`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """
-What is retried, and when.
+Which attempts are retried, and when.
 
-Only what the code did not cause: its instance was lost, or evicted, or the node's driver failed.
-What the code did to itself (its own errors, its time-out, its memory) and what a person asked for
-would only come out the same again.
+Only failures that the code did not cause: its instance was lost or evicted, or the driver failed.
+Errors, timeouts and memory use of the code itself would only happen again.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Execution, Outcome
 
-FORGIVEN = frozenset({Cause.INSTANCE_LOST, Cause.NODE_LOST, Cause.EVICTED})
-"""Causes of a crash after which there is another attempt."""
+RETRIED_CAUSES = frozenset({Cause.INSTANCE_LOST, Cause.NODE_LOST, Cause.EVICTED})
+"""Causes of a crash that is retried."""
 
 
-def is_retried(execution: Execution, outcome: Outcome, most: int) -> bool:
-    """Whether an execution whose attempt came to this is tried again; at most `most` times."""
+def is_retried(execution: Execution, outcome: Outcome, max_retries: int) -> bool:
+    """Whether an execution is retried after an attempt with this outcome."""
     return (
         outcome.status is ExecutionStatus.CRASHED
-        and outcome.cause in FORGIVEN
-        # What a context knew went with the instance, and a terminal's user is not there twice.
+        and outcome.cause in RETRIED_CAUSES
+        # The state of a context was lost with the instance; a terminal's input cannot be replayed.
         and execution.request.context_id is None
         and execution.request.terminal is None
-        and execution.retry_count < most
+        and execution.retry_count < max_retries
     )
 
 
 def delay(retry: int, *, first: timedelta, most: timedelta) -> timedelta:
-    """The pause before the retry of this number, from 1 on: it doubles each time."""
+    """The pause before the n-th retry: `first`, doubled each time, at most `most`."""
     pause = first
     for _ in range(1, retry):
-        # Not doubled further than it counts: a timedelta may have no room for that.
+        # Stop before a timedelta overflows.
         if pause >= most / 2:
             return most
         pause *= 2

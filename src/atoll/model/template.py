@@ -12,10 +12,10 @@ from atoll.model.resources import Resources
 DEFAULT_TEMPLATE = "python"
 BASE_TEMPLATE = "template:"
 """What a `base_image` begins with that is another template's root file system."""
-MOST_PACKAGES = 200
+MAX_DEBIAN_PACKAGES = 200
 """Debian packages that a template may name."""
 
-LONGEST_DOCKERFILE = 65_536
+MAX_DOCKERFILE = 65_536
 """Characters."""
 IMAGE = "image"
 """Among the features of a node: its instances are made from images."""

@@ -1,32 +1,32 @@
-"""An address that is told of events, and how far that is."""
+"""Webhooks: URLs that events are sent to, and the progress of delivery."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 
-LONGEST_URL = 2048
-MOST_WEBHOOKS = 100
+MAX_URL_LENGTH = 2048
+MAX_WEBHOOKS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """How it went so far."""
+    """The state of delivery."""
 
     failures: int = 0
-    """Tries at the next event, all of which failed."""
+    """Failed attempts to deliver the next event."""
     gave_up: int = 0
-    """Events that it was not told of, because too many tries failed."""
+    """Events that were skipped after too many failed attempts."""
     missed: int = 0
-    """Events that were no longer kept when it was their turn, of any type."""
+    """Events, of any type, that expired before they were delivered."""
     last_status: int | None = None
-    """Of its last answer; none when there was none."""
+    """HTTP status of the last response; null if there was none."""
     last_error: str | None = None
-    """Why the last try failed; none when it did not."""
+    """Why the last attempt failed; null if it succeeded."""
     last_at: datetime | None = None
-    """When it was last tried."""
+    """The time of the last attempt."""
     retry_at: datetime | None = None
-    """When the next event is tried again."""
+    """When delivery is retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Webhook:
     secret: str = field(repr=False)
     """Encrypted."""
     types: tuple[str, ...]
-    """Of the events that it is told of, or patterns of them; all when there are none."""
+    """Types of events to deliver, or patterns; all if empty."""
     delivered: int
-    """The number of the last event that it was told of, or that was none of its."""
+    """The number of the last event that was delivered or did not match."""
     enabled: bool = True
     deliveries: Deliveries = Deliveries()
     version: int = 1

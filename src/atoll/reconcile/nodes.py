@@ -18,7 +18,7 @@ import structlog
 
 from atoll.errors import AtollError, PermanentError, TemporaryError
 from atoll.model.event import Event
-from atoll.model.node import NodeHealth, judged
+from atoll.model.node import NodeHealth, health_after_probe
 from atoll.model.session import Cause
 from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.nodes.service import node_topic
@@ -189,7 +189,9 @@ class NodeMonitor:
         )
 
     async def _judge(self, node: Node, problem: str | None) -> None:
-        status, failures = judged(node, problem, unhealthy_after=self._settings.unhealthy_after)
+        status, failures = health_after_probe(
+            node, problem, unhealthy_after=self._settings.unhealthy_after
+        )
         if (status, failures, problem) == (node.status, node.failures, node.problem):
             return
         event = None

@@ -18,7 +18,7 @@ import structlog
 
 from atoll.errors import AtollError, TemporaryError
 from atoll.model import pool_size
-from atoll.model.pool_size import Level, Limit, Want
+from atoll.model.pool_size import Level, Limit, PoolDemand
 from atoll.model.template import TemplateStatus
 from atoll.service.pool.service import RATE_WINDOW, PoolPlan
 from atoll.service.pool.stats import START_SECONDS
@@ -139,27 +139,27 @@ class PoolRefill:
 
     def _decided(self, room: Room) -> list[PoolPlan]:
         now = self._clock.monotonic()
-        wants: list[Want] = []
+        wants: list[PoolDemand] = []
         needs: list[int] = []
         levels: dict[Version, Level] = {}
         for template in self._templates:
-            least, most = pool_size.bounds(template, self._settings.max_size)
+            least, most = pool_size.limits(template, self._settings.max_size)
             needed = self._need(template)
             # One that has just been adopted is as large as it was for a while.
             size = self._pool.size(template)
             before = self._levels.get(template.edition, Level(size, now))
             before = Level(min(before.target, most), before.since)
             wanted = max(least, min(needed, most))
-            level = pool_size.follow(before, wanted, now, self._pause)
+            level = pool_size.smooth(before, wanted, now, self._pause)
             levels[template.edition] = level
-            wants.append(Want(least, level.target, self._pool.memory(template)))
+            wants.append(PoolDemand(least, level.target, self._pool.memory(template)))
             needs.append(needed)
         self._levels = levels
         theirs = sum(
             room.others.get(template.id, 0) * want.memory
             for template, want in zip(self._templates, wants, strict=True)
         )
-        granted = pool_size.share(wants, room.budget - theirs)
+        granted = pool_size.share_memory(wants, room.budget - theirs)
         return [
             self._plan(*each, room)
             for each in zip(self._templates, wants, granted, needs, strict=True)
@@ -175,9 +175,9 @@ class PoolRefill:
         )
 
     def _plan(
-        self, template: Template, want: Want, granted: int, needed: int, room: Room
+        self, template: Template, want: PoolDemand, granted: int, needed: int, room: Room
     ) -> PoolPlan:
-        most = pool_size.bounds(template, self._settings.max_size)[1]
+        most = pool_size.limits(template, self._settings.max_size)[1]
         failure = self._failures.get(template.edition)
         limited = None
         short = self._pool.size(template) < granted
@@ -223,7 +223,7 @@ class PoolRefill:
             page = await self._store.templates.page(cursor=cursor, limit=100)
             for newest in page.items:
                 template = await self._ready(newest)
-                if template is not None and pool_size.bounds(template, self._settings.max_size)[1]:
+                if template is not None and pool_size.limits(template, self._settings.max_size)[1]:
                     found.append(template)
             cursor = page.next_cursor
             if cursor is None:

@@ -99,7 +99,7 @@ class Recovery:
                 and template.created_at <= instance.created_at
                 # What demand there was is not known any more: the refill lets go of what is too
                 # many, slowly.
-                and self._pool.size(template) < pool_size.bounds(template, self._max_size)[1]
+                and self._pool.size(template) < pool_size.limits(template, self._max_size)[1]
                 and await self._pool.adopt(template, instance)
             )
 

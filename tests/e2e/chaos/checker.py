@@ -20,7 +20,7 @@ from tests.e2e.chaos.history import Done, Heard, History, Told
 from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan, Style
 
 RETRIES = 3
-FORGIVEN = frozenset({"instance_lost", "node_lost", "evicted"})
+RETRIED_CAUSES = frozenset({"instance_lost", "node_lost", "evicted"})
 RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
 SETTLED = 3_000_000_000
 """Nanoseconds in which the result of code that has ended is made and written down."""
@@ -148,7 +148,7 @@ def has_the_right_result(case: Case) -> Iterator[str]:
         if job.finish is not Finish.HANG:
             yield "it timed out, and had time enough"
     elif case.status is ExecutionStatus.CRASHED:
-        given_up = record["retry_count"] >= RETRIES and record["cause"] in FORGIVEN
+        given_up = record["retry_count"] >= RETRIES and record["cause"] in RETRIED_CAUSES
         if not given_up and not case.told.cancel_sent:
             yield (
                 f"it crashed ({record['cause']}, {record['error']}) "
@@ -193,7 +193,7 @@ def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
     if retries > RETRIES:
         yield f"it was retried {retries} times"
     for attempt in attempts[:retries]:
-        if attempt["cause"] not in FORGIVEN:
+        if attempt["cause"] not in RETRIED_CAUSES:
             yield f"it was retried after {attempt['cause']}"
     # One that nobody had begun is forgiven too while its instance cannot be reached: because of a
     # fault, or because the machine is slow.

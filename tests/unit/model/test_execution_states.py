@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.model.execution import MOVES, RESULT_STATUS, ExecutionStatus, may_become
+from atoll.model.execution import RESULT_STATUS, TRANSITIONS, ExecutionStatus, may_become
 
 from .walks import reachable, walks
 
@@ -19,28 +19,28 @@ statuses = st.sampled_from(ExecutionStatus)
 
 
 def test_every_status_has_its_moves_and_every_end_a_word() -> None:
-    assert set(MOVES) == set(ExecutionStatus)
+    assert set(TRANSITIONS) == set(ExecutionStatus)
     assert set(RESULT_STATUS) == ENDS == set(ExecutionStatus) - {PENDING, RUNNING}
 
 
 @pytest.mark.parametrize("status", ExecutionStatus)
 def test_from_everywhere_there_is_a_way_to_an_end(status: ExecutionStatus) -> None:
-    assert reachable(MOVES, status) & ENDS
+    assert reachable(TRANSITIONS, status) & ENDS
 
 
 def test_every_status_is_reached() -> None:
-    assert reachable(MOVES, PENDING) == set(ExecutionStatus)
+    assert reachable(TRANSITIONS, PENDING) == set(ExecutionStatus)
 
 
-@given(walks(MOVES, PENDING))
+@given(walks(TRANSITIONS, PENDING))
 def test_a_walk_stops_at_its_first_end(walk: list[ExecutionStatus]) -> None:
     *before, last = walk
     assert not any(status.ended for status in before)
-    assert last.ended == (not MOVES[last])
+    assert last.ended == (not TRANSITIONS[last])
     assert all(may_become(*step) for step in pairwise(walk))
 
 
-@given(walks(MOVES, PENDING), statuses)
+@given(walks(TRANSITIONS, PENDING), statuses)
 def test_what_has_ended_becomes_nothing_else(
     walk: list[ExecutionStatus], following: ExecutionStatus
 ) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from atoll.model.file_times import FIRST, LAST, moment
+from atoll.model.file_times import FIRST, LAST, file_time
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from atoll.model.file_times import FIRST, LAST, moment
 def test_a_time_that_no_calendar_has_is_the_nearest_one(
     nanoseconds: int, expected: datetime
 ) -> None:
-    assert moment(nanoseconds) == expected
+    assert file_time(nanoseconds) == expected

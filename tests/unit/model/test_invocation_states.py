@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from atoll.model import execution
 from atoll.model.execution import Execution, ExecutionStatus, Mode, Request
 from atoll.model.invocation import (
-    MOVES,
     STATUS_OF,
     STATUSES_OF,
+    TRANSITIONS,
     Invocation,
     InvocationStatus,
     invocation_of,
@@ -36,31 +36,31 @@ FIRST = Execution(
     invocation_id="inv_1",
 )
 
-execution_walks = walks(execution.MOVES, ExecutionStatus.PENDING)
+execution_walks = walks(execution.TRANSITIONS, ExecutionStatus.PENDING)
 
 
 def is_legal(walk: list[InvocationStatus]) -> bool:
-    return all(before is after or after in MOVES[before] for before, after in pairwise(walk))
+    return all(before is after or after in TRANSITIONS[before] for before, after in pairwise(walk))
 
 
 def test_every_status_has_its_moves() -> None:
-    assert set(MOVES) == set(InvocationStatus)
+    assert set(TRANSITIONS) == set(InvocationStatus)
     assert set(InvocationStatus) - {ACCEPTED, InvocationStatus.RUNNING} == ENDS
 
 
 @pytest.mark.parametrize("status", InvocationStatus)
 def test_from_everywhere_there_is_a_way_to_an_end(status: InvocationStatus) -> None:
-    assert reachable(MOVES, status) & ENDS
+    assert reachable(TRANSITIONS, status) & ENDS
 
 
-@given(walks(MOVES, ACCEPTED))
+@given(walks(TRANSITIONS, ACCEPTED))
 def test_a_walk_leaves_an_end_only_to_try_again_what_failed(
     walk: list[InvocationStatus],
 ) -> None:
     for before, after in pairwise(walk):
         if before.ended:
             assert (before, after) == (FAILED, ACCEPTED)
-    if not MOVES[walk[-1]]:
+    if not TRANSITIONS[walk[-1]]:
         assert walk[-1].ended
 
 
@@ -134,4 +134,4 @@ def test_so_do_several_executions_each_after_one_that_failed(
 
 @pytest.mark.parametrize("status", sorted(ENDS - {FAILED}))
 def test_no_other_end_is_followed_by_another_execution(status: InvocationStatus) -> None:
-    assert ACCEPTED not in MOVES[status]
+    assert ACCEPTED not in TRANSITIONS[status]

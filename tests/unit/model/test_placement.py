@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
-from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
+from atoll.model.placement import MOUNT, PlacementRequest, rank, reason_not_to_place
 from atoll.model.resources import Resources
 
 GIB = 2**30
@@ -49,7 +49,7 @@ def demand(**given: Any) -> PlacementRequest:
     ],
 )
 def test_a_node_fits(found: Node, asked: PlacementRequest) -> None:
-    assert unfit(found, asked) is None
+    assert reason_not_to_place(found, asked) is None
     assert rank([found], asked, spread_above=35) == [found]
 
 
@@ -72,7 +72,7 @@ def test_a_node_fits(found: Node, asked: PlacementRequest) -> None:
     ],
 )
 def test_a_node_does_not_fit(found: Node, asked: PlacementRequest) -> None:
-    assert unfit(found, asked)
+    assert reason_not_to_place(found, asked)
     assert rank([found], asked, spread_above=35) == []
 
 
@@ -181,7 +181,7 @@ def test_all_nodes_that_fit_are_ranked_and_no_others(
 ) -> None:
     ranked = rank(nodes, asked, spread_above=spread)
     assert {found.id for found in ranked} == {
-        found.id for found in nodes if unfit(found, asked) is None
+        found.id for found in nodes if reason_not_to_place(found, asked) is None
     }
     for found in ranked:
         assert found.status is NodeHealth.HEALTHY

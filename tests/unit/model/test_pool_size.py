@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.model.pool_size import Level, Want, bounds, follow, need, share, target
+from atoll.model.pool_size import Level, PoolDemand, limits, need, share_memory, smooth, target
 from tests.contract.stores.store_entities import make_template
 
 rates = st.floats(0, 1e4)
@@ -78,14 +78,14 @@ def test_the_bounds_are_the_templates_within_the_settings(
     template: tuple[int, int | None], expected: tuple[int, int]
 ) -> None:
     least, most = template
-    assert bounds(replace(make_template(), pool_size=least, pool_max=most), 50) == expected
+    assert limits(replace(make_template(), pool_size=least, pool_max=most), 50) == expected
 
 
 def test_a_level_rises_at_once_and_falls_by_halves() -> None:
-    level = follow(Level(2, 0.0), 50, 1.0, 10.0)
+    level = smooth(Level(2, 0.0), 50, 1.0, 10.0)
     seen = [level.target]
     for now in (5.0, 11.0, 15.0, 21.0, 31.0, 41.0, 51.0, 61.0, 71.0, 81.0):
-        level = follow(level, 2, now, 10.0)
+        level = smooth(level, 2, now, 10.0)
         seen.append(level.target)
 
     assert seen == [50, 50, 26, 26, 14, 8, 5, 3, 2, 2, 2]
@@ -97,7 +97,7 @@ def test_a_level_is_never_below_what_is_wanted_nor_above_what_was(
 ) -> None:
     level = Level(0, 0.0)
     for now, each in enumerate(wanted):
-        level = follow(level, each, float(now), pause)
+        level = smooth(level, each, float(now), pause)
         assert each <= level.target <= max(wanted)
 
 
@@ -105,7 +105,7 @@ def test_a_level_is_never_below_what_is_wanted_nor_above_what_was(
 def test_a_level_settles_where_it_is_wanted(start: int, wanted: int) -> None:
     level = Level(start, 0.0)
     for turn in range(1, 12):
-        level = follow(level, wanted, float(turn), 1.0)
+        level = smooth(level, wanted, float(turn), 1.0)
     assert level.target == wanted
 
 
@@ -113,32 +113,40 @@ def test_a_level_settles_where_it_is_wanted(start: int, wanted: int) -> None:
 def test_demand_that_goes_up_and_down_within_a_pause_moves_nothing(around: int) -> None:
     level = Level(around, 0.0)
     for now in range(100):
-        level = follow(level, around - now % 2, float(now), 4.0)
+        level = smooth(level, around - now % 2, float(now), 4.0)
         assert level.target == around
 
 
 SHARES = {
-    "enough for all": ([Want(2, 10, 8), Want(1, 5, 8)], 1000, [10, 5]),
-    "minimums alone are too much": ([Want(2, 10, 8), Want(1, 5, 8)], 10, [2, 1]),
-    "alike above the minimum": ([Want(2, 10, 1), Want(0, 10, 1)], 10, [6, 4]),
-    "counted by memory": ([Want(0, 10, 1), Want(0, 10, 4)], 16, [8, 2]),
-    "one that wants little leaves it to others": ([Want(0, 1, 1), Want(0, 9, 1)], 7, [1, 6]),
-    "one that does not fit leaves it to others": ([Want(0, 1, 50), Want(0, 9, 1)], 7, [0, 7]),
-    "less than nothing": ([Want(1, 4, 8)], -5, [1]),
-    "nobody": ([], 100, []),
+    "enough for all": ([PoolDemand(2, 10, 8), PoolDemand(1, 5, 8)], 1000, [10, 5]),
+    "minimums alone are too much": ([PoolDemand(2, 10, 8), PoolDemand(1, 5, 8)], 10, [2, 1]),
+    "alike above the minimum": ([PoolDemand(2, 10, 1), PoolDemand(0, 10, 1)], 10, [6, 4]),
+    "counted by memory": ([PoolDemand(0, 10, 1), PoolDemand(0, 10, 4)], 16, [8, 2]),
+    "little demand leaves memory to others": (
+        [PoolDemand(0, 1, 1), PoolDemand(0, 9, 1)],
+        7,
+        [1, 6],
+    ),
+    "what does not fit is left to others": (
+        [PoolDemand(0, 1, 50), PoolDemand(0, 9, 1)],
+        7,
+        [0, 7],
+    ),
+    "less than nothing": ([PoolDemand(1, 4, 8)], -5, [1]),
+    "no pools": ([], 100, []),
 }
 
 
 @pytest.mark.parametrize(("wants", "budget", "expected"), SHARES.values(), ids=SHARES)
 def test_memory_is_shared_minimums_first(
-    wants: list[Want], budget: int, expected: list[int]
+    wants: list[PoolDemand], budget: int, expected: list[int]
 ) -> None:
-    assert share(wants, budget) == expected
+    assert share_memory(wants, budget) == expected
 
 
 asked = st.lists(
     st.builds(
-        lambda least, above, memory: Want(least, least + above, memory),
+        lambda least, above, memory: PoolDemand(least, least + above, memory),
         st.integers(0, 10),
         st.integers(0, 30),
         st.integers(1, 600),
@@ -148,15 +156,15 @@ asked = st.lists(
 budgets = st.integers(-100, 40_000)
 
 
-def used(wants: list[Want], granted: list[int]) -> int:
+def used(wants: list[PoolDemand], granted: list[int]) -> int:
     return sum(want.memory * many for want, many in zip(wants, granted, strict=True))
 
 
 @given(wants=asked, budget=budgets)
 def test_all_together_stay_within_the_budget_unless_minimums_do_not(
-    wants: list[Want], budget: int
+    wants: list[PoolDemand], budget: int
 ) -> None:
-    granted = share(wants, budget)
+    granted = share_memory(wants, budget)
     least = [want.least for want in wants]
 
     assert used(wants, granted) <= budget or granted == least
@@ -165,8 +173,8 @@ def test_all_together_stay_within_the_budget_unless_minimums_do_not(
 
 
 @given(wants=asked, budget=budgets)
-def test_nobody_goes_without_what_is_left(wants: list[Want], budget: int) -> None:
-    granted = share(wants, budget)
+def test_nobody_goes_without_what_is_left(wants: list[PoolDemand], budget: int) -> None:
+    granted = share_memory(wants, budget)
     left = budget - used(wants, granted)
 
     for want, many in zip(wants, granted, strict=True):
@@ -175,9 +183,9 @@ def test_nobody_goes_without_what_is_left(wants: list[Want], budget: int) -> Non
 
 @given(wants=asked, budget=budgets)
 def test_who_got_less_than_it_asked_for_got_no_less_than_others(
-    wants: list[Want], budget: int
+    wants: list[PoolDemand], budget: int
 ) -> None:
-    granted = share(wants, budget)
+    granted = share_memory(wants, budget)
     extra = [(many - want.least) * want.memory for want, many in zip(wants, granted, strict=True)]
 
     for want, many, mine in zip(wants, granted, extra, strict=True):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.model.execution import ExecutionStatus, Outcome, Request
 from atoll.model.outcome import lost
-from atoll.model.retry import FORGIVEN, delay, is_retried
+from atoll.model.retry import RETRIED_CAUSES, delay, is_retried
 from atoll.model.session import Cause
 from tests.contract.stores.store_entities import make_execution
 
@@ -74,7 +74,7 @@ def test_never_beyond_the_bound_and_never_a_fault_of_the_code(
     if is_retried(make_execution(retry_count=before), outcome, most):
         assert before < most
         assert status is ExecutionStatus.CRASHED
-        assert cause in FORGIVEN
+        assert cause in RETRIED_CAUSES
 
 
 def seconds(retry: int, first: float = 1, most: float = 10) -> float:

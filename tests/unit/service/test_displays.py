@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.link.values import is_within
-from atoll.model.json_size import values_in
+from atoll.model.json_size import count_values
 from atoll.protocol import frames
 from atoll.service.executions import event_log
 from atoll.service.executions.mime import DEPTH, VALUES, shaped
@@ -77,7 +77,7 @@ def test_a_question_is_told_as_it_is() -> None:
     ],
 )
 def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
-    assert values_in(line, VALUES) == count
+    assert count_values(line, VALUES) == count
 
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from atoll.link.errors import ProtocolViolation
-from atoll.model.manifest import MOST_PARTS, Part, told
+from atoll.model.manifest import MAX_PARTS, Part, parse_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ class IncomingFile:
 
     @property
     def too_many(self) -> bool:
-        return self.pieces > MOST_PARTS
+        return self.pieces > MAX_PARTS
 
     def add(self, data: bytes | memoryview) -> None:
         last = self.waiting[-1] if self.waiting else None
@@ -80,7 +80,7 @@ def read_line(line: bytes) -> Entry:
 def checked(fields: object) -> Entry:
     try:
         if isinstance(fields, list):
-            return told(fields)
+            return parse_entry(fields)
     except (ValueError, TypeError, OverflowError):
         pass
     raise nonsense("something that is no entry")

@@ -28,7 +28,7 @@ from atoll.errors import (
     TooLarge,
 )
 from atoll.model.checkpoint import Checkpoint, CheckpointRef, retained
-from atoll.model.manifest import LARGEST, MAX_MANIFEST, Entry, Manifest, spans
+from atoll.model.manifest import MAX_FILE_SIZE, MAX_MANIFEST, Entry, Manifest, spans
 from atoll.service.checkpoints.chunks import ChunkStore, manifest_of, prefix_of, stored_manifest
 from atoll.service.checkpoints.restore import Restore
 from atoll.service.checkpoints.verification import Verification
@@ -203,7 +203,7 @@ class Checkpoints:
             created_at=now,
             files=capture.files,
             # Holes count, so user code can make it larger than a database's numbers are.
-            size=min(capture.size, LARGEST),
+            size=min(capture.size, MAX_FILE_SIZE),
             node_id=self._node_id,
             settled=manifest.settled,
         )

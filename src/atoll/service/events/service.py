@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict, InvalidRequest, TemporaryError
-from atoll.model.event import LONGEST_TYPE, MOST_TYPES
+from atoll.model.event import MAX_TYPE_LENGTH, MAX_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -55,12 +55,12 @@ def types_of(text: str | None) -> tuple[str, ...]:
 
 
 def checked_types(types: list[str]) -> tuple[str, ...]:
-    if len(types) > MOST_TYPES:
-        raise InvalidRequest(f"types: at most {MOST_TYPES}.", field="types")
+    if len(types) > MAX_TYPES:
+        raise InvalidRequest(f"types: at most {MAX_TYPES}.", field="types")
     for one in types:
-        if len(one) > LONGEST_TYPE or _TYPE.fullmatch(one) is None:
+        if len(one) > MAX_TYPE_LENGTH or _TYPE.fullmatch(one) is None:
             raise InvalidRequest(
-                f"types: invalid event type {one[:LONGEST_TYPE]!r}. Use for example "
+                f"types: invalid event type {one[:MAX_TYPE_LENGTH]!r}. Use for example "
                 "`session.stopped`, `session.*` or `*`.",
                 field="types",
             )

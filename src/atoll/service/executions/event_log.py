@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.link.messages import approval
 from atoll.link.output import Intake, RunLimits
 from atoll.link.values import is_within, strict_json
-from atoll.model.json_size import values_in
+from atoll.model.json_size import count_values
 from atoll.model.stream_event import StreamEvent
 from atoll.protocol import frames
 from atoll.service.executions.mime import DEPTH, VALUES, shaped
@@ -67,7 +67,7 @@ class LineBuffer:
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            count = values_in(line, VALUES)
+            count = count_values(line, VALUES)
             if count > self._room:
                 continue
             self._room -= count

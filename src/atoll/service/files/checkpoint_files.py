@@ -11,7 +11,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from atoll.model import manifest
-from atoll.model.file_times import moment
+from atoll.model.file_times import file_time
 from atoll.service.files.types import FileInfo
 
 if TYPE_CHECKING:
@@ -102,6 +102,6 @@ def _info(entry: manifest.Entry) -> FileInfo:
         type=_TYPES[entry.kind],
         size=entry.size,
         mode=entry.mode,
-        modified_at=moment(entry.modified),
+        modified_at=file_time(entry.modified),
         etag=f"{entry.inode:x}-{entry.changed:x}-{entry.size:x}",
     )

@@ -23,7 +23,7 @@ from atoll.errors import (
 )
 from atoll.link.errors import LinkLost, ProtocolViolation
 from atoll.link.messages import MAX_NOTICE, FileEntry, notice
-from atoll.model.file_times import moment
+from atoll.model.file_times import file_time
 from atoll.model.page import Page
 from atoll.service import cursors
 from atoll.service.files.types import ByteRange, Download, FileInfo, Search, SearchMatch
@@ -329,6 +329,6 @@ def _info(item: FileEntry) -> FileInfo:
         type=item["type"],
         size=item["size"],
         mode=item["mode"],
-        modified_at=moment(item["modified"]),
+        modified_at=file_time(item["modified"]),
         etag=item["etag"] if item["type"] == "file" else None,
     )

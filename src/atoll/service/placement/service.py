@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.node import versioned_name
-from atoll.model.placement import MOUNT, PlacementRequest, rank, unfit
+from atoll.model.placement import MOUNT, PlacementRequest, rank, reason_not_to_place
 from atoll.model.session import WITH_INSTANCE, WorkspaceMode
 from atoll.model.volume import S3
 
@@ -134,7 +134,7 @@ class Placement:
 
     async def _reasons(self, request: PlacementRequest) -> str:
         words = [
-            f"{node.id}: {unfit(node, request)}"
+            f"{node.id}: {reason_not_to_place(node, request)}"
             for node in await self._nodes()
             if node.id not in request.exclude
         ]

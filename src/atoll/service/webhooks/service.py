@@ -19,7 +19,7 @@ import structlog
 from atoll import ids
 from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
 from atoll.model.event import Event
-from atoll.model.webhook import MOST_WEBHOOKS, Webhook
+from atoll.model.webhook import MAX_WEBHOOKS, Webhook
 from atoll.service.webhooks import delivery
 from atoll.service.webhooks.delivery import SECRET_PREFIX, secret_context
 from atoll.service.webhooks.url import parse, resolve
@@ -77,9 +77,9 @@ class Webhooks:
             _check_secret(secret)
         await self._check_url(url)
         webhook_id = ids.webhook_id(seed)
-        if len(await self._store.webhooks.all()) >= MOST_WEBHOOKS:
+        if len(await self._store.webhooks.all()) >= MAX_WEBHOOKS:
             raise Conflict(
-                f"There are {MOST_WEBHOOKS} webhooks; remove one first.",
+                f"There are {MAX_WEBHOOKS} webhooks; remove one first.",
                 code="too_many_webhooks",
             )
         made = None if secret is not None else _new_secret()

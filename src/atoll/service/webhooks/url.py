@@ -10,7 +10,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from atoll.errors import InvalidRequest
-from atoll.model.webhook import LONGEST_URL
+from atoll.model.webhook import MAX_URL_LENGTH
 from atoll.service.http_target import PORTS, HttpTarget, UnknownHost
 from atoll.service.public_addresses import is_public
 
@@ -19,8 +19,8 @@ MAX_ADDRESSES = 4
 
 
 def parse(url: str) -> HttpTarget:
-    if len(url) > LONGEST_URL:
-        raise _bad(f"at most {LONGEST_URL} characters.")
+    if len(url) > MAX_URL_LENGTH:
+        raise _bad(f"at most {MAX_URL_LENGTH} characters.")
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise _bad("not a valid URL: percent-encode spaces and characters outside ASCII.")
     try:

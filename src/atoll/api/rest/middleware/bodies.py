@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import TooLarge
-from atoll.model.json_size import at_most
+from atoll.model.json_size import has_at_most
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -111,7 +111,7 @@ class ValueLimit:
             more = message.get("more_body", False)
         body = b"".join(pieces)
         pieces.clear()
-        if not at_most(body, self._limit):
+        if not has_at_most(body, self._limit):
             await problem(_too_many_values(self._limit))(scope, receive, send)
             return
         buffered: Message | None = {"type": "http.request", "body": body, "more_body": False}

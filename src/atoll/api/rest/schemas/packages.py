@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from atoll.api.rest.schemas.base import From, RequestBody, ResponseBody, encoder_of
 from atoll.model.install import Dependency, Install
-from atoll.model.packages import LOCATION, MOST_DEPENDENCIES, names_location
+from atoll.model.packages import LOCATION, MAX_DEPENDENCIES, names_location
 
 
 def _check_not_a_location(name: object) -> object:
@@ -35,7 +35,7 @@ class DependencyIn(RequestBody):
         return Dependency(self.name, "".join((self.version or "").split()))
 
 
-Dependencies = Annotated[list[DependencyIn], Field(max_length=MOST_DEPENDENCIES)]
+Dependencies = Annotated[list[DependencyIn], Field(max_length=MAX_DEPENDENCIES)]
 
 
 class InstallOptions(RequestBody):

@@ -12,11 +12,11 @@ from atoll.api.rest.schemas.resources import ResourcesIn, ResourcesOut
 from atoll.api.rest.schemas.types import Env, Name
 from atoll.drivers.base import RegistryAuth
 from atoll.model.image import SERVER
-from atoll.model.packages import MOST_DEPENDENCIES
+from atoll.model.packages import MAX_DEPENDENCIES
 from atoll.model.resources import Resources
 from atoll.model.template import (
-    LONGEST_DOCKERFILE,
-    MOST_PACKAGES,
+    MAX_DEBIAN_PACKAGES,
+    MAX_DOCKERFILE,
     REQUIREMENTS,
     Build,
     Template,
@@ -48,7 +48,7 @@ name that apt would remove. A name may end with `+`, like g++.
 """
 PythonPackage = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A PEP 508 requirement without URL and marker; the service parses it."""
-PythonPackages = Annotated[list[PythonPackage], Field(max_length=MOST_DEPENDENCIES)]
+PythonPackages = Annotated[list[PythonPackage], Field(max_length=MAX_DEPENDENCIES)]
 
 
 def _fits_a_header(value: SecretStr) -> SecretStr:
@@ -111,13 +111,13 @@ class TemplateIn(RequestBody, of=Template):
         "`template:` followed by the id of another template, or empty for the node's own /usr. "
         "Without packages, a note about what the image was made from.",
     )
-    debian_packages: Annotated[list[DebianPackage], Field(max_length=MOST_PACKAGES)] = Field(
+    debian_packages: Annotated[list[DebianPackage], Field(max_length=MAX_DEBIAN_PACKAGES)] = Field(
         [], description="Debian packages to install, as `name` or `name=version`."
     )
     python_packages: PythonPackages = Field(
         [], description="Python packages to install, as requirements (PEP 508)."
     )
-    dockerfile: Annotated[str, StringConstraints(max_length=LONGEST_DOCKERFILE)] | None = Field(
+    dockerfile: Annotated[str, StringConstraints(max_length=MAX_DOCKERFILE)] | None = Field(
         None,
         description="Dockerfile to build the image from, instead of `image`. On nodes with Docker.",
         examples=["FROM python:3.12-slim\nRUN pip install polars\n"],
