@@ -1,4 +1,4 @@
-"""Code that asks before it acts, and a person, here a function, who decides."""
+"""Shows approvals: code in the sandbox asks, and a callback decides."""
 
 from atoll import Answer, Approval, Atoll
 
@@ -15,10 +15,10 @@ def handler(files):
 
 def decide(approval: Approval) -> Answer:
     print(approval.question, approval.data)
-    harmless = [name for name in approval.data if name.endswith(".tmp")]
-    if not harmless:
+    removable = [name for name in approval.data if name.endswith(".tmp")]
+    if not removable:
         return Answer(False, reason="these are needed")
-    return Answer(True, harmless)
+    return Answer(True, removable)
 
 
 with Atoll() as atoll, atoll.session() as session:

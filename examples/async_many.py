@@ -1,4 +1,4 @@
-"""Many sessions at once, in async code."""
+"""Shows AsyncAtoll: eight sessions that run code at the same time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Upload a file, run code on it, download what the code made."""
+"""Shows files: upload a file, run code on it, and download the files that the code created."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Code that defines `handler` is called with an event, and what it returns comes back."""
+"""Shows `handler`: pass an event to code, get its return value, and see an exception."""
 
 from atoll import Atoll
 

@@ -1,4 +1,4 @@
-"""A sandbox in three lines, with no server."""
+"""Shows the shortest program: run code in a sandbox, without a server."""
 
 from atoll import Atoll
 

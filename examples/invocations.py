@@ -1,4 +1,4 @@
-"""Functions in the workspace, called by name. An id of one's own makes a call repeatable."""
+"""Shows invocations: call functions in the workspace, and make calls repeatable by an id."""
 
 from atoll import Atoll
 
@@ -21,16 +21,16 @@ with Atoll() as atoll, atoll.session() as session:
     invocation = session.invoke("shop:total", input=ORDER, metadata={"order": "17"})
     print(invocation.status, invocation.result().return_value)
 
-    # Asked for twice, run once.
+    # Two calls with the same id run the function once.
     for _ in range(2):
-        shipping = session.invoke("shop:ship", input=ORDER, invocation_id="ship-17")
-    error = shipping.result().error
+        shipment = session.invoke("shop:ship", input=ORDER, invocation_id="ship-17")
+    error = shipment.result().error
     assert error is not None
-    print(shipping.status, error.message, len(list(shipping.executions())))
+    print(shipment.status, error.message, len(list(shipment.executions())))
 
-    # What has failed is tried again under the same id, by another execution.
+    # A new execution id retries the failed invocation.
     session.files.write("stock", "")
-    again = session.invoke(
+    retried = session.invoke(
         "shop:ship", input=ORDER, invocation_id="ship-17", execution_id="ship-17-again"
     )
-    print(again.status, again.result().return_value, len(list(again.executions())))
+    print(retried.status, retried.result().return_value, len(list(retried.executions())))

@@ -1,4 +1,4 @@
-"""A session that rests between the times it is needed: stopped, archived, and copied."""
+"""Shows long-lived sessions: stop, automatic start, archive and clone."""
 
 from atoll import Atoll
 
@@ -7,18 +7,18 @@ with Atoll() as atoll:
     try:
         session.run("open('notes.txt', 'w').write('day 1')").check()
 
-        # Nobody needs it: its processes end, its files stay.
+        # Stopping ends the processes and keeps the files.
         print(session.stop().status, session.info.cause)
 
-        # Whatever is run in it starts it again.
+        # Running code starts the session again.
         print(session.run("print(open('notes.txt').read())").check().stdout, end="")
         print(session.refresh().status)
 
-        # For longer: its files move to the blob store, and come back from there.
+        # Archiving moves the files to the blob store; reading them still works.
         print(session.archive().status)
         print(session.files.read_text("notes.txt"))
 
-        # Another one with the same files, which go their own way from now on.
+        # A clone starts with the same files. Changes affect only one of the two.
         copy = session.clone(labels={"project": None, "draft": "b"})
         copy.files.write("notes.txt", "day 1, again")
         print(copy.info.labels, copy.files.read_text("notes.txt"))

@@ -1,10 +1,10 @@
-"""Output as it comes, input while it runs, and an end when enough was seen."""
+"""Shows live output: a callback, a stream of events with input, and cancelling early."""
 
 from atoll import Atoll
 
 ECHO = """
 for line in iter(input, "bye"):
-    print("heard", line, flush=True)
+    print("received", line, flush=True)
 """
 FOREVER = """
 import itertools
@@ -13,10 +13,10 @@ for n in itertools.count():
 """
 
 with Atoll() as atoll, atoll.session() as session:
-    # The short form: functions that are given what is written.
+    # A callback receives output while the code runs.
     session.run("print('hello')", on_stdout=lambda text: print(text, end=""))
 
-    # Every event, and an answer to what was heard.
+    # A stream yields all events. Here the first output is answered with input.
     for event in session.stream(ECHO, stdin="one\n", stdin_open=True):
         if event.kind == "stdout":
             print(event.text, end="")
@@ -24,10 +24,10 @@ with Atoll() as atoll, atoll.session() as session:
         if event.result is not None:
             print(event.result.status)
 
-    # Who leaves the loop cancels what runs.
-    said = ""
+    # Leaving the loop cancels the execution.
+    output = ""
     for event in session.stream(FOREVER):
-        said += event.text
-        if "10\n" in said:
+        output += event.text
+        if "10\n" in output:
             break
     print(session.execution(event.execution_id).status().status)

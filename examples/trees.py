@@ -1,4 +1,4 @@
-"""Send a directory, run code on it, look at what it did, and get the directory back."""
+"""Shows directories: upload one, run code on it, search it, and download it."""
 
 import tempfile
 from pathlib import Path
