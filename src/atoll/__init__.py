@@ -1,8 +1,8 @@
 """
-The public names of Atoll, and nothing else.
+The public names of Atoll.
 
-They are imported when first used: `import atoll`, and with it every module below, stays cheap, and
-no HTTP client is loaded by a program that never asks for one.
+Each is imported on first use, so that `import atoll` is fast and loads no HTTP client. Every module
+of the package pays for this import.
 """
 
 from __future__ import annotations

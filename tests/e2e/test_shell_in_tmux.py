@@ -230,7 +230,7 @@ def test_who_has_to_wait_for_the_session_is_told(screen: Screen, session: str) -
     screen.keys("C-p", "C-q")
     screen.wait("ended with 0\n")
     screen.type(shell(session))
-    screen.wait("atoll: waits for the session to be free\n")
+    screen.wait("atoll: waiting for the session\n")
 
 
 def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: Api) -> None:

@@ -1,10 +1,9 @@
 """
-The command line: `atoll`.
+The command line, `atoll`.
 
-Every command says what went wrong in one line on stderr and ends with 1, or 2 for a wrong usage.
-With `--json` what it prints on stdout is JSON, and an error on stderr is a JSON object. Modules
-here import little at the top, so that `atoll --help` and completion are quick: the client and the
-server are loaded by the commands that use them.
+A failed command prints one line on stderr and exits with 1, or 2 for wrong usage. With `--json`,
+stdout is JSON and an error is a JSON object on stderr. Modules import the client and the server
+inside the commands that use them, so that `atoll --help` and completion stay fast.
 """
 
 from __future__ import annotations
@@ -16,6 +15,6 @@ from gc import freeze
 def main() -> None:
     from atoll.cli.commands import app
 
-    # At exit the garbage collector would visit every imported object, several times.
+    # Saves time at exit, when the garbage collector would visit every imported object.
     atexit.register(freeze)
     app(prog_name="atoll")

@@ -1,8 +1,7 @@
 """
-A build as a person watches it: what it prints, and below it a line of how it goes.
+Shows the output of a build, and on a terminal a status line below it.
 
-Where stderr is no terminal there is no such line. What is printed comes from packages, so nothing
-of it steers the terminal.
+The output comes from packages, so control characters are escaped.
 """
 
 import sys
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def follow(events: "Iterable[BuildEvent]", what: str, *, quiet: bool) -> None:
-    """Until the build has ended; all of it goes to stderr."""
+    """Show the events on stderr until the build has ended."""
     if quiet:
         for _ in events:
             pass
@@ -38,5 +37,5 @@ def follow(events: "Iterable[BuildEvent]", what: str, *, quiet: bool) -> None:
             if event.text is not None:
                 console.print(Text(output.visible(event.text)), end="")
             if event.status is not None:
-                again = f", attempt {event.attempts}" if event.attempts > 1 else ""
-                line.update(Text(output.visible(f"{what}: {event.status}{again}")))
+                attempt = f", attempt {event.attempts}" if event.attempts > 1 else ""
+                line.update(Text(output.visible(f"{what}: {event.status}{attempt}")))

@@ -1,4 +1,4 @@
-"""The tree of commands, and what every one of them does with an error."""
+"""The tree of commands, and the error handling that they share."""
 
 import os
 import sys
@@ -29,14 +29,14 @@ from atoll.cli import (
 )
 from atoll.errors import AtollError
 
-# Typer exports only subclasses of it.
+# Typer exports only its subclasses.
 UsageError: Any = typer.BadParameter.__base__
 _JSON = "atoll.json"
 
 
 class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # A usage error may be raised before the option is read.
+        # A usage error may be raised before the option is parsed.
         end = args.index("--") if "--" in args else len(args)
         ctx.meta[_JSON] = "--json" in args[:end]
         return super().parse_args(ctx, args)
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
         output.errors_as_json(False)
         try:
             value = super().invoke(ctx)
-            # Here and not at exit, where a broken pipe could no longer be caught.
+            # Not at exit, where a broken pipe can no longer be caught.
             sys.stdout.flush()
             return value
         except AtollError as error:
@@ -61,17 +61,17 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            _leave_quietly()
+            _exit_silently()
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             output.error(what, "local_file")
             raise typer.Exit(1) from None
 
 
-def _leave_quietly() -> NoReturn:
-    """Nobody reads on, which is the end that SIGPIPE gives to other programs."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+def _exit_silently() -> NoReturn:
+    """The reader of stdout is gone: exit as other programs do after SIGPIPE."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
     raise typer.Exit(141)
 
 

@@ -1,9 +1,9 @@
 """
-Copying between this machine and a session, whole directories too.
+Copies files and directories between this machine and a session.
 
-A target that is a directory, or ends with `/`, takes the source under its own name. A directory
-goes as one stream, however many files it has. `-` is stdin or stdout, for one file. How far it is
-shows on stderr, if that is a terminal.
+If the target is a directory or ends with `/`, the source keeps its name in it. A directory is one
+stream, however many files it has. `-` is stdin or stdout, for a single file. Progress is shown on
+stderr if it is a terminal.
 """
 
 import re
@@ -29,32 +29,32 @@ _TOP = ("", ".", "/", "/workspace", "/workspace/")
 
 
 def copy(atoll: "Atoll", source: str, target: str) -> "Tree":
-    """What was copied, and where to."""
-    outward, inward = _REMOTE.fullmatch(source), _REMOTE.fullmatch(target)
-    if outward and not inward:
-        return _out(atoll.sessions.get(outward[1]).files, outward[2], target)
-    if inward and not outward:
-        return _in(atoll.sessions.get(inward[1]).files, source, inward[2])
-    raise typer.BadParameter("one of the two is SESSION:PATH, the other a local path or -.")
+    """Copy, and return a summary."""
+    source_match, target_match = _REMOTE.fullmatch(source), _REMOTE.fullmatch(target)
+    if source_match and not target_match:
+        return _download(atoll.sessions.get(source_match[1]).files, source_match[2], target)
+    if target_match and not source_match:
+        return _upload(atoll.sessions.get(target_match[1]).files, source, target_match[2])
+    raise typer.BadParameter("expected SESSION:PATH and a local path or -, in either order.")
 
 
-def _in(files: "Files", source: str, target: str) -> "Tree":
+def _upload(files: "Files", source: str, target: str) -> "Tree":
     from atoll.sdk.values import Tree
 
     if source == "-":
         if target in _TOP or target.endswith("/"):
-            raise typer.BadParameter("what comes from stdin needs a name.")
-        # Without a buffer, whose lock a read that is given up would keep.
-        with open(0, "rb", buffering=0, closefd=False) as stdin, _shown(target) as progress:
+            raise typer.BadParameter("a copy from stdin needs a file name.")
+        # Unbuffered, because an abandoned read would keep the lock of a buffer.
+        with open(0, "rb", buffering=0, closefd=False) as stdin, _progress_bar(target) as progress:
             entry = files.upload(stdin, target, progress=progress)
         return Tree(entry.path, 1, entry.size)
     local = Path(source)
-    local.stat()  # says what is wrong with it before anything is made
+    local.stat()  # Fails before anything is created.
     name = local.resolve().name
     if target in _TOP or target.endswith("/") or _is_directory(files, target):
         top = "" if target in _TOP else target
         target = f"{top.rstrip('/')}/{name}" if top else name
-    with _shown(name) as progress:
+    with _progress_bar(name) as progress:
         if local.is_dir():
             return files.upload_tree(local, target, progress=progress)
         mode = local.stat().st_mode & 0o777 if local.is_file() else None
@@ -62,31 +62,31 @@ def _in(files: "Files", source: str, target: str) -> "Tree":
     return Tree(entry.path, 1, entry.size)
 
 
-def _out(files: "Files", source: str, target: str) -> "Tree":
+def _download(files: "Files", source: str, target: str) -> "Tree":
     from atoll.sdk.values import Tree
 
     name = "" if source in _TOP else PurePosixPath(source).name
     if target == "-":
-        # Its bar would be among the bytes if both were on one terminal.
-        with _shown(name, quiet=sys.stdout.isatty()) as progress:
-            counted = _Counted(progress)
-            files.download(source, sys.stdout.buffer, progress=counted)
-        return Tree("-", 1, counted.size)
+        # A progress bar would mix with the bytes on the same terminal.
+        with _progress_bar(name, quiet=sys.stdout.isatty()) as progress:
+            counter = _SizeCounter(progress)
+            files.download(source, sys.stdout.buffer, progress=counter)
+        return Tree("-", 1, counter.size)
     local = Path(target)
     directory = not name or files.stat(source).type == "directory"
     if name and (target.endswith("/") or local.is_dir()):
         local.mkdir(parents=True, exist_ok=True)
-        local /= _safe(name)
-    with _shown(name or "workspace") as progress:
+        local /= _file_name(name)
+    with _progress_bar(name or "workspace") as progress:
         if directory:
             return files.download_tree(source, local, progress=progress)
-        counted = _Counted(progress)
-        path = files.download(source, local, progress=counted)
-    return Tree(str(path), 1, counted.size)
+        counter = _SizeCounter(progress)
+        path = files.download(source, local, progress=counter)
+    return Tree(str(path), 1, counter.size)
 
 
-class _Counted:
-    """How much it was in the end."""
+class _SizeCounter:
+    """Remembers the size of a transfer."""
 
     def __init__(self, progress: "ProgressCallback | None") -> None:
         self._progress = progress
@@ -99,8 +99,8 @@ class _Counted:
 
 
 @contextmanager
-def _shown(name: str, quiet: bool = False) -> "Iterator[ProgressCallback | None]":
-    """Tells a terminal how far it is; nothing else is told anything."""
+def _progress_bar(name: str, quiet: bool = False) -> "Iterator[ProgressCallback | None]":
+    """A progress bar, if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -122,7 +122,7 @@ def _shown(name: str, quiet: bool = False) -> "Iterator[ProgressCallback | None]
         yield show
 
 
-def _safe(name: str) -> str:
+def _file_name(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise InvalidRequest(f"{name!r} is not the name of a file.", code="unsafe_name")
     return name

@@ -1,8 +1,8 @@
 """
-How answers are shown: tables for people, JSON for programs.
+Prints results: tables for people, JSON for programs.
 
-Names and messages may come from the code that runs in a sandbox, so what could steer a terminal is
-shown instead of obeyed. (A program's own output, in `run` and `exec`, is passed on as it is.)
+Names and messages may come from code in a sandbox, so control characters are escaped. (The output
+of a program, in `run` and `exec`, is not.)
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ def visible(value: object) -> str:
 
 
 def one_line(value: object) -> str:
-    """The same without line breaks: a file's name must not look like another entry of a list."""
+    """Also escapes line breaks, so that a file name cannot fake another entry of a list."""
     return visible(value).replace("\n", "\\n")
 
 
 def _indented(text: str) -> str:
-    """Lines after the first cannot be taken for a message of this program."""
+    """Indents further lines, so that they cannot fake a message of this program."""
     return visible(text).rstrip().replace("\n", "\n    ")
 
 
@@ -37,14 +37,14 @@ _errors_as_json: ContextVar[bool] = ContextVar("errors_as_json", default=False)
 
 
 def errors_as_json(wanted: bool) -> bool:
-    """How `error` writes from now on; the callback of every `--json` option."""
+    """Choose the format of `error`. The callback of every `--json` option."""
     _errors_as_json.set(wanted)
     return wanted
 
 
 def as_json(value: Any, indent: int | None = 2, *, err: bool = False) -> None:
     text = json.dumps(value, default=plain, indent=indent, ensure_ascii=False)
-    # JSON allows some of what could steer a terminal; outside of strings there is none of it.
+    # JSON strings may contain control characters.
     shown = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     typer.echo("".join(shown), err=err)
 
@@ -54,7 +54,7 @@ def line(text: str) -> None:
 
 
 def paragraph(text: str, title: str = "") -> None:
-    """Text folded to the width of a terminal; below its first line it is indented by a title."""
+    """Print text wrapped to the width of the terminal, after a title."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     for folded in textwrap.wrap(
         one_line(text), width, initial_indent=title, subsequent_indent=" " * len(title)
@@ -63,7 +63,7 @@ def paragraph(text: str, title: str = "") -> None:
 
 
 def removed(ids: list[str], *, json: bool) -> None:
-    """What a command took away."""
+    """Print the removed ids."""
     if json:
         as_json({"removed": ids})
         return
@@ -72,7 +72,7 @@ def removed(ids: list[str], *, json: bool) -> None:
 
 
 def error(message: str, code: str, details: Mapping[str, Any] | None = None) -> None:
-    """A line for people, or with `--json` an object."""
+    """Print an error: one line, or with `--json` an object."""
     if _errors_as_json.get():
         as_json({"code": code, "message": message, "details": dict(details or {})}, None, err=True)
         return
@@ -93,13 +93,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         shown.add_column(column, overflow="fold")
     for row in rows:
         shown.add_row(*(Text(visible(value)) for value in row))
-    # What is piped into another program must not be folded to the width of a terminal.
+    # Piped output must not be wrapped.
     width = None if sys.stdout.isatty() else 1000
     Console(width=width, highlight=False, emoji=False).print(shown)
 
 
 def details(value: Any) -> None:
-    """One thing, a field a line."""
+    """Print one object, one field per line."""
     fields = value if isinstance(value, dict) else plain(value)
     table(("", ""), [(name, _short(item)) for name, item in fields.items()])
 
@@ -117,7 +117,7 @@ def moment(at: datetime) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, in the unit that people would choose."""
+    """Bytes in a readable unit."""
     if number < 1024:
         return f"{number:.0f} bytes"
     units = iter(("KiB", "MiB", "GiB"))
@@ -141,7 +141,7 @@ def _short(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As JSON can have it, one level of it."""
+    """The value as JSON can represent it, one level deep."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, datetime):

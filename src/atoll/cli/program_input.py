@@ -1,4 +1,4 @@
-"""What is to be run, from the words of a command line: a script, code or a command."""
+"""Reads the program to run, its event and its stdin from the command line."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def read_script(words: list[str], language: str | None) -> Program:
     known = language or LANGUAGES.get(Path(name).suffix.lower())
     if known is None:
         raise typer.BadParameter(
-            f"the language of {name!r} is not known by its name; say --language.",
+            f"cannot tell the language of {name!r} by its name. Use --language.",
             param_hint="--language",
         )
     return Program(_text(Path(name).read_bytes(), name), known, args=tuple(args))
@@ -56,18 +56,18 @@ def read_json(text: str | None, option: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise typer.BadParameter(f"this is not JSON: {error}", param_hint=option) from None
+        raise typer.BadParameter(f"invalid JSON: {error}", param_hint=option) from None
 
 
 def read_stdin(wanted: bool | None) -> str | None:
-    """What was piped in, for the program; `wanted` none means: if something was."""
+    """The piped stdin, for the program. If `wanted` is None: only if something is piped."""
     if wanted is False or sys.stdin is None or (wanted is None and not _piped()):
         return None
     return _text(sys.stdin.buffer.read(), "stdin")
 
 
 def _piped() -> bool:
-    """A terminal would wait for somebody to type, and /dev/null holds nothing."""
+    """Whether stdin is a pipe, file or socket, not a terminal or /dev/null."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):

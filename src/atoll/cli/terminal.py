@@ -1,8 +1,8 @@
 """
-The local end of a console: the terminal in raw mode, or whatever stdin and stdout are instead.
+The local side of a console: the terminal in raw mode, or piped stdin and stdout.
 
-Keys go through as they are, Ctrl-C too; only Ctrl-P Ctrl-Q is for us, and leaves the program
-running. However it ends, the terminal is given back as it was found.
+All keys go to the program, including Ctrl-C. Only Ctrl-P Ctrl-Q is handled here: it detaches and
+leaves the program running. The terminal is restored in any case.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 PIECE = 32 * 1024
 CTRL_P, CTRL_Q = b"\x10", b"\x11"
 INTERRUPT = b"\x03"
-_WAIT_SECONDS = 0.5
-"""Of waiting for the session in silence."""
+_NOTE_DELAY = 0.5
+"""Seconds before a note explains that the session is busy."""
 _ALTERNATE = b"\x1b[?1049"
 _RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
-"""Mouse, pasting and keys as usual, a cursor that is seen, no colours."""
+"""Resets mouse, paste and key modes, shows the cursor, and resets colours."""
 
-_UNHEARD = frozenset({"execution_not_running", "stdin_closed"})
-"""Why input was not taken, when its time was over: what other programs hear as a broken pipe."""
+_IGNORED_ERRORS = frozenset({"execution_not_running", "stdin_closed"})
+"""Input arrived after the end of the program, like a write to a broken pipe."""
 
 
 class Detached(Exception):
@@ -41,13 +41,13 @@ class Detached(Exception):
 
 
 class DetachKeys:
-    """Passes on what is typed, and holds a Ctrl-P back until it is known what follows it."""
+    """Detects Ctrl-P Ctrl-Q. Holds a Ctrl-P back until the next key."""
 
     def __init__(self) -> None:
         self._held = False
 
-    def pass_on(self, data: bytes) -> bytes:
-        """Raises `Detached` at the keys for it; what came before them is dropped."""
+    def filter(self, data: bytes) -> bytes:
+        """The keys to send. The detach keys raise `Detached`; keys before them are dropped."""
         passed = bytearray()
         for key in data:
             byte = bytes((key,))
@@ -62,17 +62,17 @@ class DetachKeys:
 
 
 class Screen:
-    """Knows whether a program shows its other screen, which it may not come to leave."""
+    """Tracks whether the program uses the alternate screen, to leave it after a detach."""
 
     def __init__(self) -> None:
         self.alternate = False
         self.since: float | None = None
-        """When it was first drawn on."""
+        """Time of the first output."""
         self.pending = asyncio.Event()
-        """Set when it is known that the program has to wait."""
+        """Set when the program has to wait for the session."""
         self._tail = b""
 
-    def see(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         if self.since is None:
             self.since = time.monotonic()
         seen = self._tail + data
@@ -109,13 +109,13 @@ async def talk(
     console: "AsyncConsole", *, terminal: bool, watch: bool = False, attached: bool = False
 ) -> "ConsoleExit":
     """
-    Until the program ends; raises `Detached` when it was left, which a Ctrl-C of one who only
-    watches does as well. When it was `attached` to, the terminal's answers to what is shown again
-    are kept from it.
+    Connect the terminal to the console until the program ends. Raises `Detached` after Ctrl-P
+    Ctrl-Q, or with `watch` after Ctrl-C. With `attached`, replies of the terminal to replayed
+    output are filtered.
     """
     source = sys.stdin.fileno() if sys.stdin is not None else -1
     if not terminal:
-        keys = _nothing() if watch else _piped(source)
+        keys = _no_keys() if watch else _piped(source)
         return await _both_ways(console, keys, Screen(), eof=not watch)
     screen, loop = Screen(), asyncio.get_running_loop()
     resized = asyncio.Event()
@@ -128,7 +128,7 @@ async def talk(
                 typed = _typed(source)
                 if attached:
                     typed = _without_replies(typed, screen)
-                keys = _watching(typed) if watch else typed
+                keys = _until_interrupt(typed) if watch else typed
                 return await _both_ways(console, keys, screen, eof=False)
             except BaseException:
                 await _write(sys.stdout.fileno(), screen.restoration())
@@ -153,11 +153,11 @@ async def _both_ways(
         asyncio.create_task(_show(console, screen)),
         asyncio.create_task(_send(console, keys, eof=eof)),
     ]
-    waiting = asyncio.create_task(_tell_of_waiting(console, screen))
+    waiting = asyncio.create_task(_note_waiting(console, screen))
     try:
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         if work[0] not in done:
-            work[1].result()  # raises when it was left
+            work[1].result()  # Raises `Detached`.
         return await work[0] or await console.wait()
     finally:
         for task in (*work, waiting):
@@ -165,32 +165,32 @@ async def _both_ways(
         await asyncio.gather(*work, waiting, return_exceptions=True)
 
 
-async def _tell_of_waiting(console: "AsyncConsole", screen: Screen) -> None:
-    """An empty screen says nothing to who sits before it."""
+async def _note_waiting(console: "AsyncConsole", screen: Screen) -> None:
+    """Explain an empty screen."""
     await screen.pending.wait()
-    await asyncio.sleep(_WAIT_SECONDS)
+    await asyncio.sleep(_NOTE_DELAY)
     if console.status == "pending" and screen.since is None and sys.stderr.isatty():
-        await _write(sys.stderr.fileno(), b"atoll: waits for the session to be free\r\n")
+        await _write(sys.stderr.fileno(), b"atoll: waiting for the session\r\n")
 
 
 async def _show(console: "AsyncConsole", screen: Screen) -> "ConsoleExit | None":
     targets = {"stdout": sys.stdout.fileno(), "stderr": sys.stderr.fileno()}
-    told: set[str | None] = set()
+    reported: set[str | None] = set()
     async for event in console:
         if event.kind in targets:
-            screen.see(event.data)
+            screen.feed(event.data)
             await _write(targets[event.kind], event.data)
-        elif event.kind == "error" and event.code not in told | _UNHEARD:
-            # Once: with every key it would be told again.
-            told.add(event.code)
-            # The terminal does nothing by itself now, not even to go back to the first column.
+        elif event.kind == "error" and event.code not in reported | _IGNORED_ERRORS:
+            # Once, not for every key.
+            reported.add(event.code)
+            # In raw mode a line feed does not return to the first column.
             words = output.visible(f"atoll: {event.message} ({event.code})")
             await _write(targets["stderr"], f"\r\n{words}\r\n".encode())
         elif event.kind == "status":
             if event.status == "pending":
                 screen.pending.set()
             if event.typing:
-                told.clear()
+                reported.clear()
         elif event.exit is not None:
             return event.exit
     return None
@@ -204,7 +204,7 @@ async def _send(console: "AsyncConsole", keys: AsyncIterator[bytes], *, eof: boo
 
 
 async def _typed(descriptor: int) -> AsyncIterator[bytes]:
-    """What is typed, as long as there is a terminal."""
+    """Typed keys, until the terminal closes."""
     detach, loop = DetachKeys(), asyncio.get_running_loop()
     readable = asyncio.Event()
     while True:
@@ -217,34 +217,35 @@ async def _typed(descriptor: int) -> AsyncIterator[bytes]:
         data = os.read(descriptor, PIECE)
         if not data:
             return
-        if keys := detach.pass_on(data):
+        if keys := detach.filter(data):
             yield keys
 
 
 async def _without_replies(keys: AsyncIterator[bytes], screen: Screen) -> AsyncIterator[bytes]:
-    filtered = terminal_replies.Replies()
+    replies = terminal_replies.ReplyFilter()
     async for data in keys:
-        old = screen.since is None or time.monotonic() - screen.since < terminal_replies.SECONDS
-        if passed := filtered.pass_on(data, take_out=old):
+        active = (
+            screen.since is None
+            or time.monotonic() - screen.since < terminal_replies.FILTER_SECONDS
+        )
+        if passed := replies.filter(data, active=active):
             yield passed
 
 
-async def _watching(keys: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _until_interrupt(keys: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for data in keys:
         if INTERRUPT in data:
             raise Detached
     yield b""
 
 
-async def _nothing() -> AsyncIterator[bytes]:
+async def _no_keys() -> AsyncIterator[bytes]:
     return
     yield
 
 
 async def _piped(descriptor: int) -> AsyncIterator[bytes]:
-    """
-    What is piped in. Read by a thread that nobody waits for: what comes at last may never come.
-    """
+    """Piped input. A daemon thread reads it, because the read may block forever."""
     if descriptor < 0:
         return
     loop = asyncio.get_running_loop()
@@ -257,7 +258,7 @@ async def _piped(descriptor: int) -> AsyncIterator[bytes]:
                 data = os.read(descriptor, PIECE)
                 asyncio.run_coroutine_threadsafe(taken.put(data), loop).result()
             except (OSError, RuntimeError):
-                return  # The loop has ended.
+                return  # The loop is closed.
 
     threading.Thread(target=read, daemon=True).start()
     while data := await taken.get():
@@ -265,7 +266,7 @@ async def _piped(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _write(descriptor: int, data: bytes) -> None:
-    """Beside the loop: who reads it may take their time."""
+    """Write in a thread, because the reader may be slow."""
 
     def write() -> None:
         view = memoryview(data)
@@ -276,7 +277,7 @@ async def _write(descriptor: int, data: bytes) -> None:
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:
-    """On a loop whose work ends in good order at SIGTERM and SIGHUP too."""
+    """Run on an event loop that cancels the work at SIGTERM and SIGHUP."""
 
     async def guarded() -> int:
         task: Any = asyncio.current_task()

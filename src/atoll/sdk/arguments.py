@@ -1,8 +1,8 @@
 """
-Types of arguments, checked where they are given.
+Checks the types of arguments before anything is sent.
 
-A wrong type is an `InvalidRequest` that names the argument, before anything is sent. Values are the
-server's to check.
+A wrong type raises an `InvalidRequest` that names the argument. None means that an argument is not
+set, and is accepted. The server checks values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from atoll.errors import InvalidRequest
 
 
 def check_string(**values: Any) -> None:
-    """None is allowed here and below: it is what was not given."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise wrong_type(name, "a string", value)
@@ -29,12 +28,12 @@ def check_number(**values: Any) -> None:
 
 
 def check_string_list(**lists: Any) -> None:
-    """A string is a sequence of strings too, but never the one that was meant."""
+    """Rejects a string, although it is a sequence of strings."""
     for name, value in lists.items():
         if value is None:
             continue
         if isinstance(value, str | bytes) or not isinstance(value, Collection):
-            hint = ' A line for the shell is code with language="shell".'
+            hint = ' To run a shell command line, pass it as code with language="shell".'
             raise wrong_type(name, "a list of strings", value, hint if name == "command" else "")
         for index, item in enumerate(value):
             if not isinstance(item, str):
@@ -42,7 +41,7 @@ def check_string_list(**lists: Any) -> None:
 
 
 def check_string_dict(*, nullable: bool = False, **mappings: Any) -> None:
-    """Strings by name; with `removable` a value may be None."""
+    """Strings by name. With `nullable`, values may be None."""
     for name, value in mappings.items():
         if value is None:
             continue

@@ -1,4 +1,4 @@
-"""Names that users of other sandboxes try first, and what they are called here."""
+"""Error messages with the right name for attributes that other sandbox libraries have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 
 class AttributeHints:
-    """Makes the error for a name that does not exist say which one does."""
+    """Suggests an alternative in the error for a missing attribute."""
 
     ALTERNATIVES: ClassVar[dict[str, str]] = {}
 

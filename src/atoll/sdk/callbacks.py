@@ -1,9 +1,9 @@
 """
-Functions that are told what happens to an execution while it runs.
+Callbacks that receive the events of a running execution.
 
-Each may be an ordinary or a coroutine function, and is called for one event after the other: the
-next one waits until it has returned. What one raises ends the following. Output is handed over as
-text, and a character is never cut in two.
+A callback may be a function or a coroutine function. Calls do not overlap: the next event waits
+until the callback has returned. An error in a callback stops all of them. Output callbacks receive
+text, in which characters are never split.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from atoll.sdk.executions import AsyncExecution
 
 OutputCallback = Callable[[str], object]
-"""Is given output as it comes; an awaitable that it returns is awaited."""
+"""Receives output as it arrives. May be async."""
 DisplayCallback = Callable[[Display], object]
-"""The same for what a context shows."""
+"""Receives what a context displays. May be async."""
 EventCallback = Callable[[Event], object]
-"""The same for every event."""
+"""Receives every event. May be async."""
 ApprovalCallback = Callable[[Approval], Any]
-"""Is given a question, returns the answer: a bool, an `Answer`, or None to leave it to others."""
+"""Receives a question and returns True, False, an `Answer`, or None to leave it to others."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Callbacks:
 
 
 async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
-    """Tell the callbacks what happens until the result comes."""
+    """Call the callbacks until the result arrives, and return it."""
     decoder = codecs.getincrementaldecoder("utf-8")
     outputs = {
         kind: (decoder("replace"), callback)
         for kind, callback in (("stdout", callbacks.on_stdout), ("stderr", callbacks.on_stderr))
         if callback is not None
     }
-    answers = _Answers(execution)
+    answers = _AnswerSender(execution)
     result: Result | None = None
     try:
         async for event in execution.events():
@@ -74,54 +74,54 @@ async def follow(execution: AsyncExecution, callbacks: Callbacks) -> Result:
                 await invoke_callback(callbacks.on_display, event.display)
             for kind, (text, callback) in outputs.items():
                 if event.kind == "retry":
-                    # Nothing will come to complete the character that the lost attempt began.
+                    # The lost attempt may have ended in the middle of a character.
                     text.reset()
                 ended = event.kind == "result"
                 if (ended or event.kind == kind) and (piece := text.decode(event.data, ended)):
                     await invoke_callback(callback, piece)
             if callbacks.on_approval is not None and event.approval is not None:
-                await answers.hear(event.approval, callbacks.on_approval)
+                await answers.handle(event.approval, callbacks.on_approval)
     finally:
         await answers.close()
     assert result is not None, "events end with a result"
     return result
 
 
-class _Answers:
+class _AnswerSender:
     """
-    Answers on their way to the server.
+    Sends the answers of a callback to the server, in the background.
 
-    Given again until it takes them, which it cannot before it was told of the question itself: when
-    the event outran that, or the server was started again meanwhile. Whatever settles a question,
-    an answer of somebody else or the end of its time, is an event, and ends the trying.
+    An answer is repeated until the server accepts it. The server may not know the question yet,
+    because the event was faster or the server has restarted. Another client's answer, or a
+    timeout, arrives as an event and ends the attempts.
     """
 
     def __init__(self, execution: AsyncExecution) -> None:
         self._execution = execution
-        self._giving: dict[str, asyncio.Task[None]] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
 
-    async def hear(self, approval: Approval, on_approval: ApprovalCallback) -> None:
+    async def handle(self, approval: Approval, on_approval: ApprovalCallback) -> None:
         if not approval.asked:
-            if (giving := self._giving.pop(approval.id, None)) is not None:
-                giving.cancel()
+            if (sending := self._sending.pop(approval.id, None)) is not None:
+                sending.cancel()
             return
-        given = await invoke_callback(on_approval, approval)
-        if given is not None:
-            giving = asyncio.create_task(self._give(approval.id, _answer(given)))
-            self._giving[approval.id] = giving
+        answer = await invoke_callback(on_approval, approval)
+        if answer is not None:
+            sending = asyncio.create_task(self._send(approval.id, _answer_of(answer)))
+            self._sending[approval.id] = sending
 
     def check(self) -> None:
-        """Raise what an answer failed of."""
-        for giving in self._giving.values():
-            if giving.done() and not giving.cancelled():
-                giving.result()
+        """Raise the error of a failed answer."""
+        for sending in self._sending.values():
+            if sending.done() and not sending.cancelled():
+                sending.result()
 
     async def close(self) -> None:
-        for giving in self._giving.values():
-            giving.cancel()
-        await asyncio.gather(*self._giving.values(), return_exceptions=True)
+        for sending in self._sending.values():
+            sending.cancel()
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
 
-    async def _give(self, approval_id: str, answer: Answer) -> None:
+    async def _send(self, approval_id: str, answer: Answer) -> None:
         pause = 0.05
         while True:
             try:
@@ -133,26 +133,26 @@ class _Answers:
                 if error.code != "no_approval":
                     raise
             except TemporaryError:
-                pass  # The events know how long to wait for a server.
+                pass  # The event stream limits how long an outage may take.
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
 
 
-def _answer(given: object) -> Answer:
-    """Whether something else is true is no consent: "no" would be."""
-    if isinstance(given, bool):
-        return Answer(given)
-    if isinstance(given, Answer):
-        return given
+def _answer_of(value: object) -> Answer:
+    """Only True is consent. Truthy values are not: "no" is one."""
+    if isinstance(value, bool):
+        return Answer(value)
+    if isinstance(value, Answer):
+        return value
     raise TypeError(
-        "on_approval returns True, False, an Answer, or None to leave the question to others, "
-        f"not {type(given).__name__}."
+        "on_approval must return True, False, an Answer, or None to leave the question to others, "
+        f"not {type(value).__name__}."
     )
 
 
 async def invoke_callback(callback: Callable[..., Any], *arguments: Any) -> Any:
     outcome = callback(*arguments)
-    # Twice for a coroutine function that was handed over from another thread.
+    # Twice for a coroutine function that was passed from another thread.
     while inspect.isawaitable(outcome):
         outcome = await outcome
     return outcome

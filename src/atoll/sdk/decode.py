@@ -1,11 +1,11 @@
 """
-From an answer's JSON to a frozen dataclass, by the dataclass's own annotations.
+Decodes the JSON of a response into a frozen dataclass, by the annotations of the dataclass.
 
-Members that the dataclass does not know are dropped, so that a newer server can say more; a member
-that is missing or has another shape is an answer that this client cannot use, and is said to be so.
+Unknown members are ignored, so that newer servers can add some. A missing member, or one of another
+type, raises a `PermanentError`.
 
-A `path` that has an `encoded_path` beside it is taken from that: what is not UTF-8 in it is as
-`os.fsdecode` writes it, so that it leads back to the file.
+If an object has an `encoded_path`, its `path` is decoded from that. Bytes that are not UTF-8 are
+escaped as `os.fsdecode` does, so that the path can be used in requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def decode(kind: type[T], data: Any) -> T:
         return kind(**{name: plan[name](value) for name, value in data.items() if name in plan})
     except (AttributeError, TypeError, ValueError) as error:
         raise PermanentError(
-            f"The server's answer is not a {kind.__name__}: {error}", code="bad_answer"
+            f"Cannot decode the server's response as {kind.__name__}: {error}", code="bad_answer"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Python packages, as requests name them."""
+"""Python packages in requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     """`"requests==2.31.0"`, or `{"name": "requests", "version": "==2.31.0"}`."""
 
 INSTALL_TIMEOUT = 300
-"""Seconds that the server gives an installation for which none are named."""
+"""Seconds, the server's default."""
 _ELSEWHERE = re.compile(r"[/\\@]|\.(?:whl|zip|tar\.gz)\s*$")
-"""In addresses and paths, and in no requirement that the server's index could meet."""
+"""Matches URLs and paths, which cannot be installed from the server's package index."""
 _REQUIREMENT = re.compile(
     r"\s*([A-Za-z0-9][A-Za-z0-9._-]*\s*(?:\[[^\]]*\])?)\s*([(<>=!~;].*?)?\s*", re.DOTALL
 )
@@ -41,11 +41,11 @@ def _body(index: int, dependency: Dependency) -> dict[str, str]:
         raise wrong_type(f"dependencies[{index}]", "a string", dependency)
     found = None if _ELSEWHERE.search(dependency) else _REQUIREMENT.fullmatch(dependency)
     if found is None:
-        # Without the text: an address may have a password in it.
+        # Without the text, because a URL may contain a password.
         raise InvalidRequest(
-            f"dependencies[{index}] is not the name of a package. URLs, repositories and files "
-            "cannot be installed. Packages come from the server's index: write a name and "
-            'versions, like "requests" or "requests>=2.31,<3".',
+            f"dependencies[{index}] is not a package name. URLs, repositories and files cannot be "
+            "installed, because packages come from the server's index. Write a name and versions, "
+            'like "requests" or "requests>=2.31,<3".',
             field=f"dependencies[{index}]",
         )
     name, version = found.groups()

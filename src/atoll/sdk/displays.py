@@ -1,8 +1,8 @@
 """
-What a context showed: one thing in all the forms that it has.
+Displayed results of a context, each in one or more MIME types.
 
-It was made by code in a sandbox, so a notebook is given nothing that could run in its page: text is
-escaped, images (SVG too) are image elements, and HTML is in a frame without scripts or network.
+They come from code in a sandbox, so a notebook must not execute anything in them: text is escaped,
+images including SVG become image elements, and HTML is shown in a frame without scripts or network.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _SUFFIXES = {
     ".tex": LATEX,
     ".txt": TEXT,
 }
-"""By which form a file of that name is written; in the order of preference for one without."""
+"""MIME types by file suffix, in the order of preference for names without a suffix."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Display:
-    """Something shown by `display()`, or the value of the last expression (`type` "result")."""
+    """Output of `display()`, or the value of the last expression (`type` "result")."""
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
-    """By MIME type; images are base64."""
+    """Content by MIME type. Images are base64."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,14 +83,14 @@ class Display:
         return self.data.get(JSON)
 
     def __repr__(self) -> str:
-        # Made by code in a sandbox: nothing of it reaches a terminal unescaped.
+        # Untrusted content must not reach a terminal unescaped.
         forms = [f"{mime!r} ({len(str(value)):,})" for mime, value in self.data.items()]
         return f"<Display {self.type!r}: {', '.join(forms) or 'nothing'}>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """
-        Write it to a file in the form that the name asks for (`.png`, `.svg`, `.html`, …). A name
-        without a suffix gets one: that of the best form there is. Says where it is.
+        Write the display to a file and return its path. The suffix chooses the MIME type (`.png`,
+        `.svg`, `.html`, …). A name without a suffix gets that of the best available type.
         """
         target = Path(path)
         mime = _SUFFIXES.get(target.suffix.lower())
@@ -101,7 +101,8 @@ class Display:
         content = None if mime is None else self._content(mime)
         if content is None:
             raise InvalidRequest(
-                f"It cannot be saved as {target.name}; it has {', '.join(self.data) or 'no form'}.",
+                f"Cannot save this display as {target.name}. "
+                f"Available: {', '.join(self.data) or 'nothing'}.",
                 code="no_such_form",
             )
         target.write_bytes(content)
@@ -128,13 +129,13 @@ class Display:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         forms: dict[str, Any] = {TEXT: self.text, JSON: self.json}
         for mime in (PNG, JPEG):
-            # Written anew: what only claims to be base64 may end up in a page as it is.
+            # Encoded again, because invalid base64 could inject markup into the page.
             image = self._bytes(mime)
             forms[mime] = None if image is None else base64.b64encode(image).decode()
         return {mime: forms[mime] for mime in _HARMLESS if forms[mime] is not None}
 
     def _repr_html_(self) -> str:
-        """The best form for a page; what could do something there is shut in."""
+        """The best available type as HTML that is safe to embed."""
         for mime in (PNG, JPEG):
             if (image := self._bytes(mime)) is not None:
                 return _image(mime, image)

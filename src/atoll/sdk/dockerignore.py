@@ -1,8 +1,8 @@
 """
-What the `.dockerignore` of a directory leaves out, by Docker's rules.
+Files that the `.dockerignore` of a directory excludes, by Docker's rules.
 
-A line names what is left out with all beneath it, and a line with `!` what is not; the last that
-fits counts. `*` and `?` stay within a name, `**` is any number of directories.
+A line excludes a path with everything below it, and a line with `!` includes it again; the last
+match counts. `*` and `?` match within a name, `**` matches any number of directories.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 FILE = ".dockerignore"
 MAX_SIZE = 1024 * 1024
-_WORDS = re.compile(r"\*\*/?|\*|\?|\\.|\[(?:\\.|[^]\\])+\]|.", re.DOTALL)
+_TOKENS = re.compile(r"\*\*/?|\*|\?|\\.|\[(?:\\.|[^]\\])+\]|.", re.DOTALL)
 
 
 class Ignore:
     def __init__(self, lines: Iterable[str] = ()) -> None:
         self._rules: list[tuple[re.Pattern[str], bool]] = []
         for number, line in enumerate(lines, 1):
-            words = "" if line.startswith("#") else line.strip()
-            left_out = not words.startswith("!")
-            words = words.removeprefix("!").strip()
-            if words:
-                self._rules.append((_compiled(words, number), left_out))
-        self.has_exceptions = not all(left_out for _, left_out in self._rules)
+            pattern = "" if line.startswith("#") else line.strip()
+            excluded = not pattern.startswith("!")
+            pattern = pattern.removeprefix("!").strip()
+            if pattern:
+                self._rules.append((_compiled(pattern, number), excluded))
+        self.has_exceptions = not all(excluded for _, excluded in self._rules)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a path, as seen from the directory, is left out."""
+        """Whether a path relative to the directory is excluded."""
         found = False
-        for pattern, left_out in self._rules:
-            # Only what would change it has to be looked at.
-            if left_out is not found and pattern.fullmatch(name):
-                found = left_out
+        for rule, excluded in self._rules:
+            # Only a rule that would change the outcome needs matching.
+            if excluded is not found and rule.fullmatch(name):
+                found = excluded
         return found
 
 
 def read(top: Path) -> Ignore:
-    """That of a directory; it leaves out nothing when there is none."""
+    """The rules of a directory. Without a file nothing is excluded."""
     try:
         with (top / FILE).open("rb") as file:
             content = file.read(MAX_SIZE + 1)
@@ -55,16 +55,16 @@ def read(top: Path) -> Ignore:
     return Ignore(content.decode("utf-8-sig", "surrogateescape").splitlines())
 
 
-def _compiled(words: str, number: int) -> re.Pattern[str]:
-    clean = posixpath.normpath(words)
+def _compiled(pattern: str, number: int) -> re.Pattern[str]:
+    clean = posixpath.normpath(pattern)
     if clean != "/":
         clean = clean.lstrip("/")
-    found = list(_WORDS.finditer(clean))
+    found = list(_TOKENS.finditer(clean))
     text = "".join(_expression(one[0], last=one.end() == len(clean)) for one in found)
     try:
         return re.compile(rf"{text}(?:/.*)?", re.DOTALL)
     except re.error as error:
-        raise InvalidRequest(f"Line {number} of {FILE}, {words}: {error}.") from None
+        raise InvalidRequest(f"Line {number} of {FILE}, {pattern}: {error}.") from None
 
 
 def _expression(word: str, *, last: bool) -> str:

@@ -1,8 +1,8 @@
 """
-How names become parts of a URL.
+Encodes ids and file paths for URLs and request bodies.
 
-A name stays inside its own part of the URL whatever it holds: `..` is sent encoded for the server
-to judge, since an HTTP client would otherwise resolve it and so reach another resource.
+A name never leaves its segment of the URL. `..` is sent encoded, because an HTTP client would
+otherwise resolve it and so request another resource.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORKSPACE = "/workspace"
 
 
 def url_segment(name: str) -> str:
-    """An id, or one part of a path, as one part of a URL."""
+    """An id, or one component of a path, as a segment of a URL."""
     if not isinstance(name, str):
         raise wrong_type("id", "a string", name)
     if set(name) == {"."}:
@@ -25,7 +25,7 @@ def url_segment(name: str) -> str:
 
 
 def workspace_path(path: str | os.PathLike[str]) -> str:
-    """A path as the API writes it: relative to the workspace; `/workspace/a` is `a`."""
+    """A path relative to the workspace, as in the API: `a` for `/workspace/a`."""
     if not isinstance(path, str | os.PathLike):
         raise wrong_type("path", "a string", path)
     text = os.fspath(path)
@@ -35,15 +35,15 @@ def workspace_path(path: str | os.PathLike[str]) -> str:
 
 
 def url_path(path: str | os.PathLike[str]) -> str:
-    """A path in the workspace as the end of a URL."""
+    """A path in the workspace as the last segments of a URL."""
     text = workspace_path(path)
-    # An absolute path must reach the server as one: an empty first part would be lost on the way.
+    # The encoded slash keeps the path absolute; an empty first segment would be removed.
     root, text = ("%2F", text[1:]) if text.startswith("/") else ("", text)
     return root + "/".join(url_segment(part) for part in text.split("/"))
 
 
 def json_path(path: str | os.PathLike[str]) -> str | dict[str, str]:
-    """A path in the workspace as a member of a JSON document."""
+    """A path in the workspace for a JSON body. Encoded if it is not UTF-8."""
     text = workspace_path(path)
     try:
         text.encode()

@@ -1,9 +1,9 @@
 """
-A directory of this machine as a tar, in pieces, as it is read.
+Packs a local directory as a tar archive, in chunks, while reading it.
 
-Links stay links and modes are kept; a hard link becomes a file of its own. What is neither file,
-directory nor link is left out and told. What cannot be read, or becomes shorter meanwhile, is an
-error: half a tree is none.
+Symbolic links and modes are kept. Hard links become separate files. Pipes, sockets and devices are
+skipped and reported. A file that cannot be read, or shrinks meanwhile, is an error, so that no
+partial tree is uploaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_REPORTED = 1000
-"""Names of what was left out."""
+"""Skipped names."""
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -32,7 +32,7 @@ class TarPacker:
         self._ignore = ignore
         self.files = 0
         self.size = 0
-        """Bytes of files, so far."""
+        """Bytes of files packed so far."""
         self.left_out: list[str] = []
 
     def __iter__(self) -> Iterator[bytes]:
@@ -66,7 +66,7 @@ class TarPacker:
                 piece = file.read(min(CHUNK, left))
                 if not piece:
                     raise InvalidRequest(
-                        f"{path} became shorter while it was read.", code="source_changed"
+                        f"{path} shrank while it was being read.", code="source_changed"
                     )
                 left -= len(piece)
                 self.size += len(piece)
@@ -76,12 +76,12 @@ class TarPacker:
 
 
 def measure(top: Path) -> int:
-    """Bytes of the files beneath a directory."""
+    """Total bytes of the files in a directory tree."""
     return sum(status.st_size for _, _, status in walk(top) if stat.S_ISREG(status.st_mode))
 
 
 def walk(top: Path, ignore: Ignore | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Path, name beneath the top, and what it is; a directory before what is in it."""
+    """Path, name in `top`, and status of each entry. Directories precede their contents."""
     ignored = ignore or Ignore()
 
     def refuse(error: OSError) -> None:
@@ -100,12 +100,12 @@ def walk(top: Path, ignore: Ignore | None = None) -> Iterator[tuple[str, str, os
 
 
 def _opener(path: str, flags: int) -> int:
-    # What became a link or a pipe since it was looked at is not followed, and not waited for.
+    # The file may have become a link, which must not be followed, or a pipe, which would block.
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _text(name: str) -> str:
-    """As the wire has it: UTF-8, whatever this machine's names are in."""
+    """The name as UTF-8, whatever the encoding of local names."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 

@@ -1,11 +1,10 @@
 """
-A tar that a server sends, into a directory of this machine, as it comes.
+Unpacks a tar stream from a server into a local directory.
 
-Nothing is written outside of that directory, whatever the tar says: names that are absolute or have
-`..` end it, every directory on the way is opened without following a link, and files take their
-place by a rename. Symbolic links are kept where they cannot lead out, else left out and told. Each
-file is there whole or not at all; the tree is not one step. Memory goes by the depth, which is
-bounded, and not by what is in it.
+Nothing is written outside of that directory, whatever the archive contains. Absolute names and `..`
+are errors, directories are opened without following links, and files are placed by a rename.
+Symbolic links that could point outside are skipped and reported. Each file is replaced atomically,
+but not the tree as one. Memory depends only on the depth, which is bounded.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 200
 MAX_EXTENSION = 1024 * 1024
-"""Bytes of the names of one entry."""
+"""Bytes of the extended header of one entry."""
 MAX_DIGITS = 9
-"""Of the length of a record in them."""
+"""Digits of the length of a record in an extended header."""
 _LEFT_OUT = (tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 _LONG = {tarfile.GNUTYPE_LONGNAME: "path", tarfile.GNUTYPE_LONGLINK: "linkpath"}
 
 
-class _Open(NamedTuple):
-    """A directory on the way to where things are written."""
+class _OpenDirectory(NamedTuple):
+    """A directory on the path to the current entry."""
 
     name: str
     fd: int
     mode: int | None
-    """To be set when it is left; none if it was there before."""
+    """Mode to set when it is complete. None if the directory existed before."""
 
 
 class _File(NamedTuple):
@@ -49,12 +48,12 @@ class _File(NamedTuple):
 
 
 class TarUnpacker:
-    """Fed with pieces of a tar; `close` in any case, after `finish` if all of it came."""
+    """Call `feed` with the chunks, `finish` after the last one, and `close` in any case."""
 
     def __init__(self, top: Path) -> None:
         top.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._stack = [_Open("", os.open(top, flags), None)]
+        self._stack = [_OpenDirectory("", os.open(top, flags), None)]
         self._buffer = bytearray()
         self._more: dict[str, str] = {}
         self._extension: tarfile.TarInfo | None = None
@@ -73,7 +72,7 @@ class TarUnpacker:
 
     def finish(self) -> None:
         if not self._ended:
-            raise _bad("it ends too early")
+            raise _bad("it is incomplete")
         while len(self._stack) > 1:
             self._leave()
 
@@ -87,7 +86,7 @@ class TarUnpacker:
             os.close(self._stack.pop().fd)
 
     def _step(self) -> bool:
-        """Whether there was enough for one."""
+        """Process one step. False if it needs more data."""
         buffer = self._buffer
         if self._ended:
             buffer.clear()
@@ -124,7 +123,7 @@ class TarUnpacker:
         return True
 
     def _extend(self, kind: bytes, data: bytes) -> None:
-        """What is too long for a header."""
+        """Read an extended header: values that do not fit into a plain one."""
         if kind in _LONG:
             self._more[_LONG[kind]] = _text(data.partition(b"\0")[0])
         elif kind == tarfile.XHDTYPE:
@@ -133,7 +132,7 @@ class TarUnpacker:
                 length, _, _ = data[at : at + MAX_DIGITS + 1].partition(b" ")
                 end = at + int(length) if length.isdigit() else at
                 if len(length) > MAX_DIGITS or not at + 3 < end <= len(data):
-                    raise _bad("a record of its header has no length")
+                    raise _bad("a record of its header has no valid length")
                 name, _, value = data[at + len(length) + 1 : end - 1].partition(b"=")
                 at = end
                 if name.startswith(b"GNU.sparse"):
@@ -151,7 +150,7 @@ class TarUnpacker:
         more, self._more = self._more, {}
         size = more.get("size", str(info.size))
         if not size.isascii() or not size.isdigit() or len(size) > 18:
-            raise _bad("a size is no number")
+            raise _bad("a size is not a number")
         info.size = int(size)
         name, link = more.get("path", info.name), more.get("linkpath", info.linkname)
         parts = _parts(name)
@@ -164,11 +163,9 @@ class TarUnpacker:
         elif info.issym():
             self._link(parts, link)
         elif info.type in _LEFT_OUT:
-            self._leave_out(name, "neither file, directory nor link")
+            self._leave_out(name, "not a file, directory or link")
         else:
-            raise _bad(f"{name} is of an unknown kind")
-
-    # Writing
+            raise _bad(f"{name} has an unknown type")
 
     def _begin(self, parts: tuple[str, ...], info: tarfile.TarInfo) -> None:
         self._go(parts[:-1])
@@ -195,8 +192,8 @@ class TarUnpacker:
         return True
 
     def _link(self, parts: tuple[str, ...], target: str) -> None:
-        if not _stays(target, len(parts) - 1):
-            self._leave_out("/".join(parts), "a link that leads out")
+        if not _is_inside(target, len(parts) - 1):
+            self._leave_out("/".join(parts), "a link that points outside")
             return
         self._go(parts[:-1])
         part = f".{secrets.token_hex(8)}.part"
@@ -220,10 +217,8 @@ class TarUnpacker:
         if len(self.left_out) < MAX_REPORTED:
             self.left_out.append(f"{name}: {why}")
 
-    # Moving about
-
     def _go(self, parts: tuple[str, ...], mode: int | None = None) -> None:
-        """To that directory, which is made; `mode` is for a new one."""
+        """Make this the current directory, and create it if needed with `mode`."""
         if len(parts) > MAX_DEPTH:
             raise _bad(f"it is more than {MAX_DEPTH} levels deep")
         common = 0
@@ -250,12 +245,12 @@ class TarUnpacker:
             raise InvalidRequest(
                 f"{self._path(name)} is a link or a file; remove it first.", code="local_conflict"
             ) from None
-        self._stack.append(_Open(name, fd, mode if made else None))
+        self._stack.append(_OpenDirectory(name, fd, mode if made else None))
 
     def _leave(self) -> None:
         left = self._stack.pop()
         try:
-            # Only now: in a directory without these rights nothing could have been made.
+            # Only now, because entries could not be created in a directory without these rights.
             if left.mode is not None and left.mode & 0o700 != 0o700:
                 os.fchmod(left.fd, os.fstat(left.fd).st_mode & 0o077 | left.mode & 0o700)
         finally:
@@ -272,15 +267,17 @@ def _text(data: bytes) -> str:
 def _parts(name: str) -> tuple[str, ...]:
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise InvalidRequest(f"{name[:200]!r} is no name beneath a directory.", code="unsafe_name")
+        raise InvalidRequest(
+            f"{name[:200]!r} is not a path inside the archive.", code="unsafe_name"
+        )
     return parts
 
 
-def _stays(target: str, depth: int) -> bool:
+def _is_inside(target: str, depth: int) -> bool:
     """
-    Whether a link that lies so deep leads to somewhere beneath the top. `..` counts only at its
-    beginning, where it leaves real directories: behind another name, which may be a link itself, it
-    could lead anywhere.
+    Whether a link at this depth points inside the top directory. `..` is accepted only at the
+    beginning, where it leaves real directories. After another name, which may itself be a link, it
+    could point anywhere.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = 0
@@ -291,4 +288,4 @@ def _stays(target: str, depth: int) -> bool:
 
 
 def _bad(why: str) -> PermanentError:
-    return PermanentError(f"The server's archive cannot be used: {why}.", code="bad_answer")
+    return PermanentError(f"The server sent an invalid archive: {why}.", code="bad_answer")

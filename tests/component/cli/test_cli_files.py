@@ -53,7 +53,7 @@ def test_files_and_directories_are_copied_out(
     outside.links |= {"d/l", "d/k"}
     done = atoll("session", "cp", f"{session_id}:d", str(tmp_path / "out"))
     assert (done.exit_code, (tmp_path / "out" / "e" / "b").read_bytes()) == (0, b"b")
-    left_out = "atoll: left out l: a link that leads out.\n"
+    left_out = "atoll: left out l: a link that points outside.\n"
     assert done.stderr == left_out + "atoll: 2 file(s) copied, 2 bytes.\n"
     assert not (tmp_path / "out" / "l").is_symlink()
     assert (tmp_path / "out" / "k").readlink() == Path("e/b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.cli.terminal import Detached, DetachKeys, Screen
-from atoll.cli.terminal_replies import Replies
+from atoll.cli.terminal_replies import ReplyFilter
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from atoll.cli.terminal_replies import Replies
 )
 def test_keys_pass_as_they_are(typed: list[bytes], passed: list[bytes]) -> None:
     keys = DetachKeys()
-    assert [keys.pass_on(data) for data in typed] == passed
+    assert [keys.filter(data) for data in typed] == passed
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_keys_to_leave_are_heard_however_they_come(typed: list[bytes]) -> No
 
     def pass_all() -> None:
         for data in typed:
-            keys.pass_on(data)
+            keys.filter(data)
 
     with pytest.raises(Detached):
         pass_all()
@@ -56,7 +56,7 @@ def test_the_keys_to_leave_are_heard_however_they_come(typed: list[bytes]) -> No
 def test_a_screen_that_was_left_behind_is_known(seen: list[bytes], alternate: bool) -> None:
     screen = Screen()
     for data in seen:
-        screen.see(data)
+        screen.feed(data)
     assert screen.alternate is alternate
     assert (b"\x1b[?1049l" in screen.restoration()) is alternate
 
@@ -82,11 +82,11 @@ def test_a_screen_that_was_left_behind_is_known(seen: list[bytes], alternate: bo
     ],
 )
 def test_an_answer_of_the_terminal_is_not_typed(reply: bytes) -> None:
-    assert Replies().pass_on(b"l" + reply + reply + b"s\r") == b"ls\r"
+    assert ReplyFilter().filter(b"l" + reply + reply + b"s\r") == b"ls\r"
     for cut in range(3, len(reply)):
-        replies = Replies()
-        assert replies.pass_on(b"l" + reply[:cut]) + replies.pass_on(reply[cut:] + b"s") == b"ls"
-    assert Replies().pass_on(reply, take_out=False) == reply
+        replies = ReplyFilter()
+        assert replies.filter(b"l" + reply[:cut]) + replies.filter(reply[cut:] + b"s") == b"ls"
+    assert ReplyFilter().filter(reply, active=False) == reply
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_an_answer_of_the_terminal_is_not_typed(reply: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_key_is_typed_at_once_whatever_it_sends(key: bytes) -> None:
-    assert Replies().pass_on(key) == key
+    assert ReplyFilter().filter(key) == key
 
 
 def test_what_was_held_back_comes_when_the_time_of_answers_is_over() -> None:
-    replies = Replies()
-    assert replies.pass_on(b"\x1b[1;5") == b""
-    assert replies.pass_on(b"C", take_out=False) == b"\x1b[1;5C"
+    replies = ReplyFilter()
+    assert replies.filter(b"\x1b[1;5") == b""
+    assert replies.filter(b"C", active=False) == b"\x1b[1;5C"
