@@ -154,7 +154,7 @@ async def collect(place: Path, session_id: str, remote: Blobs | None) -> None:
         for _ in range(3):
             await sweep.once()
         checkpoint = await checkpoints.verify(session_id)
-        needed = {data_of(session_id) + name for name in await checkpoints.named(checkpoint)}
+        needed = {data_of(session_id) + name for name in await checkpoints.objects_of(checkpoint)}
         needed |= {one.manifest for one in checkpoint.backups}
         assert {info.key for info in await blobs.list(f"workspaces/{session_id}/")} == needed
     finally:

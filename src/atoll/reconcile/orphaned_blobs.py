@@ -204,7 +204,7 @@ class OrphanedBlobSweep:
         if checkpoint is None or not checkpoint.manifest:
             return old
         try:
-            names = await self._checkpoints.named(checkpoint)
+            names = await self._checkpoints.objects_of(checkpoint)
         except PermanentError as error:
             log.info("orphan_sweep.not_told", session_id=session_id, error=error.message)
             return []

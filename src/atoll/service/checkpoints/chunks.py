@@ -1,9 +1,9 @@
 """
-The objects of one session's checkpoints, beneath a prefix of its own in the blob store.
+Content-addressed storage of one session's checkpoints, below a prefix in the blob store.
 
-Named by their content: one that is known to be there is not written again, and what is read is
-checked. A few that were read last are kept, so that many small files of one object cost one read;
-memory is bounded by their number and by how many are written at once.
+Objects are named by their SHA-256: an object that is known to exist is not written again, and what
+is read is verified. The last few objects are cached, so that many small files of one object cost
+one read. The size of this cache and the number of concurrent writes bound the memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from atoll.model.manifest import Entry, Manifest, Part
 
 AT_ONCE = 4
-KEPT = 6
-"""Objects that stay in memory while a checkpoint is read; each has at most 8 MiB."""
+"""Concurrent reads and writes."""
+CACHED = 6
+"""Objects in the cache; each has at most 8 MiB."""
 
 
 def prefix_of(session_id: str) -> str:
@@ -38,7 +39,7 @@ def data_of(session_id: str) -> str:
 
 
 def manifest_of(session_id: str, number: int, data: bytes) -> str:
-    """Named by its content too, so that two who take the same number do not meet."""
+    """Includes the digest, so that two checkpoints with the same number differ."""
     return f"{prefix_of(session_id)}manifests/{number:08d}-{digest(data)}"
 
 
@@ -48,24 +49,24 @@ def digest(data: bytes) -> str:
 
 async def stored(blobs: Blobs, key: str, expected: str | None, limit: int) -> bytes:
     """
-    An object of at most `limit` bytes that has the `expected` digest, if that is known;
-    `PermanentError` when it is gone or not as it was written.
+    An object of at most `limit` bytes with the `expected` digest, if that is known. Raises
+    `CheckpointDamaged` if it is missing or has another digest.
     """
     try:
         data = await blobs.get(key, limit=limit)
     except OversizedBlob as error:
         raise CheckpointDamaged(error.message) from None
     if data is None:
-        raise CheckpointDamaged(f"Object {key} of a checkpoint is gone from the blob store.")
+        raise CheckpointDamaged(f"Object {key} of a checkpoint is missing in the blob store.")
     if expected is not None and await asyncio.to_thread(digest, data) != expected:
         raise CheckpointDamaged(f"Object {key} of a checkpoint is damaged in the blob store.")
     return data
 
 
 async def stored_manifest(blobs: Blobs, session_id: str, key: str) -> Manifest:
-    """The manifest at a key that a record of the session names."""
+    """The manifest that a record of the session names."""
     _, named, expected = key.rpartition("/")[2].partition("-")
-    # Those of an earlier Atoll are not named by their content.
+    # Manifests of earlier versions have no digest in their key.
     data = await stored(blobs, key, expected if named else None, MAX_MANIFEST)
     return await asyncio.to_thread(read_manifest, data, session_id)
 
@@ -79,7 +80,7 @@ class ChunkStore:
         self._read: OrderedDict[str, asyncio.Future[bytes]] = OrderedDict()
 
     def know(self, names: Iterable[str]) -> None:
-        """These are there."""
+        """These objects exist."""
         self._known.update(names)
 
     async def put(self, name: str, data: bytes) -> None:
@@ -90,11 +91,11 @@ class ChunkStore:
         self._known.add(name)
 
     async def get(self, name: str) -> bytes:
-        """Its content; `PermanentError` when it is gone or damaged."""
+        """Content of an object; `CheckpointDamaged` if it is missing or damaged."""
         found = self._read.get(name)
         if found is None:
             found = self._read[name] = asyncio.ensure_future(self._fetch(name))
-            while len(self._read) > KEPT:
+            while len(self._read) > CACHED:
                 self._read.popitem(last=False)
         else:
             self._read.move_to_end(name)
@@ -110,12 +111,12 @@ class ChunkStore:
             return await stored(self._blobs, self._data + name, name, MAX_OBJECT)
 
     async def part(self, part: Part) -> bytes:
-        """The bytes of a part that is no hole."""
+        """Content of a part that is not a hole."""
         assert part.object is not None
         data = await self.get(part.object)
         if part.offset + part.length > len(data):
             raise CheckpointDamaged(
-                f"Object {part.object} of a checkpoint has less than the checkpoint names.",
+                f"Object {part.object} of a checkpoint is shorter than the checkpoint says.",
             )
         return data[part.offset : part.offset + part.length]
 
@@ -127,7 +128,7 @@ class ChunkStore:
     async def remove(self, names: Iterable[str]) -> None:
         async def one(name: str) -> None:
             async with self._slots:
-                # Done later it could take away what was put again meanwhile, by another node.
+                # Not later: another node may have stored the same object again by then.
                 await self._blobs.remove(self._data + name, deferrable=False)
 
         await asyncio.gather(*(one(name) for name in names))

@@ -1,8 +1,8 @@
 """
-A checkpoint written into a workspace that nobody uses yet.
+Writes a checkpoint into a new workspace.
 
-Several streams at once carry files, each object is read once and checked, and directories get their
-modes and times when all is in them. Whoever calls this throws the workspace away when it fails.
+Files are sent in several concurrent streams, each object is read once and verified, and directories
+get their modes and times when they are complete. After a failure the caller discards the workspace.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from atoll.service.checkpoints.chunks import ChunkStore
 
 STREAMS = 4
-AHEAD = 16
-"""Entries that wait for a stream; one may have many parts."""
-TOGETHER = 64 * 1024
-"""Bytes that are sent together at least."""
+QUEUE_SIZE = 16
+"""Files that wait for a stream; each may have many parts."""
+MIN_PIECE = 64 * 1024
+"""Bytes that are sent at once at least."""
 
 
 class Restore:
@@ -34,30 +34,30 @@ class Restore:
         self._link = link
         self._objects = objects
         self._manifest = manifest
-        self._files: asyncio.Queue[Entry | None] = asyncio.Queue(AHEAD)
-        self._carried = asyncio.Event()
+        self._files: asyncio.Queue[Entry | None] = asyncio.Queue(QUEUE_SIZE)
+        self._files_sent = asyncio.Event()
 
     async def run(self) -> int:
-        """How many entries were made."""
+        """Returns the number of entries that were created."""
         try:
             async with asyncio.TaskGroup() as group:
                 rest = group.create_task(self._link.push("populate", self._directories()))
-                carriers = [
-                    group.create_task(self._link.push("populate", _gathered(self._contents())))
+                senders = [
+                    group.create_task(self._link.push("populate", _batched(self._contents())))
                     for _ in range(STREAMS)
                 ]
-                group.create_task(self._when_carried(carriers))
+                group.create_task(self._when_files_sent(senders))
         except ExceptionGroup as errors:
-            # One reason is enough to tell; the others are its consequences.
+            # The first error is the cause; the others are consequences.
             raise first(errors) from None
-        return sum(int(task.result()["made"]) for task in (rest, *carriers))
+        return sum(int(task.result()["made"]) for task in (rest, *senders))
 
-    async def _when_carried(self, carriers: list[asyncio.Task[dict[str, object]]]) -> None:
-        await asyncio.gather(*carriers)
-        self._carried.set()
+    async def _when_files_sent(self, senders: list[asyncio.Task[dict[str, object]]]) -> None:
+        await asyncio.gather(*senders)
+        self._files_sent.set()
 
     async def _directories(self) -> AsyncIterator[bytes]:
-        """All but files; those are put in line for the other streams."""
+        """Everything but files, which are queued for the other streams."""
         order = TreeOrder()
         for _, name in self._manifest.pages:
             for entry in await self._objects.page(name):
@@ -70,7 +70,7 @@ class Restore:
                     yield _header(entry, entry.target)
         for _ in range(STREAMS):
             await self._files.put(None)
-        await self._carried.wait()
+        await self._files_sent.wait()
 
     async def _contents(self) -> AsyncIterator[bytes]:
         while (entry := await self._files.get()) is not None:
@@ -79,19 +79,19 @@ class Restore:
             for part in entry.parts:
                 if part.object is not None:
                     data = await self._objects.part(part)
-                    # With its place in front: all of them together may be very many.
+                    # Offsets are sent with the data: a list of all parts could be very long.
                     yield EXTENT.pack(place, part.length)
                     yield data
                 place += part.length
             yield EXTENT.pack(place, 0)
 
 
-async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same in larger pieces: each one that is sent is answered."""
+async def _batched(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same data in larger pieces, because each piece is acknowledged."""
     buffer = bytearray()
     async for piece in pieces:
         buffer += piece
-        if len(buffer) >= TOGETHER:
+        if len(buffer) >= MIN_PIECE:
             yield bytes(buffer)
             buffer.clear()
     if buffer:

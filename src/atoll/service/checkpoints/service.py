@@ -1,12 +1,12 @@
 """
-Checkpoints: a session's workspace in the blob store.
+Takes, verifies, restores, reads and removes checkpoints.
 
-One at a time is taken of a session, by whichever replica. The record names the newest and the older
-ones that are kept: the one before, because somebody may be reading it, and as many settled ones as
-are asked for. They share objects. A file that changes while it is read, or code that runs
-meanwhile, makes a checkpoint that is not settled: a later one takes its place as soon as there is
-quiet. A restore takes the newest that is whole. After its session has ended the last ones are kept
-for a while, for whoever comes for the files.
+Only one checkpoint of a session is taken at a time, by any replica. The session's record names the
+newest checkpoint and the older ones that are kept: the previous one, which may be in use by a
+reader, and the configured number of settled ones. They share objects. A checkpoint is not settled
+if a file changed while it was read, or code ran meanwhile; a later one replaces it once the session
+is idle. A restore uses the newest checkpoint that is complete. After its session has ended, the
+checkpoints are kept for a while so that files can still be downloaded.
 """
 
 from __future__ import annotations
@@ -46,34 +46,30 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE = 2
+CONCURRENCY = 2
 """
-Checkpoints that this process takes at the same time, and that it restores: whoever makes one that
-takes long keeps nobody's files from coming back. Each needs up to 64 MiB.
+Checkpoints that this process takes at the same time, and the same number that it restores: slow
+checkpoints do not delay restores. Each needs up to 64 MiB.
 """
-NONE = 0
-"""The number of a record that names no checkpoint."""
-ZEROS = 1 << 20
+NO_CHECKPOINT = 0
+"""Number in a record that names no checkpoint."""
+HOLE_PIECE = 1 << 20
 """Bytes of a hole that are sent at once."""
-
-
-RESTORE_SECONDS = 7200.0
-"""
-For a restore: an executor that takes a byte now and then would keep others' files from coming back.
-"""
-RESTORES = 5
-"""Newer ones that are begun with while one is restored; each takes objects of older ones away."""
+RESTORE_TIMEOUT = 7200.0
+"""Seconds. A slow executor would otherwise block the restores of other sessions."""
+MAX_RESTARTS = 5
+"""Newer checkpoints that may appear during a restore; each may remove objects of older ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored:
     backup: CheckpointRef
     older: bool
-    """Whether it is not the newest, of which something is missing or damaged."""
+    """Whether it is not the newest checkpoint, because that one is damaged."""
 
 
 def lease_of(session_id: str) -> str:
-    """Held by whoever changes what a session has in the blob store."""
+    """Name of the lease for changes of what a session has in the blob store."""
     return f"checkpoint:{session_id}"
 
 
@@ -94,8 +90,8 @@ class Checkpoints:
         self._blobs = blobs
         self._volumes = volumes
         self._backups = backups
-        self._taking = asyncio.Semaphore(AT_ONCE)
-        self._restoring = asyncio.Semaphore(AT_ONCE)
+        self._taking = asyncio.Semaphore(CONCURRENCY)
+        self._restoring = asyncio.Semaphore(CONCURRENCY)
 
     # Taking
 
@@ -108,90 +104,91 @@ class Checkpoints:
         empty: bool = False,
     ) -> Checkpoint | None:
         """
-        What the workspace holds now; None when that is nothing and there was nothing before, unless
-        `empty` has that recorded too. `quiet` is asked at the end whether nothing ran meanwhile.
+        Take a checkpoint of the workspace. Returns null for an empty workspace without an earlier
+        checkpoint, unless `empty` has that recorded too. `quiet` is called at the end, and returns
+        whether no code ran meanwhile.
         """
-        # The slot last: those in line for one session keep none from others, and by the lease a
-        # sweep sees that the instance is still needed.
-        async with self._alone(session_id) as lease, self._taking:
+        # The semaphore last: calls that queue for one session must not block other sessions. The
+        # lease tells the sweep that the instance is still needed.
+        async with self._lease(session_id) as lease, self._taking:
             before = await self._store.checkpoints.get(session_id)
             began = self._clock.monotonic()
-            capture, base, lost = await self._captured(session_id, link, before)
+            writer, base, lost = await self._write(session_id, link, before)
             if before is not None and lost:
                 before = dataclasses.replace(before, damaged=True)
-            if before is None and not capture.entries and not empty:
+            if before is None and not writer.entries and not empty:
                 return None
-            if before is not None and base is not None and not capture.changed:
-                return await self._unchanged(before, capture.settled and quiet())
-            last = await self._recorded(session_id, before, base, capture, quiet())
+            if before is not None and base is not None and not writer.changed:
+                return await self._unchanged(before, writer.settled and quiet())
+            last = await self._record(session_id, before, base, writer, quiet())
             if before is not None:
-                await self._clean(lease, before, base, *last, capture.stray)
+                await self._clean(lease, before, base, *last, writer.unused)
             log.info(
                 "checkpoint.taken",
                 session_id=session_id,
                 number=last[0].number,
-                files=capture.files,
-                size=capture.size,
-                stored=capture.stored,
+                files=writer.files,
+                size=writer.size,
+                stored=writer.stored,
                 took_ms=round((self._clock.monotonic() - began) * 1000),
             )
             return last[0]
 
-    def _alone(self, session_id: str) -> Lease:
-        # Of this call alone: the same owner would be let in twice.
+    def _lease(self, session_id: str) -> Lease:
+        # An owner per call: the same owner would be admitted twice.
         return self._leases.lease(lease_of(session_id), self._leases.new_owner())
 
-    async def _captured(
+    async def _write(
         self, session_id: str, link: Link, before: Checkpoint | None
     ) -> tuple[CheckpointWriter, Manifest | None, bool]:
-        """With the manifest that it builds on, if it does, and whether the one before is lost."""
+        """Also the manifest on which it is based, if any, and whether the previous one is lost."""
         lost = False
         objects = ChunkStore(self._blobs, session_id)
         if before is not None and not before.damaged:
             try:
                 manifest = await self._manifest(session_id, before.backups[0])
-                capture = CheckpointWriter(link, objects, manifest)
-                await capture.run()
-                return capture, manifest, False
+                writer = CheckpointWriter(link, objects, manifest)
+                await writer.run()
+                return writer, manifest, False
             except PermanentError as error:
-                # One that is lost is no reason not to take another.
+                # A damaged checkpoint is replaced by a complete new one.
                 lost = True
                 log.error("checkpoint.lost", session_id=session_id, error=error.message)
             except BlobsUnavailable as error:
-                # What the store has of it cannot be asked, but what is put waits on the node's
-                # disk: all of it, once. The next one can build on that.
+                # The store cannot be read, but writes are spooled on the node's disk: store
+                # everything once. The next checkpoint can be based on that.
                 log.info("checkpoint.anew", session_id=session_id, error=error.message)
             objects = ChunkStore(self._blobs, session_id)
-        capture = CheckpointWriter(link, objects, None)
-        await capture.run()
-        return capture, None, lost
+        writer = CheckpointWriter(link, objects, None)
+        await writer.run()
+        return writer, None, lost
 
     async def _unchanged(self, before: Checkpoint, settled: bool) -> Checkpoint:
         if before.settled or not settled:
             return before
-        # What was written while code ran is what is there in quiet too.
+        # Nothing has changed since, so the content is that of an idle workspace.
         try:
             return await self._store.checkpoints.save(dataclasses.replace(before, settled=True))
         except Conflict:
             return before
 
-    async def _recorded(
+    async def _record(
         self,
         session_id: str,
         before: Checkpoint | None,
         base: Manifest | None,
-        capture: CheckpointWriter,
+        writer: CheckpointWriter,
         quiet: bool,
     ) -> tuple[Checkpoint, Manifest]:
         await self._check_here(session_id)
         number = 1 if before is None else before.number + 1
         now = self._clock.now()
-        manifest = capture.manifest(session_id, number, now.isoformat(), quiet)
+        manifest = writer.manifest(session_id, number, now.isoformat(), quiet)
         data = manifest.encoded()
         if len(data) > MAX_MANIFEST:
             raise TooLarge(
-                f"The workspace of session {session_id} has too many large files to be saved: "
-                f"their list has more than {MAX_MANIFEST} bytes.",
+                f"The workspace of session {session_id} has too many large files for a checkpoint: "
+                f"its manifest is larger than {MAX_MANIFEST} bytes.",
                 code="checkpoint_too_large",
             )
         key = await asyncio.to_thread(manifest_of, session_id, number, data)
@@ -201,9 +198,9 @@ class Checkpoints:
             number=number,
             manifest=key,
             created_at=now,
-            files=capture.files,
-            # Holes count, so user code can make it larger than a database's numbers are.
-            size=min(capture.size, MAX_FILE_SIZE),
+            files=writer.files,
+            # Holes count, so user code can exceed the range of a database integer.
+            size=min(writer.size, MAX_FILE_SIZE),
             node_id=self._node_id,
             settled=manifest.settled,
         )
@@ -221,13 +218,13 @@ class Checkpoints:
 
     async def _check_here(self, session_id: str) -> None:
         """
-        Files that a session left behind on this node are not its files any more: it may have gone
-        on elsewhere with those that were saved before.
+        Refuse a session that has moved: the files that it left on this node may be older than those
+        that it has changed on its new node.
         """
         session = await self._store.sessions.get(session_id)
         if session is not None and session.runtime_node != self._node_id:
             raise NodeUnreachable(
-                f"Session {session_id} is on node {session.runtime_node} now.",
+                f"Session {session_id} has moved to node {session.runtime_node}.",
             )
 
     async def _clean(
@@ -237,16 +234,16 @@ class Checkpoints:
         base: Manifest | None,
         last: Checkpoint,
         manifest: Manifest,
-        stray: set[str],
+        unused: set[str],
     ) -> None:
         """
-        Remove what no checkpoint that is kept has a use for. What cannot be told or removed now,
-        because the store is away, is for the sweep of orphans.
+        Remove objects that no kept checkpoint uses. While the store is unavailable this does
+        nothing: the sweep of orphaned blobs removes them later.
         """
         kept = {one.manifest for one in last.backups}
         dropped = [one for one in before.backups if one.manifest not in kept]
         try:
-            used, unused = manifest.names, set(stray)
+            used, unused = manifest.names, set(unused)
             for one in last.older:
                 known = base if one.manifest == before.manifest else None
                 used |= (known or await self._manifest(last.id, one)).names
@@ -260,24 +257,24 @@ class Checkpoints:
         except (TemporaryError, PermanentError) as error:
             log.info("checkpoint.not_cleaned", session_id=last.id, error=error.message)
 
-    # Certainty
+    # Verification
 
     async def is_synced(self, session_id: str) -> bool:
-        """Whether nothing of a session's checkpoints waits on this node for the blob store."""
+        """Whether no part of a session's checkpoints is still spooled on this node."""
         return await self._blobs.is_synced(prefix_of(session_id))
 
     async def verify(self, session_id: str) -> Checkpoint:
         """
-        The last checkpoint, read through: all of it is in the blob store, undamaged.
-        `PermanentError`, `checkpoint_damaged`, says what is not; `TemporaryError`,
-        `blobs_unavailable`, that some of it waits on this node still, or the store is away.
+        Read the last checkpoint completely, and return it. Raises `CheckpointDamaged` if something
+        is missing or damaged, and `BlobsUnavailable` if a part is still spooled on this node or the
+        store does not answer.
         """
-        # So that no other one is taken meanwhile, which would remove objects of this one.
-        async with self._alone(session_id), self._restoring:
+        # Under the lease: a newer checkpoint would remove objects of this one.
+        async with self._lease(session_id), self._restoring:
             checkpoint = await self._last(session_id)
             if not await self.is_synced(session_id):
                 raise BlobsUnavailable(
-                    f"Files of session {session_id} wait on this node for the blob store.",
+                    f"Files of session {session_id} are not in the blob store yet.",
                 )
             try:
                 manifest = await self._manifest(session_id, checkpoint.backups[0])
@@ -289,8 +286,8 @@ class Checkpoints:
 
     async def secure(self, session_id: str, link: Link) -> Checkpoint:
         """
-        What the workspace holds now, if only that it is empty, verified. When something that was
-        stored before turns out to be damaged, all is stored again from the workspace, once.
+        Take a checkpoint, of an empty workspace too, and verify it. If an earlier object turns out
+        to be damaged, everything is stored again from the workspace, once.
         """
         await self.take(session_id, link, empty=True)
         try:
@@ -301,23 +298,23 @@ class Checkpoints:
         return await self.verify(session_id)
 
     async def _mark_damaged(self, checkpoint: Checkpoint) -> None:
-        """Have the next one store all of it again."""
+        """Have the next checkpoint store everything again."""
         if not checkpoint.damaged:
-            with contextlib.suppress(Conflict):  # There is another by now.
+            with contextlib.suppress(Conflict):  # There is a newer one.
                 await self._store.checkpoints.save(dataclasses.replace(checkpoint, damaged=True))
 
-    async def named(self, checkpoint: Checkpoint) -> set[str]:
-        """All objects that its backups need; `PermanentError` when one does not tell."""
+    async def objects_of(self, checkpoint: Checkpoint) -> set[str]:
+        """Names of all objects of a record's checkpoints; `PermanentError` if one is damaged."""
         names: set[str] = set()
         for one in checkpoint.backups:
             names |= (await self._manifest(checkpoint.id, one)).names
         return names
 
-    # Reading
+    # Reading and restoring
 
     async def get(self, session_id: str) -> Checkpoint | None:
         found = await self._store.checkpoints.get(session_id)
-        return None if found is None or found.number == NONE else found
+        return None if found is None or found.number == NO_CHECKPOINT else found
 
     async def _last(self, session_id: str) -> Checkpoint:
         checkpoint = await self.get(session_id)
@@ -326,35 +323,35 @@ class Checkpoints:
         return checkpoint
 
     async def restore(
-        self, source: str, link: Link, again: Callable[[], Awaitable[Link]]
+        self, source: str, link: Link, replace: Callable[[], Awaitable[Link]]
     ) -> Restored:
         """
-        Write the newest backup of session `source` that is whole into the new workspace behind the
-        link. Each of which something is missing or damaged leaves a workspace that is of no use:
-        `again` gives the link to another new one. `PermanentError` when none is whole.
+        Write the newest complete checkpoint of session `source` into the new workspace behind the
+        link. A damaged checkpoint leaves an unusable workspace: then `replace` returns a link to
+        another new one. Raises `PermanentError` if no checkpoint is complete.
         """
         async with self._restoring:
             try:
-                async with asyncio.timeout(RESTORE_SECONDS):
-                    return await self._newest_whole(source, link, again)
+                async with asyncio.timeout(RESTORE_TIMEOUT):
+                    return await self._restore_newest(source, link, replace)
             except TimeoutError:
                 raise TemporaryError(
-                    f"The files of session {source} were not restored in {RESTORE_SECONDS:g} s.",
+                    f"Restoring the files of session {source} took over {RESTORE_TIMEOUT:g} s.",
                     code="restore_timeout",
                 ) from None
 
-    async def _newest_whole(
-        self, source: str, link: Link, again: Callable[[], Awaitable[Link]]
+    async def _restore_newest(
+        self, source: str, link: Link, replace: Callable[[], Awaitable[Link]]
     ) -> Restored:
         failed: PermanentError | None = None
-        for _ in range(RESTORES):
+        for _ in range(MAX_RESTARTS):
             last = await self._last(source)
             for backup in last.backups:
                 older = backup.manifest != last.manifest
                 if failed is not None:
-                    link = await again()
+                    link = await replace()
                 try:
-                    await self._written(source, backup, link)
+                    await self._restore(source, backup, link)
                 except PermanentError as error:
                     failed = error
                     log.warning(
@@ -368,14 +365,14 @@ class Checkpoints:
                         await self._mark_damaged(last)
                     return Restored(backup, older=older)
                 if (await self._last(source)).version != last.version:
-                    break  # Its objects may have gone for newer ones.
+                    break  # A newer checkpoint may have removed its objects.
             else:
                 await self._mark_damaged(last)
                 break
         assert failed is not None
         raise failed
 
-    async def _written(self, source: str, backup: CheckpointRef, link: Link) -> None:
+    async def _restore(self, source: str, backup: CheckpointRef, link: Link) -> None:
         began = self._clock.monotonic()
         manifest = await self._manifest(source, backup)
         await Restore(link, ChunkStore(self._blobs, source), manifest).run()
@@ -392,7 +389,7 @@ class Checkpoints:
         return await stored_manifest(self._blobs, session_id, backup.manifest)
 
     async def find(self, session_id: str, path: str) -> Entry | None:
-        """What the last checkpoint says of a path."""
+        """The entry of a path in the last checkpoint."""
         checkpoint = await self.get(session_id)
         if checkpoint is None:
             return None
@@ -406,19 +403,19 @@ class Checkpoints:
     async def content(
         self, session_id: str, entry: Entry, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """The bytes of a file in the last checkpoint."""
+        """Content of a file in the last checkpoint."""
         objects = ChunkStore(self._blobs, session_id)
         for part in spans(entry.parts, start, entry.size if end is None else end):
             if part.object is None:
-                for offset in range(0, part.length, ZEROS):
-                    yield bytes(min(ZEROS, part.length - offset))
+                for offset in range(0, part.length, HOLE_PIECE):
+                    yield bytes(min(HOLE_PIECE, part.length - offset))
             else:
                 yield await objects.part(part)
 
     async def entries(self, session_id: str, start: str = "") -> AsyncIterator[Entry]:
         """
-        What the last checkpoint holds, in order of path, from the page on that has `start`; all of
-        it if that is empty.
+        Entries of the last checkpoint in order of path, beginning with the page that has `start`;
+        all entries if that is empty.
         """
         checkpoint = await self.get(session_id)
         if checkpoint is None:
@@ -428,26 +425,26 @@ class Checkpoints:
             for entry in await objects.page(page):
                 yield entry
 
-    # Its end
+    # Removal
 
     async def keep_until(self, session_id: str, moment: datetime, *, mounted: bool) -> None:
         """
-        The session has ended: what it has in the blob store goes at this time. One whose workspace
-        was mounted from there has no checkpoint, only a record that says when.
+        The session has ended: remove what it has in the blob store at this time. A session with a
+        mounted workspace has no checkpoint, so its record has the time alone.
         """
         found = await self._store.checkpoints.get(session_id)
         if found is not None and found.kept_until is None:
             await self._store.checkpoints.save(dataclasses.replace(found, kept_until=moment))
         elif found is None and mounted:
             now = self._clock.now()
-            record = Checkpoint(session_id, NONE, "", now, 0, 0, self._node_id, moment)
-            with contextlib.suppress(Conflict):  # Another sweep said so already.
+            record = Checkpoint(session_id, NO_CHECKPOINT, "", now, 0, 0, self._node_id, moment)
+            with contextlib.suppress(Conflict):  # Another sweep was faster.
                 await self._store.checkpoints.add(record)
 
     async def forget(self, session_id: str) -> None:
         """
-        Remove all that the session has in the blob store; the record last, so that one that is cut
-        off is done again.
+        Remove everything that the session has in the blob store. The record is removed last, so
+        that an interrupted removal is repeated.
         """
         for kind in ("workspaces", "exports", "uploads"):
             await self._blobs.remove_all(f"{kind}/{session_id}/")

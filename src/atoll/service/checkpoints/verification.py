@@ -1,9 +1,9 @@
 """
-A backup read through: whether all that its manifest names is in the blob store, undamaged.
+Verifies that everything that a manifest names is in the blob store, undamaged.
 
-Every page and object is read and must have the digest that it is named by, and every part of a file
-must lie within an object that the manifest names. What is missing is found by listing, before
-anything is read. A few objects are in memory at a time, and it may be cancelled at any await.
+Missing objects are found by listing, before anything is read. Then each page and object is read and
+must match its digest, and each part of a file must lie within an object of the manifest. Only a few
+objects are in memory at a time, and verification may be cancelled at any await.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from atoll.blobs.base import Blobs
     from atoll.model.manifest import Manifest
 
-NAMED = 5
-"""Objects that a message names; there may be very many."""
+MAX_NAMED = 5
+"""Objects that a message names; very many may be damaged."""
 
 
 class Verification:
@@ -37,8 +37,8 @@ class Verification:
         self._pages = [name for _, name in manifest.pages]
 
     async def run(self) -> None:
-        """Raises `PermanentError`, `checkpoint_damaged`, with the names of some that are."""
-        self._raise(await self._missing(), "gone")
+        """Raise `CheckpointDamaged` with the names of some damaged objects."""
+        self._raise(await self._missing(), "missing")
         todo = iter([*self._pages, *self._manifest.objects])
         damaged: list[str] = []
         try:
@@ -50,7 +50,7 @@ class Verification:
         self._raise(damaged, "damaged")
 
     async def _missing(self) -> list[str]:
-        """Those that are not there, or not of the size that they must have."""
+        """Objects that are missing or have a wrong size."""
         objects = self._manifest.objects
         wanted = set(self._pages) | objects.keys()
         after: str | None = None
@@ -71,15 +71,15 @@ class Verification:
         for name in todo:
             try:
                 data = await stored(self._blobs, self._data + name, name, MAX_OBJECT)
-                whole = name not in pages or await asyncio.to_thread(self._leads_somewhere, data)
+                intact = name not in pages or await asyncio.to_thread(self._is_consistent, data)
             except PermanentError:
-                whole = False
-            if not whole:
+                intact = False
+            if not intact:
                 damaged.append(name)
-            if len(damaged) > NAMED:
+            if len(damaged) > MAX_NAMED:
                 return
 
-    def _leads_somewhere(self, page: bytes) -> bool:
+    def _is_consistent(self, page: bytes) -> bool:
         objects = self._manifest.objects
         return all(
             part.object is None
@@ -90,8 +90,8 @@ class Verification:
 
     def _raise(self, names: list[str], how: str) -> None:
         if names:
-            shown = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+            shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
             raise CheckpointDamaged(
-                f"Checkpoint {self._manifest.number} of session {self._session_id} cannot be used: "
-                f"objects of it are {how} in the blob store: {shown}",
+                f"Checkpoint {self._manifest.number} of session {self._session_id} is unusable. "
+                f"Objects {how} in the blob store: {shown}",
             )

@@ -1,14 +1,14 @@
 """
-A checkpoint being taken: what changed is read through the link and stored, the rest is referred to.
+Takes a checkpoint: stores what changed since the previous one, and refers to its objects otherwise.
 
-The executor tells all entries in order, the checkpoint before has them in the same order, so the
-two are compared side by side, a window at a time: neither is ever whole in memory. Files with
-little data share objects; a large one is cut at fixed places, so a change in the middle stores one
-piece anew. An object that is mostly out of use is left behind: what of it is in use is read again.
+The executor and the previous checkpoint list all entries in the same order, so both lists are
+merged, a window at a time; neither is ever in memory completely. Small files share objects. Large
+files are split at fixed offsets, so that a change in the middle stores one piece. An object of
+which less than half is still used is not referred to again: the used part is stored once more.
 
-What an executor sends is checked: a `ProtocolViolation` ends its link, and there is no checkpoint.
-User code decides how many names, how long names and how many holes there are, so each has a bound;
-what lies beyond is left out, and the checkpoint is told as cut.
+Everything the executor sends is validated: a `ProtocolViolation` ends its link, and no checkpoint
+is taken. User code chooses the number of names, their length and the number of holes, so each has a
+limit; what exceeds it is left out, and the checkpoint is marked as cut.
 """
 
 from __future__ import annotations
@@ -27,15 +27,8 @@ from atoll.model.manifest import (
     PageWriter,
 )
 from atoll.service.checkpoints.chunks import AT_ONCE, digest
-from atoll.service.checkpoints.incoming_file import (
-    IncomingFile,
-    checked,
-    nonsense,
-    number_of,
-    placed,
-    read_line,
-)
-from atoll.service.checkpoints.scan import listed
+from atoll.service.checkpoints.incoming_file import IncomingFile, place_parts
+from atoll.service.checkpoints.scan import number_of, parse_entry, parse_line, scan, violation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,26 +37,26 @@ if TYPE_CHECKING:
     from atoll.service.checkpoints.chunks import ChunkStore
 
 WINDOW = 2000
-"""Entries that are looked at together."""
+"""Entries that are processed together."""
 WINDOW_TEXT = 4 * 2**20
-"""Characters of their paths, which travel in one request."""
+"""Characters of their paths, which are sent in one request."""
 WINDOW_SIZE = 512 * 2**20
 """Bytes of their files, each 8 KiB of which may be a piece of data and a hole."""
-MOST_ENTRIES = 5_000_000
-"""Code that makes directories while they are walked would make a walk without end."""
+MAX_ENTRIES = 5_000_000
+"""Code that creates directories during the scan could make it endless."""
 MAX_LINE = 2**20
-"""Bytes by which an executor tells of one entry."""
+"""Bytes of one entry in the executor's list."""
 SMALL = 128 * 1024
-"""Bytes of data of a file that still shares an object with others."""
-TRIES = 3
-"""For a file that changes while it is read."""
-SAME = 10_000
-"""Small files whose content is remembered, so that its like is stored once."""
+"""Bytes of data up to which a file shares an object with others."""
+MAX_READS = 3
+"""Of a file that changes while it is read."""
+DEDUPLICATED = 10_000
+"""Small files that later files with the same content can refer to."""
 
 
 @dataclass(slots=True)
 class _Pack:
-    """An object of small files in the making; it has no name before it is whole."""
+    """An object of small files; it has no name until it is complete."""
 
     data: bytearray = field(default_factory=bytearray)
     name: str = ""
@@ -87,13 +80,15 @@ class CheckpointWriter:
         self.files = 0
         self.size = 0
         self.stored = 0
-        """Bytes that were written."""
+        """Bytes written to the blob store."""
         self.changed = before is None
-        """Whether it differs from the one before."""
+        """Whether the workspace differs from the previous checkpoint."""
         self.settled = True
+        """Whether no file changed while it was read."""
         self.cut = False
+        """Whether something was left out because of a limit."""
         self.moment = False
-        """Whether user code stood still while the list of files was made."""
+        """Whether user code was frozen while the list of files was made."""
 
     async def run(self) -> None:
         if self._before is not None:
@@ -112,9 +107,9 @@ class CheckpointWriter:
                     window, text, size = [], 0, 0
             await self._window(window, writer)
             await self._page(writer.end())
-            await self._written(0)
-        except ProtocolViolation as violation:
-            self._link.violated(violation)
+            await self._wait_for_writes(0)
+        except ProtocolViolation as error:
+            self._link.violated(error)
             raise
         finally:
             for task in self._writes:
@@ -124,8 +119,8 @@ class CheckpointWriter:
             self.changed = True
 
     @property
-    def stray(self) -> set[str]:
-        """Unused objects that were there, or were written for a try that came to nothing."""
+    def unused(self) -> set[str]:
+        """Objects of the previous checkpoint, or of repeated reads, that this one does not use."""
         return self._sizes.keys() - self._used.keys()
 
     def manifest(self, session_id: str, number: int, created_at: str, settled: bool) -> Manifest:
@@ -142,7 +137,7 @@ class CheckpointWriter:
             settled=settled and self.settled,
         )
 
-    # What is there, beside what was
+    # Comparison with the previous checkpoint
 
     async def _compared(self) -> AsyncIterator[tuple[Entry, Entry | None]]:
         old = self._old()
@@ -151,12 +146,12 @@ class CheckpointWriter:
         seen = 0
         async for entry in self._scanned():
             seen += 1
-            if seen > MOST_ENTRIES:
+            if seen > MAX_ENTRIES:
                 self.cut = True
                 return
             order = entry.order
             if order <= last:
-                raise nonsense(f"{entry.path!r} comes behind {'/'.join(last)!r}")
+                raise violation(f"{entry.path!r} after {'/'.join(last)!r}")
             last = order
             while known is not None and known.order < order:
                 known = await anext(old, None)
@@ -174,18 +169,18 @@ class CheckpointWriter:
 
     async def _scanned(self) -> AsyncIterator[Entry]:
         rest = b""
-        async for item in listed(self._link):
+        async for item in scan(self._link):
             if isinstance(item, dict):
                 self.cut |= bool(item.get("cut"))
                 self.moment = bool(item.get("frozen"))
                 continue
             *lines, rest = (rest + item).split(b"\n")
             if len(rest) > MAX_LINE:
-                raise nonsense("an entry that does not end")
+                raise violation("an entry without an end")
             for line in lines:
-                yield read_line(line)
+                yield parse_line(line)
 
-    # A window
+    # Windows
 
     async def _window(self, window: list[tuple[Entry, Entry | None]], writer: PageWriter) -> None:
         entries: list[Entry | None] = []
@@ -193,7 +188,7 @@ class CheckpointWriter:
         for entry, known in window:
             if entry.kind != FILE:
                 entries.append(entry)
-            elif known is not None and entry.is_as(known) and self._stays(known):
+            elif known is not None and entry.is_as(known) and self._can_refer_to(known):
                 entries.append(replace(entry, parts=known.parts))
             else:
                 wanted.append(len(entries))
@@ -203,14 +198,14 @@ class CheckpointWriter:
         for index, (pack, start) in packed.items():
             found = entries[index]
             assert found is not None
-            parts = tuple(placed(found.parts, pack.name, start))
+            parts = tuple(place_parts(found.parts, pack.name, start))
             entries[index] = replace(found, parts=parts)
         for each in entries:
             if each is not None:
                 self._count(each)
                 await self._page(writer.add(each))
 
-    def _stays(self, known: Entry) -> bool:
+    def _can_refer_to(self, known: Entry) -> bool:
         return not any(part.object in self._sparse for part in known.parts)
 
     def _count(self, entry: Entry) -> None:
@@ -235,11 +230,11 @@ class CheckpointWriter:
         self, entries: list[Entry | None], wanted: list[int]
     ) -> dict[int, tuple[_Pack, int]]:
         """
-        Fill in the parts of these entries; those that are gone become none. Those with little data
-        are in an object that has no name yet: from where on.
+        Read these entries and set their parts; entries of removed files become null. Returns the
+        pack of each small file and its offset there, because packs have no name yet.
         """
         packed: dict[int, tuple[_Pack, int]] = {}
-        for left in range(TRIES - 1, -1, -1):
+        for left in range(MAX_READS - 1, -1, -1):
             again: list[int] = []
             async for index, entry, small, same in self._contents(entries, wanted):
                 if entry is not None and not same and left:
@@ -258,8 +253,8 @@ class CheckpointWriter:
         self, entries: list[Entry | None], wanted: list[int]
     ) -> AsyncIterator[tuple[int, Entry | None, bytes, bool]]:
         """
-        Of each: its entry with its parts, its data if that is little, whether it kept still. The
-        parts of little data have no object yet.
+        Of each file: its index, its entry with its parts, its data if it is small, and whether it
+        did not change while it was read. Parts of small files have no object yet.
         """
         if not wanted:
             return
@@ -268,33 +263,33 @@ class CheckpointWriter:
         async for item in self._link.pull("collect", paths=paths):
             if isinstance(item, bytes):
                 if reading is None:
-                    raise nonsense("data of no file")
+                    raise violation("data outside of a file")
                 await self._read(reading, item)
                 continue
             event = item.get("event")
             if event is None:
-                continue  # Its answer: that was all.
+                continue  # The answer, after the last file.
             if event == "hole":
                 if reading is None:
-                    raise nonsense("a hole in no file")
+                    raise violation("a hole outside of a file")
                 await self._hole(reading, number_of(item, "length", 2**63))
                 continue
             index = wanted[number_of(item, "index", len(wanted))]
             if event == "gone":
                 yield index, None, b"", True
             elif event == "file":
-                reading = IncomingFile(checked(item.get("entry")))
+                reading = IncomingFile(parse_entry(item.get("entry")))
                 asked = entries[index]
                 if asked is None or reading.entry.path != asked.path or reading.entry.kind != FILE:
-                    raise nonsense(f"{reading.entry.path!r}, which was not asked for")
+                    raise violation(f"{reading.entry.path!r}, which was not requested")
             elif event == "over" and reading is not None:
                 done, reading = reading, None
-                found, small = await self._whole(done)
+                found, small = await self._finish(done)
                 yield index, found, small, bool(item.get("same"))
 
-    async def _whole(self, reading: IncomingFile) -> tuple[Entry | None, bytes]:
-        """The file with its parts, and its data if that is little."""
-        if reading.too_many:
+    async def _finish(self, reading: IncomingFile) -> tuple[Entry | None, bytes]:
+        """The entry with its parts, and the data of a small file."""
+        if reading.too_many_parts:
             self.cut = True
             return None, b""
         small = b""
@@ -302,52 +297,52 @@ class CheckpointWriter:
             await self._cut(reading)
         else:
             small = bytes(reading.data)
-            reading.parts += reading.waiting
-        # What it was read as: it may have changed meanwhile.
-        size = reading.place if reading.place < reading.entry.size else reading.entry.size
+            reading.parts += reading.pending
+        # The size that was read: the file may have changed meanwhile.
+        size = reading.position if reading.position < reading.entry.size else reading.entry.size
         return replace(reading.entry, size=size, parts=tuple(reading.parts)), small
 
     async def _read(self, reading: IncomingFile, data: bytes) -> None:
-        if reading.place + len(data) > reading.entry.size:
-            raise nonsense(f"more of {reading.entry.path!r} than it has")
+        if reading.position + len(data) > reading.entry.size:
+            raise violation(f"more of {reading.entry.path!r} than its size")
         view = memoryview(data)
         while view:
-            room = min(MAX_OBJECT - reading.place % MAX_OBJECT, MAX_OBJECT - len(reading.data))
+            room = min(MAX_OBJECT - reading.position % MAX_OBJECT, MAX_OBJECT - len(reading.data))
             piece = view[:room]
             reading.add(piece)
             view = view[len(piece) :]
-            if len(reading.data) == MAX_OBJECT or reading.place % MAX_OBJECT == 0:
+            if len(reading.data) == MAX_OBJECT or reading.position % MAX_OBJECT == 0:
                 await self._cut(reading, least=SMALL)
 
     async def _hole(self, reading: IncomingFile, length: int) -> None:
-        if reading.place + length > reading.entry.size:
-            raise nonsense(f"more of {reading.entry.path!r} than it has")
+        if reading.position + length > reading.entry.size:
+            raise violation(f"more of {reading.entry.path!r} than its size")
         if reading.entry.size <= SMALL:
             reading.add(bytes(length))
             return
-        crosses = reading.place // MAX_OBJECT != (reading.place + length) // MAX_OBJECT
+        crosses = reading.position // MAX_OBJECT != (reading.position + length) // MAX_OBJECT
         reading.skip(length)
         if crosses:
             await self._cut(reading, least=SMALL)
 
     async def _cut(self, reading: IncomingFile, least: int = 1) -> None:
         """
-        Store what was gathered of a large file, holes left out: so many pieces of data as there may
-        be, objects are not small.
+        Store the pending data of a large file in one object. Holes do not end an object, so objects
+        are large however many pieces of data there are.
         """
         if len(reading.data) < least:
             return
-        if reading.too_many:
+        if reading.too_many_parts:
             reading.data.clear()
             return
         data = bytes(reading.data)
         reading.data.clear()
         reading.stored = True
-        reading.parts += placed(reading.waiting, await self._named(data), 0)
-        reading.waiting.clear()
+        reading.parts += place_parts(reading.pending, await self._store(data), 0)
+        reading.pending.clear()
 
     async def _packed(self, data: bytes) -> tuple[_Pack, int]:
-        """Where in which pack the data is."""
+        """Pack of the data, and the offset there."""
         name = digest(data)
         if name in self._same:
             self._same.move_to_end(name)
@@ -357,7 +352,7 @@ class CheckpointWriter:
         pack, offset = self._pack, len(self._pack.data)
         pack.data += data
         self._same[name] = (pack, offset)
-        if len(self._same) > SAME:
+        if len(self._same) > DEDUPLICATED:
             self._same.popitem(last=False)
         return pack, offset
 
@@ -366,10 +361,10 @@ class CheckpointWriter:
         if pack.data:
             data = bytes(pack.data)
             pack.data.clear()
-            pack.name = await self._named(data)
+            pack.name = await self._store(data)
 
-    async def _named(self, data: bytes) -> str:
-        """Store an object."""
+    async def _store(self, data: bytes) -> str:
+        """Store an object; returns its name."""
         name = await asyncio.to_thread(digest, data)
         self._sizes[name] = len(data)
         await self._write(name, data)
@@ -378,15 +373,15 @@ class CheckpointWriter:
     async def _write(self, name: str, data: bytes) -> None:
         self._writes.add(asyncio.ensure_future(self._objects.put(name, data)))
         self.stored += len(data)
-        await self._written(AT_ONCE)
+        await self._wait_for_writes(AT_ONCE)
 
-    async def _written(self, most: int) -> None:
-        """Until no more than so many writes are under way; what they raise is raised here."""
+    async def _wait_for_writes(self, most: int) -> None:
+        """Wait until at most `most` writes are in progress; raises what they raise."""
         while len(self._writes) > most:
             done, self._writes = await asyncio.wait(
                 self._writes, return_when=asyncio.FIRST_COMPLETED
             )
-            # Of each: one that nobody asks for its error complains.
+            # Of all: asyncio warns about an exception that is never retrieved.
             failed = [error for task in done if (error := task.exception()) is not None]
             if failed:
                 raise failed[0]
