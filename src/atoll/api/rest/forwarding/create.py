@@ -123,7 +123,7 @@ class CreateForwarding:
         """What a copy of a session demands of a node, and the node that it is best placed on."""
         source = await self._store.sessions.get(session_id)
         if source is None:
-            raise NotFound(f"Session {session_id} does not exist.", code="session_not_found")
+            raise NotFound(f"No session has the id {session_id}.", code="session_not_found")
         demand = await self._placements.request_of(source)
         return self._with_files_of(source, demand), source.runtime_node
 
