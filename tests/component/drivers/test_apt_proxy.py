@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local.apt_proxy import Mirror
+from atoll.drivers.local.apt_proxy import AptProxy
 from atoll.drivers.shared import http_forwarding
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def upstream() -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-async def asked(mirror: Mirror, head: str) -> tuple[int | None, bytes]:
+async def asked(mirror: AptProxy, head: str) -> tuple[int | None, bytes]:
     """Status and body of the answer to one request; no status when there is no answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):
@@ -78,33 +78,33 @@ async def asked(mirror: Mirror, head: str) -> tuple[int | None, bytes]:
 
 async def test_what_is_asked_for_is_passed_on_whole() -> None:
     with upstream() as server:
-        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian/"])
+        mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian/"])
         head = "GET /0/large HTTP/1.1\r\nIf-Modified-Since: then\r\nCookie: no"
 
         assert await asked(mirror, head) == (200, LARGE)
         assert server.asked == [("/debian/large", "then")]  # type: ignore[attr-defined]
         assert await asked(mirror, "GET /0/moved HTTP/1.1") == (200, LARGE)
         assert (await asked(mirror, "GET /0/nothing HTTP/1.1"))[0] == 404
-        assert mirror.trouble is None
+        assert mirror.problem is None
 
 
 @pytest.mark.parametrize(("path", "status"), [("away", 403), ("port", 403), ("round", 502)])
 async def test_nothing_leads_to_another_host(path: str, status: int) -> None:
     with upstream() as server:
-        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"])
+        mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
         assert (await asked(mirror, f"GET /0/{path} HTTP/1.1"))[0] == status
 
 
 async def test_an_upstream_that_is_broken_or_away_is_remembered(nowhere: str) -> None:
     with upstream() as server:
-        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"])
+        mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
         assert (await asked(mirror, "GET /0/broken HTTP/1.1"))[0] == 503
-        assert mirror.trouble == "127.0.0.1 answered 503"
+        assert mirror.problem == "127.0.0.1 answered 503"
 
-    mirror = Mirror([f"{nowhere}/debian"])
+    mirror = AptProxy([f"{nowhere}/debian"])
     assert (await asked(mirror, "GET /0/x HTTP/1.1"))[0] == 502
-    assert mirror.trouble is not None
+    assert mirror.problem is not None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_an_upstream_that_is_broken_or_away_is_remembered(nowhere: str) ->
 )
 async def test_nothing_else_can_be_asked_for(head: str) -> None:
     with upstream() as server:
-        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"])
+        mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
         assert (await asked(mirror, head))[0] == 403
         assert server.asked == []  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ async def test_nothing_else_can_be_asked_for(head: str) -> None:
 
 async def test_what_talks_something_else_is_left() -> None:
     with upstream() as server:
-        mirror = Mirror([f"http://127.0.0.1:{server.server_port}/debian"])
+        mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
         assert await asked(mirror, "nonsense") == (None, b"")
         assert server.asked == []  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ async def test_what_talks_something_else_is_left() -> None:
 
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_forwarding, "READ_TIMEOUT", 0.05)
-    mirror = Mirror([])
+    mirror = AptProxy([])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -153,7 +153,7 @@ async def test_a_directory_of_this_machine_is_a_mirror_and_no_way_out_of_it(tmp_
     top.mkdir()
     (top / "file").write_bytes(LARGE)
     (top / "out").symlink_to("../secret")
-    mirror = Mirror([f"file://{top}"])
+    mirror = AptProxy([f"file://{top}"])
 
     assert await asked(mirror, "GET /0/file HTTP/1.1") == (200, LARGE)
     assert await asked(mirror, "HEAD /0/file HTTP/1.1") == (200, b"")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.drivers.shared.packages import verify_program
-from atoll.drivers.shared.packages.wheel_files import MAX_DEPTH, NotKept
+from atoll.drivers.shared.packages.wheel_files import MAX_DEPTH, Rejected
 from tests.servers.index import wheel
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Installed:
             "source_builds": False,
             **about,
         }
-        return verify_program.collect(request)
+        return verify_program.verify(request)
 
 
 @pytest.fixture
@@ -116,17 +116,17 @@ def _bytecode_alone(target: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda top: (top / "plain.py").write_text("evil"), "is not that of its wheel"),
+        (lambda top: (top / "plain.py").write_text("evil"), "differs from the file in its wheel"),
         (lambda top: (top / "sitecustomize.py").touch(), "No package lists"),
         (lambda top: (top / "x.pth").write_text("import os"), "No package lists"),
         (lambda top: (top / "plain-1.0.dist-info/more").touch(), "No package lists"),
         (lambda top: (top / "python3").symlink_to("/bin/sh"), "No package lists"),
         (lambda top: (top / "plain.py").unlink(), "lacks its file"),
-        (lambda top: (top / "plain-1.0.dist-info").rename(top / "other-1.dist-info"), "not of a"),
+        (lambda top: (top / "plain-1.0.dist-info").rename(top / "other-1.dist-info"), "not from a"),
         (_bytecode_alone, "No package lists"),
         (_replace_by_link, "cannot be read"),
         (_replace_directory_by_link, "No package lists"),
-        (_replace_by_pipe, "no file"),
+        (_replace_by_pipe, "not a regular file"),
         (_nest, "deeper than"),
     ],
     ids=[
@@ -138,7 +138,7 @@ def test_what_an_image_makes_of_them_is_refused(
     installed: Installed, change: Callable[[Path], object], words: str
 ) -> None:
     change(installed.target)
-    with pytest.raises(NotKept, match=words):
+    with pytest.raises(Rejected, match=words):
         installed.collect()
 
 
@@ -158,14 +158,14 @@ def test_a_wheel_that_lists_what_it_may_not_is_refused(
     installed: Installed, about: dict[str, Any], words: str
 ) -> None:
     installed.add("bad", **about)
-    with pytest.raises(NotKept, match=words):
+    with pytest.raises(Rejected, match=words):
         installed.collect()
 
 
 def test_what_was_built_is_kept_only_where_builds_are_allowed(installed: Installed) -> None:
     built = installed.add("built", scripts={"run": "built:main"})
     installed.wheels = [each for each in installed.wheels if each["path"] != str(built)]
-    with pytest.raises(NotKept, match="not of a wheel"):
+    with pytest.raises(Rejected, match="not of a wheel"):
         installed.collect()
     assert ["built-1.0.dist-info", ""] in installed.collect(source_builds=True)
     assert (installed.kept / "bin/run").exists()
@@ -186,4 +186,4 @@ def test_it_is_a_program_with_limits(installed: Installed) -> None:
         ),
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert json.loads(done.stdout) == {"error": "The installation made no packages."}
+    assert json.loads(done.stdout) == {"error": "Nothing was installed."}

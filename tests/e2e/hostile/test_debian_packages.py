@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.local import sandbox
+from atoll.drivers.local import debian_layers, sandbox
 from atoll.drivers.local.debian_layers import Layers
 from atoll.drivers.local.sandbox_host import SandboxHost
 from atoll.drivers.shared import cgroups, seccomp
@@ -245,9 +245,10 @@ async def test_it_cannot_take_longer_than_it_may(site: Site) -> None:
 
 
 async def test_it_has_so_many_processes_and_no_more(
-    bubblewrap: str, tmp_path: Path, base: Path
+    bubblewrap: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, base, max_processes=32)
+    monkeypatch.setattr(debian_layers, "INSTALL_PROCESSES", 32)
+    site = Site(tmp_path, base)
     if "cgroup_pids" not in site.groups.provides:
         pytest.skip("no control group for processes")
 

@@ -150,7 +150,11 @@ def test_an_image_that_fakes_an_installation_gives_nothing_to_another_image(
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("changes", "open('/build/target/plain.py', 'a').write('#')", "is not that of its wheel"),
+        (
+            "changes",
+            "open('/build/target/plain.py', 'a').write('#')",
+            "differs from the file in its wheel",
+        ),
         ("nests", "[(os.mkdir('d'), os.chdir('d')) for _ in range(900)]", "deeper than"),
     ],
 )

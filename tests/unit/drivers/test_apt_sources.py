@@ -23,7 +23,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def lines(base: Path, **given: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = apt_sources.of(base, PackageSettings.model_validate(given))
+    found = apt_sources.sources_of(base, PackageSettings.model_validate(given))
     return found.lines, found.addresses
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers.local import cgroup_delegation
-from atoll.drivers.local.cgroup_delegation import Decision, Surroundings
+from atoll.drivers.local.cgroup_delegation import Decision, Situation
 from atoll.drivers.shared import cgroups
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
@@ -44,7 +44,7 @@ ALL = frozenset({"cgroup_memory", "cgroup_cpu", "cgroup_pids"})
 def test_systemd_is_asked_only_where_it_can_help(
     uid: int, unified: bool, provides: frozenset[str], own: str, expected: Decision
 ) -> None:
-    assert cgroup_delegation.decide(Surroundings(uid, unified, provides, own)) is expected
+    assert cgroup_delegation.decide(Situation(uid, unified, provides, own)) is expected
 
 
 def test_the_request_counts_what_it_sends() -> None:

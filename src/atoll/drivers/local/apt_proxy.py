@@ -1,9 +1,9 @@
 """
-The mirror of Debian packages, as a build sees it: the only thing outside that it can reach.
+HTTP proxy to the mirrors of Debian packages, the only servers that a build can reach.
 
-`/<n>/<path>` is `<path>` beneath the nth address that it was made with, by GET or HEAD; there is
-nothing else. Addresses are http, https, or file for a directory of this machine. It follows no
-redirect to another host. Bodies are passed on as they come.
+`/<n>/<path>` is `<path>` below the nth mirror's address, by GET or HEAD; all else is refused.
+Addresses are http, https, or file for a directory of this machine. Redirects to another host are
+not followed. Bodies are streamed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,3})/([!-~]*)")
-_ASKED = (b"if-modified-since", b"if-none-match", b"range", b"if-range")
-_TOLD = ("content-length", "content-range", "content-type", "etag", "last-modified")
+_REQUEST_HEADERS = (b"if-modified-since", b"if-none-match", b"range", b"if-range")
+_RESPONSE_HEADERS = ("content-length", "content-range", "content-type", "etag", "last-modified")
 
 
-class Mirror:
+class AptProxy:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = [address.rstrip("/") for address in addresses]
-        self._free = asyncio.Semaphore(CONNECTIONS)
-        self.trouble: str | None = None
-        """Why the mirror could not be reached, if it could not: a fault that may pass."""
+        self._slots = asyncio.Semaphore(CONNECTIONS)
+        self.problem: str | None = None
+        """Why a mirror could not be reached, if so; a retry may succeed."""
 
     @contextlib.asynccontextmanager
     async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -49,7 +49,7 @@ class Mirror:
         async with http_forwarding.client(trust_env=False) as client:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                async with self._free:
+                async with self._slots:
                     await http_forwarding.serve_connection(
                         reader,
                         writer,
@@ -81,7 +81,7 @@ class Mirror:
         headers = {
             name.decode(): value.decode("latin-1")
             for name, value in request.headers
-            if name in _ASKED
+            if name in _REQUEST_HEADERS
         }
         try:
             async with http_forwarding.forward(
@@ -89,15 +89,15 @@ class Mirror:
             ) as found:
                 await self._pass_on(connection, found)
         except httpx.HTTPError as error:
-            self.trouble = f"{urlsplit(address).hostname}: {error or type(error).__name__}"
+            self.problem = f"{urlsplit(address).hostname}: {error or type(error).__name__}"
             raise RequestRefused(502, "The mirror does not answer.") from None
 
     async def _pass_on(self, connection: ClientConnection, found: httpx.Response) -> None:
         if found.is_redirect:
-            raise RequestRefused(403, "It leads to another host.")
+            raise RequestRefused(403, "The mirror redirects to another host.")
         if found.status_code >= 500 or found.status_code == 429:
-            self.trouble = f"{found.url.host} answered {found.status_code}"
-        told = [(name, found.headers[name]) for name in _TOLD if name in found.headers]
+            self.problem = f"{found.url.host} answered {found.status_code}"
+        told = [(name, found.headers[name]) for name in _RESPONSE_HEADERS if name in found.headers]
         await connection.start(found.status_code, told)
         async for piece in found.aiter_raw(CHUNK_SIZE):
             await connection.send(piece)
@@ -117,7 +117,7 @@ async def _file(connection: ClientConnection, top: Path, path: str, method: str)
 
 
 def _open(top: Path, path: str) -> BinaryIO | None:
-    """A file that lies beneath, wherever links lead."""
+    """A file below `top`, also after links are resolved."""
     place = Path(os.path.realpath(top / path))
     if not place.is_relative_to(os.path.realpath(top)) or not place.is_file():
         return None

@@ -1,8 +1,7 @@
 """
-Where apt finds packages in a build: the lines of its sources, with the addresses taken out.
+The sources.list of a build, with addresses of the sandbox's loopback in place of the mirrors'.
 
-An address is replaced by one of the sandbox's own loopback, at which `mirror` answers. Blocking
-file work; callers use a thread.
+`apt_proxy` answers there. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from atoll.settings import PackageSettings
 
-MOST_BYTES = 1024 * 1024
-"""Of sources that a root file system brings."""
+MAX_FILE = 1024 * 1024
+"""Bytes of a sources file in a root file system."""
 
 CONFIG = f"""\
 Dir::Etc::sourcelist "{SCRATCH}/sources.list";
@@ -43,20 +42,20 @@ DPkg::Options {{ "--force-confdef"; "--force-confold"; "--force-unsafe-io"; }};
 
 
 @dataclass(frozen=True)
-class Sources:
+class AptSources:
     lines: tuple[str, ...]
     addresses: tuple[str, ...]
-    """In the order of their numbers."""
+    """Addresses of the mirrors, in the order of the proxy's numbers."""
 
 
-class _Lines:
+class _SourcesList:
     def __init__(self) -> None:
         self._addresses: list[str] = []
         self._lines: list[str] = []
 
     def add(self, options: list[str], address: str, rest: list[str]) -> None:
         if not address.startswith(("http://", "https://")):
-            return  # Nothing that could be reached from inside.
+            return  # Not reachable from a build.
         self.add_any(options, address, rest)
 
     def add_any(self, options: list[str], address: str, rest: list[str]) -> None:
@@ -68,13 +67,13 @@ class _Lines:
         self._lines.append(" ".join(["deb", *shown, here, *rest]))
 
     @property
-    def sources(self) -> Sources:
-        return Sources(tuple(self._lines), tuple(self._addresses))
+    def sources(self) -> AptSources:
+        return AptSources(tuple(self._lines), tuple(self._addresses))
 
 
-def of(base: Path, settings: PackageSettings) -> Sources:
-    """The mirror of the settings, or those that the root file system names itself."""
-    lines = _Lines()
+def sources_of(base: Path, settings: PackageSettings) -> AptSources:
+    """The mirror of the settings, or the sources of the root file system."""
+    lines = _SourcesList()
     if settings.debian_mirror is not None:
         suite = settings.debian_suite or _codename(base)
         parts = [] if suite.endswith("/") else settings.debian_components.split()
@@ -84,13 +83,13 @@ def of(base: Path, settings: PackageSettings) -> Sources:
     apt = base / "etc" / "apt"
     for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*.list"))):
         for line in _read(path).splitlines():
-            _one_line(lines, line)
+            _add_line(lines, line)
     for path in sorted((apt / "sources.list.d").glob("*.sources")):
         for stanza in _read(path).split("\n\n"):
-            _stanza(lines, stanza)
+            _add_stanza(lines, stanza)
     if not lines.sources.lines:
         raise InvalidRequest(
-            f"base_image: {base} names no mirror of Debian packages; set "
+            f"base_image: {base} has no sources of Debian packages; set "
             "ATOLL_PACKAGES__DEBIAN_MIRROR.",
             field="base_image",
         )
@@ -102,7 +101,7 @@ def _read(path: Path) -> str:
     if path.is_symlink() or not path.is_file():
         return ""
     with path.open(errors="replace") as file:
-        return file.read(MOST_BYTES)
+        return file.read(MAX_FILE)
 
 
 def _codename(base: Path) -> str:
@@ -112,12 +111,12 @@ def _codename(base: Path) -> str:
             if name == "VERSION_CODENAME":
                 return "".join(shlex.split(value))
     raise InvalidRequest(
-        f"base_image: {base} does not say which release it is; set ATOLL_PACKAGES__DEBIAN_SUITE.",
+        f"base_image: {base} does not state its release; set ATOLL_PACKAGES__DEBIAN_SUITE.",
         field="base_image",
     )
 
 
-def _one_line(lines: _Lines, line: str) -> None:
+def _add_line(lines: _SourcesList, line: str) -> None:
     """`deb [option=value ...] address suite component ...`"""
     words = line.partition("#")[0].split()
     if len(words) < 3 or words[0] != "deb":
@@ -134,8 +133,8 @@ def _one_line(lines: _Lines, line: str) -> None:
         lines.add(options, rest[0], rest[1:])
 
 
-def _stanza(lines: _Lines, text: str) -> None:
-    """The other format: fields with lists of words, of which each is combined with each."""
+def _add_stanza(lines: _SourcesList, text: str) -> None:
+    """The deb822 format: every URI is combined with every suite."""
     fields: dict[str, str] = {}
     name = ""
     for line in text.splitlines():

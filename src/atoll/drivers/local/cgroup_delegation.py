@@ -1,16 +1,15 @@
 """
 A delegated control group for a server that an ordinary user starts.
 
-On the unified hierarchy (version 2) the group of a login session belongs to root, so Atoll cannot
-set limits there. The user's systemd can move a running process to a new scope below its own group,
-which belongs to the user. From there `cgroups.find` takes the highest group that was delegated, the
-one of the user's systemd, as it does for `systemd-run --user --scope -p Delegate=yes atoll serve`:
-the same place for every server of a data directory, so that a server that starts later finds the
-instances. `Delegate` makes systemd enable all controllers on the way to the scope.
+In version 2 the group of a login session belongs to root, so Atoll cannot set limits there. The
+user's systemd can move a running process to a new scope below its own group, which belongs to the
+user. `cgroups.find` then takes the highest delegated group, that of the user's systemd, as it does
+for `systemd-run --user --scope -p Delegate=yes atoll serve`. It is the same group for every server
+of a data directory, so a server that starts later finds the instances. `Delegate` makes systemd
+enable all controllers on the path to the scope.
 
-It is asked through busctl, which keeps this process: `systemd-run` would have to replace it, and
-then its failure would be the server's. Nothing here raises: without the group the server starts,
-and its limits are weaker.
+systemd is called through busctl, because `systemd-run` would replace this process, and its failure
+would be the server's. `acquire` never raises: without the group, the server has weaker limits.
 """
 
 from __future__ import annotations
@@ -65,18 +64,18 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """All that decides whether systemd is asked."""
+class Situation:
+    """Everything that decides whether systemd is asked."""
 
     uid: int
     unified: bool
     provides: frozenset[str]
-    """What the groups that can be used now give, by the names of `template.REQUIREMENTS`."""
+    """Names of `template.REQUIREMENTS` that the present groups provide."""
     own: str
     """The text of /proc/self/cgroup."""
 
 
-def decide(found: Surroundings) -> Decision:
+def decide(found: Situation) -> Decision:
     if found.uid == 0:
         return Decision.ROOT
     if not found.unified:
@@ -95,7 +94,7 @@ def request(unit: str, pid: int, timeout: float) -> Sequence[str]:
         ("Description", "s", "Atoll server"),
         ("PIDs", "au", "1", str(pid)),
         ("Delegate", "b", "true"),
-        # Forget it when it is empty, also if it has failed.
+        # Remove the unit when it is empty, even after a failure.
         ("CollectMode", "s", "inactive-or-failed"),
     )
     words = [word for each in properties for word in each]
@@ -144,18 +143,18 @@ class NotDelegated(Exception):
     """The message is the reason."""
 
 
-def surroundings(settings: LocalSettings, node: Path, process: Process) -> Surroundings:
-    """To find the groups of a node can make one, which its driver needs anyway."""
+def situation(settings: LocalSettings, node: Path, process: Process) -> Situation:
+    """Finding the groups of a node may make one, which the driver needs anyway."""
     own = process.group.read_text()
     unified = (settings.cgroup_root / "cgroup.controllers").exists()
     if process.uid == 0 or not unified:
-        return Surroundings(process.uid, unified, frozenset(), own)
+        return Situation(process.uid, unified, frozenset(), own)
     groups = cgroups.node_groups(settings, node, own)
-    return Surroundings(process.uid, unified, groups.provides, own)
+    return Situation(process.uid, unified, groups.provides, own)
 
 
 def check_systemd(process: Process) -> str:
-    """The path of busctl; raises NotDelegated where the user's systemd is not to be asked."""
+    """Path of busctl; raises `NotDelegated` if the user's systemd cannot be used."""
     busctl = shutil.which(BUSCTL)
     if busctl is None:
         raise NotDelegated(f"{BUSCTL} is not on the PATH")
@@ -168,7 +167,7 @@ def check_systemd(process: Process) -> str:
     except OSError as error:
         raise NotDelegated(f"no systemd of this user at {process.bus}: {error}") from error
     if peer == 0:
-        # Our pid would be that of another process there.
+        # Our pid would denote another process there.
         raise NotDelegated("the user's systemd is in another PID namespace")
     if not process.lingers:
         raise NotDelegated(
@@ -185,8 +184,8 @@ def possible(
     Whether a server that starts here would ask systemd, and the reason why it cannot.
     """
     process = process or Process.current()
-    # Not the group of a node, which a server may use: one that is removed again.
-    decision = decide(surroundings(settings, Path(), process))
+    # A group for this check alone, which is removed again.
+    decision = decide(situation(settings, Path(), process))
     cgroups.node_groups(settings, Path(), process.group.read_text()).close()
     if decision is not Decision.ASK:
         return decision, None
@@ -201,16 +200,16 @@ def possible(
 
 def acquire(settings: LocalSettings, node: Path, process: Process | None = None) -> None:
     """
-    Have this process in a group below which instances can be limited, if systemd can give one.
+    Move this process to a group in which instances can be limited, if systemd provides one.
 
-    For a server before it has threads, children or a driver; workers inherit the group.
+    Call it before the server has threads, children or a driver; workers inherit the group.
     """
     process = process or Process.current()
     if not settings.delegation:
         return
     started = time.monotonic()
     try:
-        decision = decide(surroundings(settings, node, process))
+        decision = decide(situation(settings, node, process))
         if decision is Decision.SERVICE:
             raise NotDelegated(f"the server belongs to a service: {SERVICE_FIX}")
         if decision is not Decision.ASK:
@@ -240,7 +239,7 @@ def _enter_scope(process: Process) -> str:
     busctl = check_systemd(process)
     unit = f"atoll-{process.pid}-{secrets.token_hex(4)}.scope"
     deadline = time.monotonic() + TIMEOUT
-    # Not the server's environment: it has secrets, and the bus of a desktop may be another one.
+    # Not the server's environment: it has secrets, and may name another bus.
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "XDG_RUNTIME_DIR": str(process.runtime),
@@ -273,11 +272,11 @@ def _enter_scope(process: Process) -> str:
 
 
 def _settle(settings: LocalSettings, node: Path, process: Process) -> frozenset[str]:
-    found = surroundings(settings, node, process)
+    found = situation(settings, node, process)
     if not found.provides:
         # Only the scope was delegated, and controllers cannot be enabled in the server's own group.
         cgroups.enter_leaf(settings.cgroup_root, found.own, process.pid)
-        found = surroundings(settings, node, process)
+        found = situation(settings, node, process)
     if not found.provides:
         raise NotDelegated(f"no controller can be used in {cgroups.own_path(found.own)}")
     return found.provides

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import apt_sources, layer_builder
-from atoll.drivers.local.apt_proxy import Mirror
+from atoll.drivers.local.apt_proxy import AptProxy
 from atoll.drivers.local.layer_builder import SCRATCH
 from atoll.drivers.local.sandbox_host import free_stage
 from atoll.drivers.shared import disk_images, file_trees, program
@@ -106,7 +106,7 @@ class Layers:
                     f"base_image: {base} has no /{tool}; Debian packages cannot be put on it.",
                     field="base_image",
                 )
-        apt_sources.of(Path(base), self._settings)
+        apt_sources.sources_of(Path(base), self._settings)
 
     def names(self) -> list[str]:
         """Those there are, and those of which something is left."""
@@ -143,11 +143,11 @@ class Layers:
         await asyncio.to_thread(self.check, base)
         name = f"build-{layer.name}"
         making = self._directory / f".{layer.name}"
-        found = await asyncio.to_thread(apt_sources.of, Path(base), self._settings)
+        found = await asyncio.to_thread(apt_sources.sources_of, Path(base), self._settings)
         try:
             await asyncio.to_thread(self._prepare, making)
             host.groups.make(name, self._resources())
-            mirror = Mirror(found.addresses)
+            mirror = AptProxy(found.addresses)
             request = self._request(host, making, base, below, layer, found, timeout)
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
@@ -183,7 +183,7 @@ class Layers:
         base: str,
         below: Sequence[Layer],
         layer: Layer,
-        found: apt_sources.Sources,
+        found: apt_sources.AptSources,
         timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.place(one)) for one in reversed(below)]
@@ -213,7 +213,7 @@ class Layers:
         host: SandboxHost,
         name: str,
         request: dict[str, Any],
-        mirror: Mirror,
+        mirror: AptProxy,
         say: Callable[[bytes], None],
     ) -> tuple[int, str]:
         """How the build ended, and what it said last."""
@@ -293,17 +293,17 @@ class Layers:
         file_trees.remove_tree(making)
 
 
-def _failure(status: int, said: str, mirror: Mirror) -> TemporaryError | PermanentError:
+def _failure(status: int, said: str, mirror: AptProxy) -> TemporaryError | PermanentError:
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "dpkg:"))] or lines[-3:]
     words = "; ".join(errors)[-LAST_WORDS:]
-    if mirror.trouble is not None:
+    if mirror.problem is not None:
         return TemporaryError(
-            f"The mirror could not be reached ({mirror.trouble}): {words}", code=BUILD_INTERRUPTED
+            f"The mirror could not be reached ({mirror.problem}): {words}", code=BUILD_INTERRUPTED
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
-    if status == layer_builder.NOT_KEPT:
+    if status == layer_builder.NOT_COPIED:
         return TemporaryError(f"The layer could not be kept: {words}", code=BUILD_INTERRUPTED)
     if status == layer_builder.UNUSABLE:
         return PermanentError(f"No build can be run on this node: {words}", code=BUILD_FAILED)

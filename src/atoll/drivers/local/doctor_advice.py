@@ -1,4 +1,4 @@
-"""What an ordinary user lacks on this machine, what that means, and how to get it. Pure text."""
+"""Explains what an ordinary user lacks on this machine, and how to get it. Pure text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ GROUPS = frozenset({
 
 
 def without_root(
-    checks: Sequence[Check], decision: Decision, trouble: str | None
+    checks: Sequence[Check], decision: Decision, problem: str | None
 ) -> tuple[str, list[tuple[str, str]]]:
     """
     A paragraph, and the ways to get what is missing: a name with a sentence each. Both are empty
     where an ordinary user lacks nothing.
 
-    `trouble` is why the user's systemd cannot be asked, None if it can be.
+    `problem` is why the user's systemd cannot be asked, None if it can be.
     """
     missing = [check.name for check in checks if check.unprivileged and not check.ok]
     if not missing:
@@ -44,12 +44,12 @@ def without_root(
     paragraph = (
         f"Atoll does not run as root here, so {len(missing)} of these are weaker or missing. Every "
         "sandbox still has its own namespaces, no capabilities and no network. But "
-        f"{'; '.join(_meanings(missing))}. A template that demands more is refused. "
+        f"{'; '.join(_meanings(missing))}. A template that requires more is refused. "
         "Ways to get the rest:"
     )
     ways = [("root", "sudo atoll serve (all of the above)")]
     if GROUPS & set(missing):
-        ways.append(("systemd", _systemd(decision, trouble)))
+        ways.append(("systemd", _systemd(decision, problem)))
     ways.append(("Docker", "ATOLL_DRIVER=docker atoll serve (the engine holds the limits)"))
     return paragraph, ways
 
@@ -66,17 +66,17 @@ def _meanings(missing: Sequence[str]) -> list[str]:
     return found
 
 
-def _systemd(decision: Decision, trouble: str | None) -> str:
+def _systemd(decision: Decision, problem: str | None) -> str:
     gives = "control groups for memory, CPU and processes, by delegation of cgroup v2"
     match decision:
         case Decision.VERSION_ONE:
             return f"{gives}; not on this machine, which has cgroup v1"
         case Decision.SERVICE:
             return f"{gives}; {cgroup_delegation.SERVICE_FIX}"
-        case Decision.ASK if trouble is None:
+        case Decision.ASK if problem is None:
             return f"{gives}; atoll serve asks for it when it starts, or: {host_checks.DELEGATING}"
         case Decision.ASK:
-            return f"{gives}; atoll serve cannot ask for it ({trouble})"
+            return f"{gives}; atoll serve cannot ask for it ({problem})"
         case _:
             # Delegated already: systemd has no other controllers to give.
             return f"{gives}; the missing controllers are not delegated to users of this machine"

@@ -163,7 +163,7 @@ class LocalDriver:
             mounts=str(self.volumes.mounts),
             staged=self._root,
         )
-        self._layers.open(host, host_checks.layer_trouble(self._node))
+        self._layers.open(host, host_checks.layer_problem(self._node))
         self.packages.open(self._installer(host))
         self._requests = InstanceRequests(
             host=host,

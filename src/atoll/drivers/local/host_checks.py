@@ -1,7 +1,5 @@
 """
-What this machine can give its instances, found out by trying.
-
-`atoll doctor` prints it; the driver refuses what a template demands and the machine cannot give.
+Checks what this machine can give its instances, by trying it. `atoll doctor` prints the results.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
 
 
 MAPPED_OVERLAYS = (5, 19)
-"""The first Linux whose overlays take directories with other owners than they have."""
+"""The first Linux with overlays on mounts with mapped owners."""
 DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
 LEFTOVER_SECONDS = 5.0
-"""For processes that stood still when their owner died, to end."""
+"""Seconds for processes to end that were frozen when their owner died."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +37,30 @@ class Check:
     ok: bool
     detail: str
     fix: str = ""
-    """A command that would mend it."""
+    """A command that fixes it."""
     essential: bool = False
     """Without it no instance can be made."""
     requirement: str = ""
-    """The name in `template.REQUIREMENTS` that it stands for."""
+    """The name in `template.REQUIREMENTS`, if it has one."""
     unprivileged: bool = False
     """Missing because Atoll runs as an ordinary user."""
 
 
 def remove_leftovers(settings: LocalSettings, node: Path) -> None:
-    """Remove the control groups of a node directory whose owner, and so its instances, are dead."""
+    """Remove the control groups of a node directory whose server has ended."""
     groups = node_groups(settings, node)
     for name in groups.names():
         with contextlib.suppress(cgroups.GroupBusy):
             if groups.frozen(name) or name.startswith(GROUP):
-                # Ephemeral instances end with their owner, but frozen ones cannot, and an s3fs
-                # outlives it.
+                # Ephemeral instances end with their server, unless they are frozen; s3fs outlives
+                # it.
                 cgroups.kill_and_remove(groups, name, LEFTOVER_SECONDS)
             groups.remove(name)
     groups.close()
 
 
-def layer_trouble(directory: Path) -> str | None:
-    """Why templates' Debian packages cannot be installed here; none when they can."""
+def layer_problem(directory: Path) -> str | None:
+    """Why Debian packages of templates cannot be installed here; None if they can."""
     if os.geteuid() != 0:
         return "only root can install them"
     release = platform.release()
@@ -75,7 +73,7 @@ def layer_trouble(directory: Path) -> str | None:
 def checks(settings: LocalSettings, node: Path) -> list[Check]:
     root = os.geteuid() == 0
     groups = node_groups(settings, Path())
-    groups.close()  # To find them can make one; a server makes its own.
+    groups.close()  # Finding control groups may make one; a server makes its own.
     result = [_bubblewrap(settings), _namespaces(settings)]
     result.append(
         Check(
@@ -110,8 +108,8 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             )
         )
     result.append(_socket_buffers(groups, missing))
-    trouble = images_problem(node)
-    images = trouble is None
+    problem = images_problem(node)
+    images = problem is None
     result.append(
         Check(
             "workspace quota",
@@ -119,20 +117,20 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             "the file system holds the limit"
             if images
             else "the executor watches it; a fast writer can exceed it for a moment "
-            f"(no file system images: {trouble})",
+            f"(no file system images: {problem})",
             "" if images else _image_fix(),
             requirement="disk_quota",
             unprivileged=not (images or root),
         )
     )
-    trouble = layer_trouble(node)
+    problem = layer_problem(node)
     result.append(
         Check(
             "Debian packages",
-            trouble is None,
+            problem is None,
             "templates can have them"
-            if trouble is None
-            else f"no template can have them: {trouble}",
+            if problem is None
+            else f"no template can have them: {problem}",
             "" if root else "sudo atoll serve",
             unprivileged=not root,
         )
@@ -155,7 +153,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             Check(
                 name,
                 path is not None,
-                path or "not there",
+                path or "not installed",
                 "" if path else f"apt-get install {package}",
             )
         )
@@ -172,7 +170,7 @@ def _socket_buffers(groups: cgroups.ControlGroups, fix: str) -> Check:
         detail = f"{words}; this kernel does not report them to the watcher ({error})"
         return Check(name, False, detail, "modprobe -a inet_diag tcp_diag udp_diag unix_diag")
     except kernel_memory.TooMany:
-        pass  # Of this machine's own: reported they are.
+        pass  # The kernel reports them, which is what matters.
     if not groups.limits_sockets:
         unprivileged = os.geteuid() != 0
         return Check(name, False, "watched every 100 ms", fix, unprivileged=unprivileged)
@@ -189,7 +187,7 @@ def _bucket_mounts(settings: LocalSettings, groups: cgroups.ControlGroups) -> Ch
     if shutil.which(settings.s3fs) is None:
         return Check(name, False, f"{settings.s3fs} is not on the PATH", "apt-get install s3fs")
     if not FUSE.exists():
-        return Check(name, False, f"{FUSE} is not there", "modprobe fuse")
+        return Check(name, False, f"{FUSE} does not exist", "modprobe fuse")
     detail = "volumes and workspaces can be in the bucket of the blob store"
     if "cgroup_memory" not in groups.provides:
         detail += "; nothing limits the memory of s3fs"
@@ -216,7 +214,7 @@ def _bubblewrap(settings: LocalSettings) -> Check:
 
 
 def _namespaces(settings: LocalSettings) -> Check:
-    """Whether a sandbox of the kind that we use can be made at all, as an unprivileged uid."""
+    """Whether a sandbox can be made as an unprivileged uid."""
     path = shutil.which(settings.bubblewrap)
     if path is None:
         return Check("namespaces", False, "not tried: bubblewrap is missing", "", True)

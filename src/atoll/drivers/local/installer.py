@@ -1,13 +1,12 @@
 """
 Installations on this machine: each in a sandbox of its own, which can write to one directory and
-reach one socket.
+connect to one socket.
 
-Its directory is made before it starts and removed after it has ended, with all that it made; what
-is to be kept is moved away before. It ends with the process that started it, and what a process
-that was killed left is removed by the next one that opens the node. Memory, CPU and processes are
-limited as an instance's are. What it writes goes to a file system image of its own where there can
-be one, as root; else the size is looked at while it runs, and a fast writer can exceed it for a
-moment.
+Its directory is made before it starts and removed after it has ended; the result is moved away
+before. An installation ends with the process that started it, and the next process that opens the
+node removes what a killed one has left. Memory, CPU and processes are limited like an instance's.
+Files are written to a file system image, where the node has images; otherwise their size is watched
+while the installation runs, and a fast writer can exceed the limit for a moment.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.settings import LocalSettings
 
-CONNECT_SECONDS = 30.0
-END_SECONDS = 10.0
-LAST_WORDS = 16
-"""How often the log is read after the end: more than the pipe can hold."""
+CONNECT_TIMEOUT = 30.0
+KILL_TIMEOUT = 10.0
+MAX_FINAL_READS = 16
+"""Reads of the log after the end: more than the pipe can hold."""
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +80,7 @@ class Installer:
         self._images = images
 
     def open(self) -> None:
-        """Remove what those left that are no more."""
+        """Remove what processes that have ended left."""
         self._root.mkdir(exist_ok=True, mode=0o700)
         for entry in list(os.scandir(self._root)):
             if is_abandoned(self._root / entry.name):
@@ -98,23 +97,23 @@ class Installer:
         on_output: Callable[[bytes], None],
     ) -> AsyncIterator[InstallOutput]:
         """
-        Have the program inside carry out an order. What it made goes when this is left. `handler`
-        serves the socket that it can reach.
+        Run an order with `install_program`. The output is removed at the end of the block.
+        `handler` serves the socket that the sandbox can connect to.
         """
         name = f"install_{secrets.token_hex(10)}"
         uid = None
         if self._host.staged:
             settings = self._settings
             uid = settings.uid_base + secrets.randbelow(settings.uid_count)
-        place = self._root / name
+        directory = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
             with start_errors():
                 await asyncio.to_thread(self._prepare, name, uid, resources)
             if handler is not None:
-                stack.push_async_callback(_close, await self._serve(place, handler))
-            stack.callback(_Ear(place / "log", on_output).close)
-            # Neither a thread nor a process under way can be called back.
+                stack.push_async_callback(_close, await self._serve(directory, handler))
+            stack.callback(LogPipe(directory / "log", on_output).close)
+            # A process that is being started cannot be cancelled.
             starting = asyncio.ensure_future(
                 self._spawner.spawn(
                     self._request(name, tree, uid, resources, served=handler is not None)
@@ -122,23 +121,24 @@ class Installer:
             )
             stack.push_async_callback(self._kill, starting)
             pids = await asyncio.shield(starting)
-            looking = None
+            watching = None
             if not self._images:
-                looking = asyncio.create_task(self._look(place / "build", resources.disk, pids))
-                stack.push_async_callback(_cancel, looking)
+                build = directory / "build"
+                watching = asyncio.create_task(self._watch_size(build, resources.disk, pids))
+                stack.push_async_callback(_cancel, watching)
             await asyncio.to_thread(self._host.groups.confine, name, pids[1])
             order = {**order, "python": tree.python, "limits": self._limits(resources)}
             try:
-                answered = await self._ask(place, order)
+                answered = await self._ask(directory, order)
             except InstallFailed:
-                if looking is not None and looking.done():
-                    looking.result()  # It says why.
+                if watching is not None and watching.done():
+                    watching.result()  # Raises the reason.
                 raise
             await self._kill(starting)
-            image = place / "disk" if self._images else None
+            image = directory / "disk" if self._images else None
             if image is not None:
                 await asyncio.to_thread(_wait_until_detached, image)
-            yield InstallOutput(answered, place, place / "build", image, tree.python)
+            yield InstallOutput(answered, directory, directory / "build", image, tree.python)
 
     def _limits(self, resources: Resources) -> dict[str, int]:
         limits = {"FSIZE": resources.disk}
@@ -149,28 +149,28 @@ class Installer:
         return limits
 
     def _prepare(self, name: str, uid: int | None, resources: Resources) -> None:
-        place = self._root / name
-        place.mkdir(mode=0o700)
-        record_owner(place)
-        os.mkfifo(place / "log", 0o600)
-        (place / "build").mkdir(mode=0o700)
+        directory = self._root / name
+        directory.mkdir(mode=0o700)
+        record_owner(directory)
+        os.mkfifo(directory / "log", 0o600)
+        (directory / "build").mkdir(mode=0o700)
         if self._images:
-            make_file_system(place / "disk", max(resources.disk, MIN_IMAGE))
+            make_file_system(directory / "disk", max(resources.disk, MIN_IMAGE))
         elif uid is not None:
-            os.chown(place / "build", uid, uid)
+            os.chown(directory / "build", uid, uid)
         self._host.groups.make(name, resources)
 
-    async def _serve(self, place: Path, handler: ConnectionHandler) -> asyncio.Server:
-        directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
+    async def _serve(self, directory: Path, handler: ConnectionHandler) -> asyncio.Server:
+        fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Through the descriptor: the whole path may be longer than a socket's name can be.
+            # Through the descriptor: the path may be too long for a socket's address.
             server = await asyncio.start_unix_server(
-                handler, f"/proc/self/fd/{directory}/gateway.sock", limit=64 * 1024
+                handler, f"/proc/self/fd/{fd}/gateway.sock", limit=64 * 1024
             )
         finally:
-            os.close(directory)
-        # Only who has it bound into its sandbox can come so far.
-        (place / "gateway.sock").chmod(0o666)
+            os.close(fd)
+        # Its directory is private: only the sandbox that has it bound can connect.
+        (directory / "gateway.sock").chmod(0o666)
         return server
 
     def _request(
@@ -182,15 +182,15 @@ class Installer:
         *,
         served: bool,
     ) -> SpawnRequest:
-        host, place = self._host, self._root / name
-        build = str(place / "build")
-        image = str(place / "disk") if self._images else None
+        host, directory = self._host, self._root / name
+        build = str(directory / "build")
+        image = str(directory / "disk") if self._images else None
         sources = host.sources(tree, build, image)
         box = sandbox.Installation(
             tree=tree,
             program=install_program.__file__,
             uv=self._uv,
-            gateway=str(place / "gateway.sock") if served else None,
+            gateway=str(directory / "gateway.sock") if served else None,
             build=build,
             hidden=host.hidden,
             tmp_size=self._settings.tmp_size,
@@ -199,8 +199,8 @@ class Installer:
         return SpawnRequest(
             instance=name,
             argv=sandbox.installation_arguments(host.bubblewrap, box, sources),
-            directory=str(place),
-            log=str(place / "log"),
+            directory=str(directory),
+            log=str(directory / "log"),
             seccomp=None if host.seccomp is None else str(host.seccomp),
             groups=host.groups.join_files(name),
             uid=uid,
@@ -218,37 +218,35 @@ class Installer:
             ephemeral=True,
         )
 
-    async def _ask(self, place: Path, order: dict[str, Any]) -> dict[str, Any]:
-        directory = os.open(place, os.O_DIRECTORY | os.O_CLOEXEC)
+    async def _ask(self, directory: Path, order: dict[str, Any]) -> dict[str, Any]:
+        fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                reader, writer = await asyncio.open_unix_connection(
-                    f"/proc/self/fd/{directory}/link.sock"
-                )
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/link.sock")
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
             raise InstallFailed(ENDED) from error
         finally:
-            os.close(directory)
+            os.close(fd)
         try:
             writer.write(json.dumps(order).encode())
             await writer.drain()
             writer.write_eof()
-            said = bytearray()
+            received = bytearray()
             while data := await reader.read(65_536):
-                said += data
-                if len(said) > ANSWER_LIMIT:
+                received += data
+                if len(received) > ANSWER_LIMIT:
                     raise InstallFailed(TOO_LONG)
         except ConnectionError as error:
             raise InstallFailed(ENDED) from error
         finally:
             writer.close()
-        return decoded(bytes(said))
+        return decoded(bytes(received))
 
-    async def _look(self, build: Path, most: int, pids: tuple[int, int]) -> None:
-        """End it when it has written more than it may."""
-        failure = await wait_until_too_large(build, most, pids[1])
+    async def _watch_size(self, build: Path, limit: int, pids: tuple[int, int]) -> None:
+        """Kill the installation when it exceeds the limit."""
+        failure = await wait_until_too_large(build, limit, pids[1])
         await asyncio.to_thread(_kill_all, pids)
         raise failure
 
@@ -264,28 +262,28 @@ class Installer:
         await asyncio.shield(asyncio.to_thread(self._clear, name))
 
     def _clear(self, name: str) -> None:
-        if not cgroups.kill_and_remove(self._host.groups, name, END_SECONDS):
+        if not cgroups.kill_and_remove(self._host.groups, name, KILL_TIMEOUT):
             log.warning("install.does_not_end", install=name)
             return
         remove_tree(self._root / name)
 
 
 def _wait_until_detached(image: Path) -> None:
-    """The kernel unmounts it a moment after the last process that could write to it has ended."""
-    deadline = time.monotonic() + END_SECONDS
+    """Wait until the kernel has unmounted the image, shortly after the last process has ended."""
+    deadline = time.monotonic() + KILL_TIMEOUT
     while loop_device_of(image) is not None:
         if time.monotonic() > deadline:
-            raise TemporaryError(f"{image} stays mounted.", code="instance_stuck")
+            raise TemporaryError(f"{image} is still mounted.", code="instance_stuck")
         time.sleep(0.002)
 
 
 def _kill_all(pids: tuple[int, int]) -> None:
-    """With its PID 1 the kernel ends every process of the namespace."""
+    """Kill the sandbox: with its PID 1, all processes of the PID namespace end."""
     started = {pid: processes.start_time(pid) for pid in pids}
     for pid, when in started.items():
         if when is not None:
             processes.kill(pid, when)
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + KILL_TIMEOUT
     for pid, when in started.items():
         while when is not None and processes.start_time(pid) == when:
             if time.monotonic() > deadline:
@@ -293,12 +291,12 @@ def _kill_all(pids: tuple[int, int]) -> None:
             time.sleep(0.001)
 
 
-class _Ear:
-    """What it prints, as it comes: a pipe, so that nothing of it takes room on the disk."""
+class LogPipe:
+    """Receives the output through a named pipe, so that it takes no disk space."""
 
     def __init__(self, fifo: Path, on_output: Callable[[bytes], None]) -> None:
         self._on_output = on_output
-        # For both, so that it is open before anybody writes and stays so.
+        # For reading and writing: it is open before the first writer, and stays open.
         self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
@@ -311,7 +309,7 @@ class _Ear:
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._fd)
-        for _ in range(LAST_WORDS):
+        for _ in range(MAX_FINAL_READS):
             if not self._read():
                 break
         os.close(self._fd)

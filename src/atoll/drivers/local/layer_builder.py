@@ -1,14 +1,13 @@
 """
-The process that installs Debian packages on a root file system, one for each layer.
+Installs Debian packages on a root file system; one process for each layer.
 
-It is root and starts a sandbox that is not: uid 0 in there is an unprivileged uid of the host, and
-so are its 65 535 neighbours, to which the files of the base are mapped while they are written over.
-What is written goes to a file system image of limited size, and is copied from there to the layer's
-directory when all went well. The sandbox has no network but a loopback of its own; a socket that
-listens there is handed to who started this process, who answers what it likes.
+It runs as root and starts a sandbox in a user namespace: its uids 0 to 65,535 are unprivileged uids
+of the host, to which the files of the base are mapped. Files are written to a file system image of
+limited size, and copied to the layer's directory on success. The sandbox has no network but its own
+loopback; a socket that listens there is passed to the process that started this one.
 
-Everything it mounts is mounted for it alone and goes with it. It ends its sandbox and itself when
-its standard input is closed, as it is when its owner dies, by SIGKILL too.
+All mounts are in a namespace of this process and end with it. It kills its sandbox and exits when
+its standard input is closed, which also happens when its owner is killed.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from atoll.drivers.shared import mount_calls
 from atoll.drivers.shared.mount_calls import libc, mount
 
 PORT = 3142
-"""Of the sandbox's own loopback."""
+"""Port on the sandbox's loopback at which the package mirror is reached."""
 UIDS = 65_536
 SCRATCH = "/tmp/atoll"
-"""Inside: what is needed only while packages are installed."""
+"""Directory in the sandbox for files that are not part of the layer."""
 SECCOMP_FD = 4
 UNUSABLE = 3
-"""Exit status when the sandbox could not even be made; why is on standard error."""
-NOT_KEPT = 4
-"""The same when all went well and the layer could not be copied to its place."""
+"""Exit status if the sandbox could not be made; the reason is on standard error."""
+NOT_COPIED = 4
+"""Exit status if the layer was built and could not be copied."""
 
 CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
     "CAP_SETUID",
 )  # fmt: skip
-"""What dpkg needs to put files down as packages have them; counting only for the layer's files."""
+"""Capabilities in the user namespace that dpkg needs to install files."""
 ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -55,7 +54,7 @@ ENV = {
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-"""The same on all processors: they are newer than the tables' differences."""
+"""The same numbers on all architectures."""
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, 0x80000, 4
 _MOUNT_ATTR_IDMAP = 0x0010_0000
@@ -114,7 +113,7 @@ def _mount_mapped(source: str, target: str, namespace: int) -> None:
 
 
 def _prepare(request: dict[str, Any], namespace: int) -> str:
-    """The place where the layers and the new one on top are mounted as one file system."""
+    """Mount the base, the layers and the new layer as one file system; returns where."""
     stage, first = request["stage"], request["uid"]
     sandbox_start.mount_stage(stage)
     image = os.path.join(stage, "image")
@@ -146,7 +145,7 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
     os.mkdir(root)
     options = (
         f"lowerdir={':'.join(lowers)},upperdir={image}/upper,workdir={image}/work,"
-        # The layer has to be whole by itself.
+        # Otherwise the layer would refer to the layers below.
         "redirect_dir=off,metacopy=off,index=off"
     )
     mount("overlay", root, "overlay", _MS_NOSUID | _MS_NODEV, options)
@@ -154,7 +153,7 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
 
 
 def _own_network() -> socket.socket:
-    """A network of this process alone; a socket that listens on its loopback."""
+    """Enter a network namespace; returns a socket that listens on its loopback."""
     mount_calls.check(libc.unshare(_CLONE_NEWNET), "making a network namespace")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
@@ -165,7 +164,7 @@ def _own_network() -> socket.socket:
 
 
 def arguments(request: dict[str, Any], root: str) -> list[str]:
-    """The sandbox's command."""
+    """The command of bubblewrap."""
     argv = [
         request["bubblewrap"],
         "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -199,13 +198,13 @@ def arguments(request: dict[str, Any], root: str) -> list[str]:
 
 
 def _become(request: dict[str, Any], root: str, namespace: int) -> NoReturn:
-    """In the forked child: everything up to bubblewrap itself."""
+    """Replace this process, a fork, with bubblewrap."""
     argv = arguments(request, root)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.dup2(1, 2)
     if request["seccomp"]:
         program = os.open(request["seccomp"], os.O_RDONLY | os.O_CLOEXEC)
-        # By a high number: one that has its own already would stay closed to the sandbox.
+        # Through a high number: dup2 to the same number would keep close-on-exec.
         high = fcntl.fcntl(program, fcntl.F_DUPFD_CLOEXEC, 100)
         os.dup2(high, SECCOMP_FD, inheritable=True)
     os.closerange(SECCOMP_FD + 1 if request["seccomp"] else 3, namespace)
@@ -218,12 +217,12 @@ def _become(request: dict[str, Any], root: str, namespace: int) -> NoReturn:
 
 
 def _run(request: dict[str, Any], root: str, namespace: int) -> int:
-    """The exit status of what runs in the sandbox."""
+    """Run the sandbox; returns its exit status."""
     pid = os.fork()
     if pid == 0:
         try:
             _become(request, root, namespace)
-        except BaseException as error:  # noqa: BLE001 - told to the owner; the process ends here
+        except BaseException as error:  # noqa: BLE001 - reported to the owner; the process ends here
             os.write(1, f"{error}\n".encode())
         finally:
             os._exit(UNUSABLE)
@@ -251,7 +250,7 @@ def main() -> None:
         # Its own address space is all that the others of this uid could get at.
         socket.send_fds(control, [b"listening"], [listener.fileno()])
         listener.close()
-        # A high number, below which all is closed before the sandbox begins.
+        # To a high number: lower ones are closed before the sandbox starts.
         high = fcntl.fcntl(namespace, fcntl.F_DUPFD_CLOEXEC, 200)
     except OSError as error:
         sys.stderr.write(f"{error}\n")
@@ -265,7 +264,7 @@ def main() -> None:
         subprocess.run(copy, check=True, stdin=subprocess.DEVNULL, timeout=request["copy_timeout"])
     except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(NOT_KEPT)
+        sys.exit(NOT_COPIED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a data directory that was removed has left on this machine."""
+"""Instances, control groups and mounts that are left of a removed data directory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atoll.executor.processes import children_of
 if TYPE_CHECKING:
     from atoll.settings import LocalSettings
 
-END_SECONDS = 5.0
-"""For processes to end that were killed."""
+KILL_TIMEOUT = 5.0
+"""Seconds that killed processes may take to end."""
 
 
 def count(settings: LocalSettings, node: Path) -> int:
-    """How many instances of the node directory `node` there are, running or not."""
+    """Number of instances of a node directory, running or not."""
     groups = cgroups.node_groups(settings, node)
     found = sum(ids.is_instance_id(name) for name in groups.names())
     groups.close()
@@ -31,21 +31,21 @@ def count(settings: LocalSettings, node: Path) -> int:
 
 def remove(settings: LocalSettings, node: Path) -> None:
     """
-    End all instances of the node directory and remove their control groups and mounts. Raises
-    `TemporaryError` when something does not end.
+    Kill all instances of a node directory and remove their control groups and mounts. Raises
+    `TemporaryError` if a process does not end.
     """
     groups = cgroups.node_groups(settings, node)
     for name in groups.names():
-        if not cgroups.kill_and_remove(groups, name, END_SECONDS):
+        if not cgroups.kill_and_remove(groups, name, KILL_TIMEOUT):
             raise TemporaryError(f"Processes of {name} do not end.", code="instance_stuck")
     groups.close()
-    # Where there are no control groups, processes are all that is left.
+    # Without control groups, instances are found by their processes.
     for pid in _bubblewraps(node.parent):
         for process in (*children_of(pid), pid):
             started = processes.start_time(process)
             if started is not None:
                 processes.kill(process, started)
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + KILL_TIMEOUT
     while _bubblewraps(node.parent):
         if time.monotonic() > deadline:
             raise TemporaryError(f"Processes of {node.parent} do not end.", code="instance_stuck")
@@ -64,7 +64,7 @@ def _bubblewraps(data_dir: Path) -> list[int]:
             try:
                 environment = Path(entry.path, "environ").read_bytes()
             except OSError:
-                continue  # It has ended, or belongs to somebody else.
+                continue  # It has ended, or belongs to another user.
             if mark in environment.split(b"\0"):
                 found.append(int(entry.name))
     return found

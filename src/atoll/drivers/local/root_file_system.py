@@ -1,7 +1,7 @@
 """
-The read-only part of a sandbox's file system: from this machine's /usr and interpreter, or from a
-root file system directory. Nothing that a template names is executed: where an interpreter lives is
-read from the file system. Blocking file work; callers use a thread.
+The read-only files of a sandbox: this machine's /usr and an interpreter, or a root file system
+directory. Nothing that a template names is executed here: the directories of an interpreter are
+found by its files. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ OWN = {
     "media",
     "boot",
 }
-"""Top-level names that a root file system does not bring into the sandbox."""
+"""Top-level directories of a root file system that are not bound into the sandbox."""
 MAX_STEPS = 1000
-"""Parts of a path, with those of the links in it; the kernel follows 40 links at most."""
+"""Parts of a path, including those of links in it; the kernel follows 40 links."""
 HOST = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "ld.so.conf")
 ETC_DIRECTORIES = ("alternatives", "fonts", "ssl/certs", "ld.so.conf.d")
@@ -50,7 +50,7 @@ _ETC = {
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "os-release": "ID=atoll\nNAME=Atoll\nPRETTY_NAME=Atoll sandbox\n",
-    # Where the host has none: packages that bring a fontconfig of their own complain without.
+    # If the host has none: packages with their own fontconfig print warnings without it.
     "fonts/fonts.conf": '<?xml version="1.0"?>\n<!DOCTYPE fontconfig SYSTEM "fonts.dtd">\n'
     '<fontconfig>\n<dir>/usr/share/fonts</dir>\n<dir prefix="xdg">fonts</dir>\n'
     '<cachedir prefix="xdg">fontconfig</cachedir>\n</fontconfig>\n',
@@ -58,7 +58,7 @@ _ETC = {
 
 
 def write_once(path: Path, content: bytes) -> None:
-    """Write a file unless it is as it should be: other replicas start instances with it."""
+    """Write a file, unless it has this content: other replicas use it meanwhile."""
     if path.exists() and path.read_bytes() == content:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -68,7 +68,7 @@ def write_once(path: Path, content: bytes) -> None:
 
 
 def write_etc(directory: Path) -> Path:
-    """The /etc of sandboxes that use this machine's /usr: nothing of the host's own."""
+    """Write the /etc of sandboxes that use this machine's /usr."""
     etc = directory / "etc"
     etc.mkdir(exist_ok=True)
     for name in ETC_DIRECTORIES:
@@ -77,14 +77,14 @@ def write_etc(directory: Path) -> Path:
         write_once(etc / name, text.encode())
     for name in ETC_FILES:
         (etc / name).touch()
-    # Whatever the umask: the instances' own users read it.
+    # Whatever the umask: the uids of instances must be able to read it.
     for path in (etc, *etc.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return etc
 
 
 def host_root(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> RootFileSystem:
-    """This machine's /usr and an interpreter with its directories, wherever it lives."""
+    """This machine's /usr, and an interpreter with its directories."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
     for name in HOST:
@@ -112,23 +112,23 @@ def _own_interpreter() -> tuple[str, list[tuple[str, str]]]:
 
 def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, list[tuple[str, str]]]:
     """
-    An interpreter's path inside, and the directories it needs with their places inside: its own,
-    and a virtual one's base.
+    Path of an interpreter in the sandbox, and the directories that it needs, on the host and in the
+    sandbox: its prefix, and for a virtual environment also the prefix of its base.
 
-    With `roots`, they must lie beneath one of these, be of the system or be those of Atoll itself.
+    With `roots`, they must be below one of these, the system's, or those of Atoll's interpreter.
     """
     if not python.is_file() or not os.access(python, os.X_OK):
         raise InvalidRequest(
             f"python: {python} does not exist on this node or is not executable.", field="python"
         )
     real = python.resolve()
-    # Its last part stays a link: a virtual interpreter is known by where it is called.
+    # The last part is not resolved: Python finds a virtual environment by the path that is called.
     called = python.parent.resolve() / python.name
     config = called.parent.parent / "pyvenv.cfg"
     if config.is_file():
         home = _home(config)
         places = [called.parent.parent, _prefix(home.resolve())]
-        # Its links may lead there by another name.
+        # Links in the environment may use this path.
         named = Path(os.path.normpath(_prefix(home)))
         binds = [*((str(place), str(place)) for place in places), (str(places[1]), str(named))]
     else:
@@ -137,9 +137,9 @@ def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, lis
         binds = [(str(places[0]), str(places[0]))]
     allowed = (Path("/usr"), Path(sys.base_prefix).resolve(), *_resolved(roots or ()))
     for place in places:
-        if place == Path("/") or (roots is not None and not _beneath(place, allowed)):
+        if place == Path("/") or (roots is not None and not _is_below(place, allowed)):
             raise _not_allowed(f"python: {python} needs {place}, which", roots or ())
-    if not _beneath(real, places):
+    if not _is_below(real, places):
         raise _not_allowed(f"python: {python} leads to {real}, which", roots or ())
     return str(called), list(dict.fromkeys(binds))
 
@@ -149,26 +149,26 @@ def _prefix(directory: Path) -> Path:
 
 
 def _home(config: Path) -> Path:
-    """The directory of the interpreter that a virtual environment was made from."""
+    """The directory of the interpreter on which a virtual environment is based."""
     for line in config.read_text(errors="replace").splitlines():
         key, _, value = line.partition("=")
         if key.strip().lower() == "home" and os.path.isabs(value.strip()):
             return Path(value.strip())
-    raise InvalidRequest(f"python: {config} does not say where its base is.", field="python")
+    raise InvalidRequest(f"python: {config} does not name its base.", field="python")
 
 
 def _resolved(roots: Iterable[Path]) -> list[Path]:
     return [root.resolve() for root in roots]
 
 
-def _beneath(path: Path, places: Iterable[Path]) -> bool:
+def _is_below(path: Path, places: Iterable[Path]) -> bool:
     return any(place == path or place in path.parents for place in places)
 
 
 def _not_allowed(what: str, roots: tuple[Path, ...], field: str = "python") -> InvalidRequest:
     allowed = ", ".join(str(root) for root in roots)
     return InvalidRequest(
-        f"{what} is not beneath a template root of this node ({allowed}). "
+        f"{what} is not below a template root of this node ({allowed}). "
         "Set ATOLL_LOCAL__TEMPLATE_ROOTS to allow it.",
         code="place_not_allowed",
         field=field,
@@ -177,7 +177,7 @@ def _not_allowed(what: str, roots: tuple[Path, ...], field: str = "python") -> I
 
 def image_root(image: Path, python: str) -> RootFileSystem:
     """
-    A root file system directory; the instance's own /proc, /dev, /tmp, /run and /var replace its.
+    A root file system directory. Its /proc, /dev, /tmp, /run and /var are replaced.
     """
     if not image.is_dir():
         raise InvalidRequest(f"image: {image} is not a directory on this node.", field="image")
@@ -193,7 +193,7 @@ def image_root(image: Path, python: str) -> RootFileSystem:
 
 
 def layered_root(directories: tuple[Path, ...], python: str) -> RootFileSystem:
-    """The same of several directories, one on the other, the highest first."""
+    """A root file system of several layers, the highest first."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
     for place, without in (("", OWN | {"opt"}), ("opt", {"atoll"})):
@@ -216,12 +216,12 @@ def layered_root(directories: tuple[Path, ...], python: str) -> RootFileSystem:
 
 
 def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> list[os.DirEntry[str]]:
-    """What is in one directory of an overlay."""
+    """Entries of a directory of an overlay."""
     found: dict[str, os.DirEntry[str]] = {}
     gone = set(without)
     for directory in directories:
         for entry in _entries(directory / place, gone):
-            # A character device is what an overlay calls the absence of what lies below.
+            # An overlay marks a deleted entry with a character device.
             if not stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode):
                 found[entry.name] = entry
             gone.add(entry.name)
@@ -231,7 +231,7 @@ def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> lis
 
 
 def _hides(directory: Path) -> bool:
-    """Whether what lies below a directory of an overlay's layer is not to be seen."""
+    """Whether a directory hides the directories of lower layers."""
     if directory.is_symlink() or not directory.is_dir():
         return True
     try:
@@ -242,8 +242,8 @@ def _hides(directory: Path) -> bool:
 
 def _entries(directory: Path, without: set[str]) -> list[os.DirEntry[str]]:
     """
-    What is in a directory of an image. Its /opt is not bound as a whole, because the package
-    environments have their place there.
+    Entries of a directory of an image. Entries of /opt are bound one by one, because package
+    environments are mounted there.
     """
     if directory.is_symlink() or not directory.is_dir():
         return []
@@ -256,8 +256,7 @@ def _image_python(image: Path, python: str) -> str:
         [python] if python else ["/usr/local/bin/python3", "/usr/bin/python3", "/bin/python3"]
     )
     for candidate in candidates:
-        # A link in the image is absolute in the image, not on this machine: it only has to be
-        # there.
+        # It may be a link that is absolute in the image, so only its existence is checked.
         if _is_inside(image, candidate):
             return candidate
     raise InvalidRequest(
@@ -268,8 +267,8 @@ def _image_python(image: Path, python: str) -> str:
 
 def _is_inside(image: Path, path: str) -> bool:
     """
-    Whether a root file system has such a name. Links on the way lead to where they do inside; this
-    machine's own files are never looked at.
+    Whether a root file system has this path. Links are resolved inside the root file system; files
+    of this machine are never accessed.
     """
     below: list[str] = []
     ahead = list(reversed(Path(path).parts))
@@ -301,7 +300,7 @@ def root_of(
     roots: tuple[Path, ...],
     layers: tuple[Path, ...] = (),
 ) -> RootFileSystem:
-    """`layers` are the directories of the template's, the highest first."""
+    """`layers` are the directories of the template's layers, the highest first."""
     if layers:
         return layered_root((*layers, Path(template.root)), template.python)
     if template.root:
@@ -309,15 +308,15 @@ def root_of(
     if template.python:
         return host_root(etc, *_interpreter(Path(template.python), roots))
     if default_python is not None:
-        # The owner of the node named it, and so allowed it.
+        # Allowed, because the owner of the node configured it.
         return host_root(etc, *_interpreter(default_python, None))
     return host_root(etc, *_own_interpreter())
 
 
 def identity(template: Template) -> tuple[str, ...]:
     """
-    Which tree a template has, by where it is and nothing that is in it. The same on every node, and
-    the same for templates that have the same.
+    Identifies a template's root file system by its paths, without its contents. Equal for templates
+    with the same one, and on all nodes.
     """
     if template.root:
         layers = (layer.name for layer in template.layers)
@@ -326,13 +325,13 @@ def identity(template: Template) -> tuple[str, ...]:
 
 
 def check_usable(tree: RootFileSystem) -> None:
-    """What would be bound where the sandbox has something of its own cannot be seen inside."""
+    """Refuse interpreters in directories that the sandbox replaces."""
     for source, inside in tree.binds:
         top = inside.split("/")[1]
         if top in OWN and top not in ("home", "root", "mnt", "media", "boot", "var"):
             raise InvalidRequest(
-                f"python: {source} would lie in /{top}, which is the sandbox's own; "
-                "move the interpreter to another place.",
+                f"python: {source} would be in /{top}, which the sandbox replaces. Move the "
+                "interpreter to another directory.",
                 code="place_not_usable",
                 field="python",
             )
@@ -340,7 +339,8 @@ def check_usable(tree: RootFileSystem) -> None:
 
 def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
     """
-    A template may name only places that the owner of the node allows: it shows them to its users.
+    Refuse paths that the owner of the node has not allowed: a template gives its users access to
+    them.
     """
     if ".." in Path(template.python).parts:
         raise _not_allowed(f"python: {template.python}", roots)
@@ -351,14 +351,14 @@ def check_allowed(template: Template, roots: tuple[Path, ...]) -> None:
         if not value:
             continue
         path = Path(value)
-        # First by its name alone: nothing is to be learnt of files that lie elsewhere.
+        # First by its name, so that errors reveal nothing about other files.
         allowed = [*roots, *_resolved(roots)]
-        if not path.is_absolute() or ".." in path.parts or not _beneath(path, allowed):
+        if not path.is_absolute() or ".." in path.parts or not _is_below(path, allowed):
             raise _not_allowed(f"{field}: {value}", roots, field)
         try:
             real = path.resolve() if field != "python" else path.parent.resolve() / path.name
         except (OSError, RuntimeError, ValueError):
-            # Links in a circle or that may not be read, or a NUL.
+            # A loop of links, an unreadable link, or a NUL.
             raise _not_allowed(f"{field}: {value}", roots, field) from None
-        if not _beneath(real, _resolved(roots)):
+        if not _is_below(real, _resolved(roots)):
             raise _not_allowed(f"{field}: {value}", roots, field)

@@ -1,9 +1,9 @@
 """
 The bubblewrap command of an instance.
 
-Pure: a description of what there is on the host goes in, a list of arguments comes out. The root is
-a read-only tmpfs with the template's top-level directories bound into it; what is writable is
-/workspace, /tmp and /dev/shm, each with a limit.
+Pure: takes a description of the host's files, returns a list of arguments. The root is a read-only
+tmpfs with the template's top-level directories bound into it. Only /workspace, /tmp and /dev/shm
+are writable, each with a limit.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ HIDDEN = (
     "/proc/modules", "/proc/partitions", "/proc/diskstats", "/proc/swaps", "/proc/mdstat",
     "/proc/sysvipc", "/proc/fs", "/proc/driver", "/proc/tty", "/proc/interrupts",
 )  # fmt: skip
-"""Parts of /proc that tell about the host; covered where the host has them."""
+"""Parts of /proc with information about the host; covered if they exist."""
 
 
 @dataclass(frozen=True)
 class RootFileSystem:
     """
-    What of a root file system goes into the sandbox: directories and files to bind, links to make.
+    The read-only files of a sandbox: directories and files to bind, symbolic links to make.
     """
 
     binds: tuple[tuple[str, str], ...]
-    """Source on the host, place inside; read-only."""
+    """Sources on the host and paths in the sandbox; read-only."""
     links: tuple[tuple[str, str], ...]
-    """Target, place inside."""
+    """Targets, and paths in the sandbox."""
     python: str
-    """Interpreter, as a path inside."""
+    """Path of the interpreter in the sandbox."""
     path: str = "/usr/local/bin:/usr/bin:/bin"
     layers: tuple[str, ...] = ()
     """
-    Directories that are one file system together, the highest first; sources in `binds` that begin
-    with `LAYERED` lie in it.
+    Directories that are mounted as one file system, the highest first; sources in `binds` that
+    begin with `LAYERED` are paths in it.
     """
 
 
@@ -64,47 +64,47 @@ class Sandbox:
     tree: RootFileSystem
     executor: str
     inside: str
-    """Directory with what code in the sandbox may import and call."""
+    """Directory of what user code may import and call."""
     workspace: str
     packages: str
     """Directory with the package environments."""
     environment: str | None = field(default=None, kw_only=True)
-    """The template's own among them, as a path inside."""
+    """The template's package environment, as a path in the sandbox."""
     hidden: tuple[str, ...]
     """Files and directories of /proc to cover; directories end with a slash."""
     tmp_size: int
     preload: tuple[str, ...] = ()
     hooks: bool = True
-    """Whether start-up code that the interpreter's packages bring is run."""
+    """Whether .pth files and sitecustomize of the interpreter are run."""
     seccomp: bool = True
     ephemeral: bool = False
     unattended: float | None = None
-    """Seconds without a link after which an instance without a session ends; never when null."""
+    """Seconds without a link after which the executor exits; never if not set."""
     reports_as: str | None = None
-    """The instance's id, when its executor reports to a callback address."""
+    """The instance's id, if its executor reports to a callback address."""
     volumes: tuple[tuple[str, str, bool], ...] = ()
-    """Source on the host, place inside, whether it is read-only."""
+    """Source on the host, path in the sandbox, and whether it is read-only."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The sandbox in which packages are installed: as an instance's, but for what is bound."""
+    """The sandbox in which packages are installed; it has other mounts than an instance's."""
 
     tree: RootFileSystem
     program: str
-    """What runs in it."""
+    """The file of `install_program`."""
     uv: str
     gateway: str | None
-    """Socket of the only thing outside that can be reached; none when nothing needs to be."""
+    """The socket of the package index, if the order needs it."""
     build: str
-    """Directory that it may write to."""
+    """The writable directory."""
     hidden: tuple[str, ...]
     tmp_size: int
     seccomp: bool = True
 
 
 def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -> list[str]:
-    """`source` says where bubblewrap finds a path of the host."""
+    """`source` maps paths of the host to sources of mounts."""
     tree, own = sandbox.tree, sandbox.environment or ""
     config = json.dumps(
         {
@@ -112,7 +112,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
             "journal_fds": JOURNAL_FDS,
             "preload": list(sandbox.preload),
             "hooks": sandbox.hooks,
-            # Address and token are in the file: a command line is open to user code.
+            # Address and token are in a file, because user code can read the command line.
             "callback": sandbox.reports_as and {"fd": CALLBACK_FD, "instance": sandbox.reports_as},
             "inside": SOCKET,
             "packages": own,
@@ -144,7 +144,7 @@ def installation_arguments(
     tree = sandbox.tree
     argv = [
         bubblewrap,
-        # It ends with who started it: nobody would take what it makes.
+        # Ends with its server, which alone could use the result.
         *_confinement(seccomp=sandbox.seccomp, ephemeral=True),
         *_environment(variables.INSTALLATION),
         "--setenv", "PATH", tree.path,
@@ -164,7 +164,7 @@ def installation_arguments(
 
 
 def _confinement(*, seccomp: bool, ephemeral: bool) -> list[str]:
-    """What is taken from every sandbox."""
+    """The isolation of every sandbox."""
     argv = [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
         "--unshare-cgroup-try",
@@ -190,7 +190,7 @@ def _environment(variables: dict[str, str]) -> list[str]:
 def _root(
     tree: RootFileSystem, hidden: tuple[str, ...], tmp_size: int, source: Callable[[str], str]
 ) -> list[str]:
-    """The template's tree, and what of it is the sandbox's own."""
+    """The root file system, with the sandbox's own /proc, /dev, /tmp, /run and /var."""
     argv: list[str] = []
     for host, inside in tree.binds:
         argv += ["--ro-bind", source(host), inside]
@@ -216,7 +216,7 @@ def _root(
 
 
 def _beside(tree: RootFileSystem, volumes: tuple[tuple[str, str, bool], ...]) -> RootFileSystem:
-    """What the template has where volumes are is hidden: nothing could be mounted in it."""
+    """Leave out top-level directories with volumes: bound ones are read-only for mount points."""
     tops = {f"/{path.split('/')[1]}" for _, path, _ in volumes}
     return replace(
         tree,

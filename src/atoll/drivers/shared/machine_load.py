@@ -1,4 +1,4 @@
-"""How busy the machine is that this process runs on."""
+"""CPU, memory and disk usage of this machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from atoll.model.node import NodeMetrics
 
 CPU_TICKS = 100
-"""Least ticks of the clock, of all cores together, that the use of CPUs is told of."""
+"""Clock ticks, of all cores together, that a measurement of CPU usage covers at least."""
 
 
 class Machine:
-    def __init__(self, place: Path) -> None:
-        """`place` is a directory on the disk whose room counts."""
-        self._place = place
+    def __init__(self, directory: Path) -> None:
+        """`directory` is on the disk whose free space is reported."""
+        self._directory = directory
         self._cpu_seen = (0.0, 0.0)
         self._cpu_usage = 0.0
 
@@ -24,7 +24,7 @@ class Machine:
         busy, total = float(sum(fields) - fields[3] - fields[4]), float(sum(fields))
         span = total - self._cpu_seen[1]
         if span >= CPU_TICKS:
-            # Asked sooner again, by somebody else perhaps, it would be the usage of an instant.
+            # A shorter span would give the usage of an instant.
             self._cpu_usage = min(1.0, max(0.0, (busy - self._cpu_seen[0]) / span))
             self._cpu_seen = (busy, total)
         memory = dict(
@@ -32,10 +32,10 @@ class Machine:
         )
         kib = {name: int(value.split()[0]) * 1024 for name, value in memory.items()}
         try:
-            disk = os.statvfs(self._place)
+            disk = os.statvfs(self._directory)
             free = disk.f_bavail * disk.f_frsize
         except OSError:
-            free = 0  # The driver's `health` tells.
+            free = 0  # `Driver.status` reports the problem.
         return NodeMetrics(
             cpu_usage=self._cpu_usage,
             mem_usage=1 - kib["MemAvailable"] / kib["MemTotal"],

@@ -1,4 +1,4 @@
-"""Host processes by pid and start time, so that a pid used again is never taken for the old one."""
+"""Host processes, identified by pid and start time because pids are reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def boot_id() -> str:
 
 def start_time(pid: int) -> int | None:
     """
-    Clock ticks since boot at which the process began; none when it is not there, or is a zombie.
+    Clock ticks since boot at which the process started; None if it has ended or is a zombie.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -29,7 +29,7 @@ def start_time(pid: int) -> int | None:
 
 
 def kill(pid: int, started: int, number: int = signal.SIGKILL) -> None:
-    """A signal to just this process; nothing when it is gone."""
+    """Send a signal to this process, if it still runs."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -44,7 +44,7 @@ def kill(pid: int, started: int, number: int = signal.SIGKILL) -> None:
 
 
 def wait(pid: int, started: int, seconds: float) -> bool:
-    """Whether just this process ended in that time; also true when it is gone."""
+    """Wait for the end of this process; False if it has not ended after `seconds`."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -72,8 +72,8 @@ def namespace_pid(pid: int) -> int | None:
 
 def sync_files(pid: int, directory: str) -> None:
     """
-    Have the kernel write all it holds of the file system that a process sees at a directory of its
-    root; the process itself need not run.
+    Flush the file system that a process has mounted at a directory of its root. The process may be
+    frozen.
     """
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -88,7 +88,7 @@ def sync_files(pid: int, directory: str) -> None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Have the kernel write all it holds of the file system that a descriptor is of."""
+    """Flush the file system of a descriptor to disk."""
     if _libc.syncfs(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

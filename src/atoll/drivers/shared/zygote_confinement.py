@@ -1,9 +1,8 @@
 """
-The zygote at the other end of a link: in its control group before it may have children.
+Moves the zygote of an instance to the control group of user code before it may fork.
 
-User code can kill its zygote at any time, also while it is being confined. Whichever is the newest
-is confined and released; when that fails the link is closed, so that its owner makes a new one and
-the work is done again from the start.
+User code can kill its zygote at any time, also while it is being moved. So the newest zygote is
+moved and released. If that fails, the link is closed, and its owner connects and starts again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Confinement:
         link.observe_zygotes(self._renewed)
 
     async def settle(self) -> dict[str, str]:
-        """Until the newest zygote may have children: what it could not import, and why."""
+        """Confine and release the newest zygote; returns the modules that it failed to preload."""
         self._settling = True
         try:
             while True:
@@ -66,7 +65,7 @@ class Confinement:
     async def _settle_again(self) -> None:
         try:
             await self.settle()
-        except Exception as error:  # noqa: BLE001 - nobody awaits this task; the link's end tells
+        except Exception as error:  # noqa: BLE001 - not awaited; the link is closed
             if self._link.alive:
                 log.warning(
                     "instance.not_confined", instance_id=self._instance_id, error=repr(error)
@@ -74,7 +73,7 @@ class Confinement:
             self._link.close()
 
     def _confine(self, zygote: int) -> None:
-        why = "it is not among the instance's processes"
+        why = "it is not one of the instance's processes"
         for pid in self._groups.processes(self._instance_id):
             if processes.namespace_pid(pid) == zygote:
                 try:

@@ -26,7 +26,7 @@ from atoll.drivers.shared.file_trees import remove_tree, tree_size
 from atoll.drivers.shared.packages import install_results
 from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.installation import record_owner
-from atoll.drivers.shared.packages.verification import collect
+from atoll.drivers.shared.packages.verification import verify
 from atoll.errors import DependencyFailed, PermanentError
 from atoll.model.packages import EnvironmentInfo, PackageSet
 from atoll.model.resources import Resources
@@ -180,7 +180,7 @@ class NodeEnvironments(Generic[Base]):
             digests: tuple[str, ...] = ()
             if len(held) < len(claimed):
                 kept = made.directory / "kept"
-                own_names, digests = await collect(made, kept, spec, claimed)
+                own_names, digests = await verify(made, kept, spec, claimed)
                 held = {name: found for name, found in claimed.items() if name not in own_names}
             install_results.check_held(held, spec.template_packages)
             installed = tuple(f"{name}=={claimed[name]}" for name in sorted(claimed))

@@ -1,14 +1,13 @@
 """
-What runs inside the sandbox of an installation: uv, and the way from uv to the gateway.
+Runs uv inside the sandbox of an installation, and relays its connections to the package index.
 
-A program of its own, run by the template's interpreter, which may be any from 3.8 on, and importing
-the standard library alone. It waits on the socket that it was given for its orders (one JSON
-document, up to the end of what is sent), does them, and answers there with another. What it and uv
-print is the log. There is no network: a port of this sandbox's own loopback leads to the one socket
-that is bound into it.
+A program of its own, run by the template's interpreter, Python 3.8 or newer, with the standard
+library alone. It reads an order (one JSON document) from the socket that it inherits, carries it
+out, and answers with another document. The output of uv is the log. The sandbox has no network: a
+port of its loopback is relayed to the gateway's socket, which is bound into the sandbox.
 
-Where no socket can be given, all of that goes over its standard streams, in frames: orders, answer,
-and what is said on every connection to that port. It ends when they are closed.
+Where no socket can be bound, the order, the answer and the data of all connections are sent over
+the standard streams, in frames. The program ends when these are closed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     Connect = Callable[[socket.socket], None]
-    """Leads what comes on a connection to the gateway, and back."""
+    """Relays a connection to the gateway."""
 
 LISTEN_FD = 3
 BUILD = "/build"
@@ -41,13 +40,13 @@ UV = "/run/atoll/uv"
 GATEWAY = "/run/atoll/gateway.sock"
 PIECE = 256 * 1024
 STANDARD = "-"
-"""Argument: to be told over the standard streams."""
+"""Argument: use the standard streams."""
 FRAME = struct.Struct(">IcI")
-"""The number of a connection, or 0; a kind; how many bytes follow."""
+"""Number of the connection, or 0; kind; number of bytes that follow."""
 ORDER, ANSWER, OPEN, DATA, END, GONE = b"o", b"a", b"c", b"d", b"e", b"g"
 """Kinds. A connection ends in one direction with `END`, in both with `GONE`."""
 LAST_WORDS = 4000
-"""Bytes of what uv says that are given as the reason of a failure."""
+"""Bytes of uv's output that are reported as the reason of a failure."""
 
 
 def main() -> None:

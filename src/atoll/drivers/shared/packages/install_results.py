@@ -1,8 +1,8 @@
 """
-What the program of an installation answers, checked.
+Checks the answers of `install_program`.
 
-It runs in the template's image, with the image's interpreter: both may say anything. Whatever is
-not what it should be is `InstallFailed`, which is final for the session or template that asked.
+It runs in the template's image with the image's interpreter, so its answers are not trusted. An
+invalid answer is `InstallFailed`, which is final for the session or template.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ PINNED = re.compile(r"([a-z0-9][a-z0-9.-]{0,150})==([A-Za-z0-9][A-Za-z0-9.!+_-]{
 ABOUT = re.compile(r"[ -~]{1,200}")
 """A version or a platform."""
 ENDED = (
-    "The installation ended before it was done; it may have run out of memory or of room on the "
-    "disk."
+    "The installation ended before it was complete; it may have run out of memory or disk space."
 )
-TOO_LONG = "The installation answered with more than it may."
+TOO_LONG = "The answer of the installation is too long."
 
 
 class InstallFailed(PermanentError):
@@ -49,22 +48,22 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 
 def interpreter(answer: dict[str, Any], image: tuple[str, ...]) -> Interpreter:
-    """`image` is which one it runs in, which we know ourselves."""
+    """`image` identifies the image; it is not taken from the answer."""
     version, platform, packages = (answer.get(n) for n in ("version", "platform", "packages"))
     for each in (version, platform):
         if not isinstance(each, str) or ABOUT.fullmatch(each) is None:
-            raise InstallFailed("Its interpreter does not tell its version and platform.")
+            raise InstallFailed("The interpreter did not report its version and platform.")
     if not isinstance(packages, dict) or len(packages) > MAX_PACKAGES:
-        raise InstallFailed(f"Its interpreter does not list its packages, {MAX_PACKAGES} at most.")
+        raise InstallFailed(f"The interpreter did not list its packages (at most {MAX_PACKAGES}).")
     if not all(isinstance(held, str) for held in packages.values()):
-        raise InstallFailed("Its interpreter does not list its packages with versions.")
-    # What no index could have cannot be asked for.
+        raise InstallFailed("The interpreter did not list its packages with versions.")
+    # Other names and versions cannot be requirements.
     known = {name: held for name, held in packages.items() if PINNED.fullmatch(f"{name}=={held}")}
     return Interpreter(str(version), str(platform), known, image=image)
 
 
 def installed(answer: dict[str, Any]) -> dict[str, str]:
-    """The versions that were installed or are the template's, by name. It may be a lie."""
+    """Versions by name, installed or of the template, as the installation claims."""
     if "error" in answer:
         raise InstallFailed(_plain(answer["error"]))
     listed = answer.get("installed")
@@ -77,18 +76,22 @@ def installed(answer: dict[str, Any]) -> dict[str, str]:
             if match is None or canonicalize_name(match[1], validate=True) != match[1]:
                 raise InvalidName
         except InvalidName:
-            raise InstallFailed(f"The installation told of {_plain(line)[:100]!r}.") from None
+            raise InstallFailed(
+                f"The installation reported an invalid package {_plain(line)[:100]!r}."
+            ) from None
         found[match[1]] = match[2]
     return found
 
 
 def check_held(claimed: Mapping[str, str], has: Mapping[str, str]) -> None:
-    """What is told of and was not installed must be the template's."""
+    """Packages that were claimed and not installed must be the template's."""
     for name, version in claimed.items():
         if has.get(name) != version:
-            raise InstallFailed(f"The installation told of {name}=={version}, which is not there.")
+            raise InstallFailed(
+                f"The installation reported {name}=={version}, which it did not install."
+            )
 
 
 def _plain(words: Any) -> str:
-    """Text that every log and database takes."""
+    """Text without characters that logs or databases reject."""
     return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd]", "?", str(words)[:MAX_ERROR])

@@ -1,6 +1,6 @@
 """
-Has what an installation made checked and copied, by the process of `collector`, and compares it
-with what the installation said.
+Lets `verify_program` check and copy what an installation has installed, and compares that with what
+the installation reported.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from atoll.drivers.base import InstallSpec, Wheel
     from atoll.drivers.shared.packages.installation import InstallOutput
 
-COLLECT_SECONDS = 600.0
-"""For what was installed to be checked and copied, on a slow disk too."""
+VERIFY_TIMEOUT = 600.0
+"""Seconds to check and copy what was installed, on a slow disk as well."""
 
 log = structlog.get_logger(__name__)
 
 
-async def collect(
+async def verify(
     made: InstallOutput, kept: Path, spec: InstallSpec, claimed: dict[str, str]
 ) -> tuple[set[str], tuple[str, ...]]:
     """
-    Names of the packages that were installed, which are in `kept` then, and the digests of their
-    wheels. Raises `InstallFailed` when they are not what was claimed.
+    Copy the installed packages to `kept`; returns their names and the digests of their wheels.
+    Raises `InstallFailed` if they differ from what the installation claimed.
     """
     wheels = spec.wheels()
     request = {
@@ -51,14 +51,14 @@ async def collect(
     for info, digest in await _run(request):
         name, version = _identified(info, digest, wheels)
         if name not in claimed or _version(claimed[name]) != version:
-            raise InstallFailed(f"{info[:200]} was installed, and something else was told.")
+            raise InstallFailed(f"{info[:200]} was installed, but not reported.")
         names.add(name)
         digests.append(digest)
     return names, tuple(sorted(digests))
 
 
 async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the process of `collector` says."""
+    """The verified distributions: names of their `.dist-info` and digests of their wheels."""
     process = await asyncio.create_subprocess_exec(
         *program.command(verify_program),
         stdin=asyncio.subprocess.PIPE,
@@ -68,32 +68,34 @@ async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
         env={},
     )  # fmt: skip
     try:
-        async with asyncio.timeout(COLLECT_SECONDS):
-            written, said = await process.communicate(json.dumps(request).encode())
+        async with asyncio.timeout(VERIFY_TIMEOUT):
+            output, errors = await process.communicate(json.dumps(request).encode())
     except TimeoutError:
-        raise InstallFailed("What was installed could not be checked in time.") from None
+        raise InstallFailed(
+            f"The installed packages could not be verified within {VERIFY_TIMEOUT:g} s."
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        log.warning("install.not_collected", error=said.decode(errors="replace")[-2000:])
-        raise InstallFailed("What was installed could not be checked and kept.")
-    answer = json.loads(written)
+        log.warning("install.not_collected", error=errors.decode(errors="replace")[-2000:])
+        raise InstallFailed("The installed packages could not be verified and copied.")
+    answer = json.loads(output)
     if "error" in answer:
         raise InstallFailed(answer["error"])
     return [(info, digest) for info, digest in answer["distributions"]]
 
 
 def _identified(info: str, digest: str, wheels: list[Wheel]) -> tuple[str, Version]:
-    """Name and version: of a wheel as the index has them, of what was built as it says itself."""
+    """Name and version: by the file name of the wheel, or as stated by a source build."""
     try:
         for wheel in wheels:
             if digest and wheel.digest == digest:
                 name, version, _, _ = parse_wheel_filename(wheel.name)
                 return name, version
-        told, _, number = info.removesuffix(INFO).partition("-")
-        return canonicalize_name(told, validate=True), Version(number)
+        stated, _, number = info.removesuffix(INFO).partition("-")
+        return canonicalize_name(stated, validate=True), Version(number)
     except (InvalidWheelFilename, InvalidVersion, ValueError) as error:
         raise InstallFailed(f"{info[:200]} is not the name of a package.") from error
 

@@ -1,8 +1,8 @@
 """
-What a wheel puts into a directory: its files with their hashes, and the scripts that it asks for.
+The files that a wheel installs, with their hashes, and its scripts.
 
-Read from the wheel's RECORD and entry points, which may be an attacker's: paths are checked, and
-what is not understood is an error. Standard library alone; blocking file work.
+Read from the wheel's RECORD and entry points, which are untrusted: paths are checked, and anything
+that cannot be parsed is an error. Standard library alone; blocking file work.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_DEPTH = 64
-"""Directories in directories; the deepest packages have about twenty. A descriptor for each."""
+"""Levels of directories, each of which takes a descriptor; real packages have about twenty."""
 MAX_RECORD = 64 * 1024 * 1024
-"""Bytes of a wheel's RECORD, or of a script that is written anew."""
-LONGEST_SHEBANG = 120
-"""Characters of an interpreter's path that every kernel takes."""
+"""Bytes of a wheel's RECORD, or of a script with a new interpreter line."""
+MAX_SHEBANG = 120
+"""Length of an interpreter line that every kernel supports."""
 HASHES = ("sha256", "sha384", "sha512")
 INFO = ".dist-info"
 GENERATED = (
     "RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json",
     "uv_cache.json", "uv_build.json",
 )  # fmt: skip
-"""Files of a distribution that are signatures of it, or that installers add."""
+"""Files of a distribution that installers add, and signatures."""
 POINT = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)((?:\.[A-Za-z_]\w*)*)\s*(?:\[.*\])?")
 SCRIPT_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")
 SCRIPT = """\
@@ -43,13 +43,13 @@ if __name__ == "__main__":
 """
 
 
-class NotKept(Exception):
-    """Why what was installed is not kept, in words for the user."""
+class Rejected(Exception):
+    """The installed files are not accepted; the message is for the user."""
 
 
 @dataclass
 class Distribution:
-    """What a wheel puts into a directory, by the paths there."""
+    """The files of a distribution, by their paths in the directory."""
 
     info: str
     """The name of its `.dist-info`."""
@@ -66,7 +66,7 @@ def from_wheel(path: str, digest: str, python: str) -> Distribution | None:
         with zipfile.ZipFile(path) as archive:
             return _read_wheel(archive, digest, python)
     except (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, EOFError, OSError) as error:
-        raise NotKept(f"A wheel cannot be read: {str(error)[:200]}") from error
+        raise Rejected(f"A wheel cannot be read: {str(error)[:200]}") from error
 
 
 def _read_wheel(archive: zipfile.ZipFile, digest: str, python: str) -> Distribution | None:
@@ -97,7 +97,7 @@ def _read_wheel(archive: zipfile.ZipFile, digest: str, python: str) -> Distribut
         elif kind in ("purelib", "platlib", "data"):
             made.files[rest] = value
         else:
-            raise NotKept(f"{info}: a wheel has files for {kind[:50]!r}.")
+            raise Rejected(f"{info}: a wheel has files for {kind[:50]!r}.")
     points = f"{info}/entry_points.txt"
     if points in names:
         made.scripts.update(entry_point_scripts(_entry(archive, points), python))
@@ -112,7 +112,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as file:
         content = file.read(MAX_RECORD + 1)
     if len(content) > MAX_RECORD:
-        raise NotKept(f"{name[:200]} of a wheel is too large.")
+        raise Rejected(f"{name[:200]} of a wheel is too large.")
     return content
 
 
@@ -121,14 +121,14 @@ def read_record(content: bytes) -> Iterator[tuple[str, str]]:
     try:
         lines = list(csv.reader(io.StringIO(content.decode()), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise NotKept("The RECORD of a wheel cannot be read.") from error
+        raise Rejected("The RECORD of a wheel cannot be read.") from error
     for line in lines:
         if len(line) != 3:
-            raise NotKept("The RECORD of a wheel cannot be read.")
+            raise Rejected("The RECORD of a wheel cannot be read.")
         path, value = line[0], line[1]
         parts = path.split("/")
         if any(part in ("", ".", "..") for part in parts) or "\0" in path or len(parts) > MAX_DEPTH:
-            raise NotKept(f"The RECORD of a wheel lists {path[:200]!r}.")
+            raise Rejected(f"The RECORD of a wheel lists {path[:200]!r}.")
         if value.partition("=")[0] in HASHES:
             yield path, value
 
@@ -144,7 +144,7 @@ def _written_anew(archive: zipfile.ZipFile, path: str, python: str) -> bytes | N
 
 def _shebang(python: str) -> bytes:
     """The lines that have a script run by this interpreter."""
-    if len(python) <= LONGEST_SHEBANG and not re.search(r"\s", python):
+    if len(python) <= MAX_SHEBANG and not re.search(r"\s", python):
         return f"#!{python}\n".encode()
     # To a shell the second line is a command, to Python it is a string.
     return f"#!/bin/sh\n'''exec' {shlex.quote(python)} \"$0\" \"$@\"\n' '''\n".encode()
@@ -156,13 +156,13 @@ def entry_point_scripts(content: bytes, python: str) -> dict[str, bytes]:
     try:
         parser.read_string(content.decode())
     except (UnicodeDecodeError, configparser.Error) as error:
-        raise NotKept("The entry points of a wheel cannot be read.") from error
+        raise Rejected("The entry points of a wheel cannot be read.") from error
     scripts = {}
     for section in ("console_scripts", "gui_scripts"):
         for name, value in parser.items(section) if parser.has_section(section) else ():
             found = POINT.fullmatch(value.strip())
             if found is None or SCRIPT_NAME.fullmatch(name) is None:
-                raise NotKept(f"A wheel has the entry point {name[:100]!r}.")
+                raise Rejected(f"A wheel has the entry point {name[:100]!r}.")
             module, first, rest = found.groups()
             text = SCRIPT.format(module=module, name=first, rest=rest)
             scripts[f"bin/{name}"] = _shebang(python) + text.encode()
