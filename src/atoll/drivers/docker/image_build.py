@@ -8,26 +8,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiodocker.exceptions import DockerError
-
 from atoll.drivers.docker.build_tar import build_tar
 from atoll.drivers.docker.errors import (
     NO_SPACE,
-    UNREACHABLE,
     BuildFailed,
     RegistryUnavailable,
-    translated,
 )
 from atoll.drivers.docker.image_requests import (
     credentials,
-    error_text,
+    follow,
     header,
     messages,
     server_key,
     time_limit,
 )
 from atoll.drivers.docker.labels import Label
-from atoll.drivers.docker.progress import ProgressLines
 from atoll.errors import AtollError, NodeFull
 
 if TYPE_CHECKING:
@@ -84,23 +79,22 @@ class ImageBuilder:
         auth = build.inputs.auth
         if auth is not None:
             headers["X-Registry-Config"] = header({server_key(auth): credentials(auth)})
-        progress, last_lines = ProgressLines(), deque[str](maxlen=MAX_ERROR_LINES)
+        last_lines = deque[str](maxlen=MAX_ERROR_LINES)
+
+        def log(data: bytes) -> None:
+            lines = data.decode("utf-8", "replace").splitlines()
+            last_lines.extend(line for line in lines if line.strip())
+            on_output(data)
+
         async with (
             time_limit(timeout, "The image was not built"),
             build_tar(build.dockerfile, build.inputs.files, self._scratch) as data,
         ):
-            with translated():
-                try:
-                    async for message in messages(self._engine, "build", params, headers, data):
-                        if "error" in message:
-                            raise _build_error(error_text(message), last_lines)
-                        if text := progress.text(message):
-                            last_lines.extend(line for line in text.splitlines() if line.strip())
-                            on_output(text.encode("utf-8", "replace"))
-                except DockerError as error:
-                    if error.status == UNREACHABLE:
-                        raise
-                    raise _build_error(str(error.message), last_lines) from None
+            await follow(
+                messages(self._engine, "build", params, headers, data),
+                log,
+                lambda text: _build_error(text, last_lines),
+            )
         self._images.forget(reference)
 
     def _params(self, reference: str, *, fresh: bool) -> dict[str, str]:

@@ -10,22 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiodocker.exceptions import DockerError
-
 from atoll.drivers.docker.errors import (
     NO_SPACE,
-    UNREACHABLE,
     RegistryUnavailable,
-    translated,
 )
 from atoll.drivers.docker.image_requests import (
     credentials,
-    error_text,
+    follow,
     header,
     messages,
     time_limit,
 )
-from atoll.drivers.docker.progress import ProgressLines
 from atoll.errors import AtollError, NodeFull, PermanentError
 from atoll.model.image import parse
 
@@ -63,19 +58,12 @@ class ImagePuller:
             auth = None  # The engine would send them to the server of the image.
         params = {"fromImage": wanted.name, "tag": wanted.wanted}
         headers = {} if auth is None else {"X-Registry-Auth": header(credentials(auth))}
-        progress = ProgressLines()
         async with time_limit(timeout, f"{reference} was not pulled"):
-            with translated():
-                try:
-                    async for message in messages(self._engine, "images/create", params, headers):
-                        if "error" in message:
-                            raise _pull_error(reference, error_text(message))
-                        if text := progress.text(message):
-                            on_output(text.encode("utf-8", "replace"))
-                except DockerError as error:
-                    if error.status == UNREACHABLE:
-                        raise
-                    raise _pull_error(reference, str(error.message)) from None
+            await follow(
+                messages(self._engine, "images/create", params, headers),
+                on_output,
+                lambda text: _pull_error(reference, text),
+            )
             self._images.forget(reference)
             found = await self._images.find(reference)
         if found is None:

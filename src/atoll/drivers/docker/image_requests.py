@@ -12,17 +12,20 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from aiodocker.exceptions import DockerError
 
 from atoll.drivers.docker.engine import LineTooLong, lines
-from atoll.drivers.docker.errors import BuildFailed
+from atoll.drivers.docker.errors import UNREACHABLE, BuildFailed, translated
+from atoll.drivers.docker.progress import ProgressLines
 from atoll.model.image import HUB
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import timedelta
 
     from atoll.drivers.base import RegistryAuth
     from atoll.drivers.docker.engine import Engine
+    from atoll.errors import AtollError
 
 HUB_KEY = "https://index.docker.io/v1/"
 """The engine's name of Docker Hub, the registry of image names without a server."""
@@ -53,6 +56,26 @@ async def messages(
             response.close()
 
 
+async def follow(
+    stream: AsyncIterator[dict[str, Any]],
+    on_output: Callable[[bytes], None],
+    error_of: Callable[[str], AtollError],
+) -> None:
+    """Log messages until the request ends; `error_of` makes an error of what the engine reports."""
+    progress = ProgressLines()
+    with translated():
+        try:
+            async for message in stream:
+                if "error" in message:
+                    raise error_of(_error_text(message))
+                if text := progress.text(message):
+                    on_output(text.encode("utf-8", "replace"))
+        except DockerError as error:
+            if error.status == UNREACHABLE:
+                raise
+            raise error_of(str(error.message)) from None
+
+
 @contextlib.asynccontextmanager
 async def time_limit(timeout: timedelta, what: str) -> AsyncIterator[None]:
     """Raise `BuildFailed` after the time."""
@@ -63,7 +86,7 @@ async def time_limit(timeout: timedelta, what: str) -> AsyncIterator[None]:
         raise BuildFailed(f"{what} in {timeout}.") from None
 
 
-def error_text(message: Mapping[str, Any]) -> str:
+def _error_text(message: Mapping[str, Any]) -> str:
     """The error in a message with the key "error"."""
     detail = message.get("errorDetail")
     text = detail.get("message") if isinstance(detail, dict) else None
