@@ -52,12 +52,7 @@ from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
-from atoll.errors import (
-    AtollError,
-    InstanceNotStarted,
-    NodeFull,
-    TemporaryError,
-)
+from atoll.errors import AtollError, InstanceNotStarted, NodeFull, TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
 

@@ -9,20 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.docker.build_tar import build_tar
-from atoll.drivers.docker.errors import (
-    NO_SPACE,
-    BuildFailed,
-    RegistryUnavailable,
-)
-from atoll.drivers.docker.image_requests import (
-    credentials,
-    follow,
-    header,
-    messages,
-    server_key,
-    time_limit,
-)
+from atoll.drivers.docker.errors import NO_SPACE, BuildFailed, RegistryUnavailable
+from atoll.drivers.docker.image_requests import follow, messages, time_limit
 from atoll.drivers.docker.labels import Label
+from atoll.drivers.docker.registry_headers import build_headers
 from atoll.errors import AtollError, NodeFull
 
 if TYPE_CHECKING:
@@ -75,10 +65,7 @@ class ImageBuilder:
         """
         reference = self._images.own_reference(build.name)
         params = self._params(reference, fresh=build.fresh)
-        headers = {"Content-Type": "application/x-tar"}
-        auth = build.inputs.auth
-        if auth is not None:
-            headers["X-Registry-Config"] = header({server_key(auth): credentials(auth)})
+        headers = {"Content-Type": "application/x-tar", **build_headers(build.inputs.auth)}
         last_lines = deque[str](maxlen=MAX_ERROR_LINES)
 
         def log(data: bytes) -> None:

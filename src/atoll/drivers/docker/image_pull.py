@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.drivers.docker.errors import (
-    NO_SPACE,
-    RegistryUnavailable,
-)
-from atoll.drivers.docker.image_requests import (
-    credentials,
-    follow,
-    header,
-    messages,
-    time_limit,
-)
+from atoll.drivers.docker.errors import NO_SPACE, RegistryUnavailable
+from atoll.drivers.docker.image_requests import follow, messages, time_limit
+from atoll.drivers.docker.registry_headers import pull_headers
 from atoll.errors import AtollError, NodeFull, PermanentError
 from atoll.model.image import parse
 
@@ -57,10 +49,9 @@ class ImagePuller:
         if auth is not None and auth.server != wanted.server:
             auth = None  # The engine would send them to the server of the image.
         params = {"fromImage": wanted.name, "tag": wanted.wanted}
-        headers = {} if auth is None else {"X-Registry-Auth": header(credentials(auth))}
         async with time_limit(timeout, f"{reference} was not pulled"):
             await follow(
-                messages(self._engine, "images/create", params, headers),
+                messages(self._engine, "images/create", params, pull_headers(auth)),
                 on_output,
                 lambda text: _pull_error(reference, text),
             )

@@ -1,12 +1,8 @@
-"""
-What a pull and a build have in common: a stream of JSON messages, a time limit, and the credentials
-of a registry in a header.
-"""
+"""Requests that pull and build images: a stream of JSON messages, and a time limit."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -17,18 +13,13 @@ from aiodocker.exceptions import DockerError
 from atoll.drivers.docker.engine import LineTooLong, lines
 from atoll.drivers.docker.errors import UNREACHABLE, BuildFailed, translated
 from atoll.drivers.docker.progress import ProgressLines
-from atoll.model.image import HUB
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import timedelta
 
-    from atoll.drivers.base import RegistryAuth
     from atoll.drivers.docker.engine import Engine
     from atoll.errors import AtollError
-
-HUB_KEY = "https://index.docker.io/v1/"
-"""The engine's name of Docker Hub, the registry of image names without a server."""
 
 
 async def messages(
@@ -91,19 +82,3 @@ def _error_text(message: Mapping[str, Any]) -> str:
     detail = message.get("errorDetail")
     text = detail.get("message") if isinstance(detail, dict) else None
     return str(text or message["error"])
-
-
-def server_key(auth: RegistryAuth) -> str:
-    return HUB_KEY if auth.server == HUB else auth.server
-
-
-def credentials(auth: RegistryAuth) -> dict[str, str]:
-    server = server_key(auth)
-    if auth.identity_token:
-        return {"identitytoken": auth.identity_token, "serveraddress": server}
-    return {"username": auth.username, "password": auth.password, "serveraddress": server}
-
-
-def header(value: Mapping[str, Any]) -> str:
-    """Value of the headers X-Registry-Auth and X-Registry-Config."""
-    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
