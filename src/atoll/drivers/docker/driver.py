@@ -48,6 +48,7 @@ from atoll.drivers.docker.template_images import TemplateImages
 from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.docker.workspaces import DockerWorkspaces
 from atoll.drivers.shared import data_directories, seccomp
+from atoll.drivers.shared.executor_links import shut_down
 from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
@@ -353,15 +354,7 @@ class DockerDriver:
         if not found:
             return
         if grace and observed.state is State.RUNNING:
-            # Whatever fails, the container is killed next.
-            with contextlib.suppress(AtollError, TimeoutError):
-                async with asyncio.timeout(grace.total_seconds()):
-                    link = await self.connect(handle)
-                    try:
-                        await link.call("shutdown")
-                        await link.closed
-                    finally:
-                        link.close()
+            await shut_down(self.connect(handle), grace)
         await self._containers.prepare_to_kill(found)
         for verb in ("kill", "wait"):
             await self._containers.post(found["Id"], verb)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from atoll.drivers.docker import socket_link
 from atoll.drivers.docker.labels import LinkKind
 from atoll.drivers.shared import cgroups
+from atoll.drivers.shared.executor_links import release_zygote
 from atoll.drivers.shared.paths import EXECUTOR
-from atoll.drivers.shared.zygote_confinement import Confinement
-from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
     from atoll.drivers.docker.exec_link import ExecLinks
@@ -41,10 +40,7 @@ class InstanceLinks:
         try:
             # Before user code runs, and for every link: the one before may have been interrupted.
             await self._storage.seal(handle.instance_id, str(handle.data["workspace"]))
-            failed = await Confinement(cgroups.NoControlGroups(), handle.instance_id, link).settle()
-            if failed:
-                reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-                raise PermanentError(f"Preloading failed: {reasons}", code="preload_failed")
+            await release_zygote(link, cgroups.NoControlGroups(), handle.instance_id)
         except BaseException:
             link.close()
             raise

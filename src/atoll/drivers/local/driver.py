@@ -47,13 +47,13 @@ from atoll.drivers.shared import (
     seccomp,
 )
 from atoll.drivers.shared.bounded_log import LOG_TAIL
+from atoll.drivers.shared.executor_links import release_zygote, shut_down
 from atoll.drivers.shared.machine_load import Machine
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
 from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
-from atoll.drivers.shared.zygote_confinement import Confinement
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
@@ -330,10 +330,7 @@ class LocalDriver:
         finally:
             os.close(fd)
         try:
-            failed = await Confinement(self._groups, handle.instance_id, link).settle()
-            if failed:
-                words = "; ".join(f"{name}: {why}" for name, why in failed.items())
-                raise PermanentError(f"Preloading failed: {words}", code="preload_failed")
+            await release_zygote(link, self._groups, handle.instance_id)
         except BaseException:
             link.close()
             raise
@@ -356,15 +353,7 @@ class LocalDriver:
     async def stop(self, handle: Handle, *, grace: timedelta) -> None:
         # A frozen executor cannot answer, and is not resumed for that.
         if grace and not self._groups.frozen(handle.instance_id):
-            # If the executor cannot shut down, the instance is killed all the same.
-            with contextlib.suppress(AtollError, TimeoutError):
-                async with asyncio.timeout(grace.total_seconds()):
-                    link = await self.connect(handle)
-                    try:
-                        await link.call("shutdown")
-                        await link.closed
-                    finally:
-                        link.close()
+            await shut_down(self.connect(handle), grace)
         await self._kill(handle)
 
     async def _kill(self, handle: Handle) -> None:
