@@ -1,1 +1,6 @@
-"""What happens without a request: refill, expiry, recovery, the removal of what nobody owns."""
+"""
+Work that no request starts: reconcilers, sweeps, pool refill, recovery and reports.
+
+A reconciler gets ids only and reads the state itself. Notifications are hints; the sweeps are the
+truth.
+"""

@@ -1,7 +1,7 @@
 """
-Sees to the builds of templates, and removes what no template needs any more.
+Runs builds of templates, and removes layers and versions that no template needs.
 
-A build is with one replica at a time (lease). One whose replica died is found here and made again.
+One replica at a time runs a build (lease). A build whose replica died is found and restarted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH = 100
-LOOK = timedelta(seconds=5)
-"""How soon a build is looked at again that another replica has; it may die."""
-SWEEP_SECONDS = 60.0
+CHECK_INTERVAL = timedelta(seconds=5)
+"""Time between two checks of a build that another replica runs; that replica may die."""
+SWEEP_INTERVAL = 60.0
 ORPHAN_AGE = 120.0
-"""Seconds that a layer is left alone that no template seems to need."""
+"""Seconds that an unused layer is kept: a template may be about to need it."""
 
 
 class BuildReconciler:
@@ -61,23 +61,23 @@ class BuildReconciler:
                     pause = await self.once()
                 except TemporaryError as error:
                     log.warning("builds.failed", code=error.code, error=error.message)
-                    pause = LOOK
+                    pause = CHECK_INTERVAL
                 except Exception as error:
                     log.error("builds.failed", exc_info=error)
-                    pause = LOOK
+                    pause = CHECK_INTERVAL
                 try:
                     async with asyncio.timeout(None if pause is None else pause.total_seconds()):
                         await self.changed.wait()
                 except TimeoutError:
                     continue
         finally:
-            # What they were at is found by the next, here or elsewhere.
+            # Interrupted builds are found again, by this or another replica.
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def once(self) -> timedelta | None:
-        """Begin what is due; in how long to look again, if something waits."""
+        """Start the builds that are due; after how long the next one is due, if any."""
         now, passed = self._clock.now(), self._clock.monotonic()
         self._others = {key: until for key, until in self._others.items() if until > passed}
         pause: timedelta | None = None
@@ -87,7 +87,7 @@ class BuildReconciler:
                 if template.id in self._running or not self._builds.fits(template):
                     continue
                 if len(self._running) >= self._concurrency:
-                    return pause  # Looked at again when one of them has ended.
+                    return pause  # Called again when one of them has ended.
                 retry_at = template.build.retry_at if template.build is not None else None
                 left = timedelta(0) if retry_at is None else max(retry_at - now, timedelta(0))
                 if template.id in self._others:
@@ -119,10 +119,10 @@ class BuildReconciler:
             log.warning("build.interrupted", template_id=template_id, error=error.message)
         except Exception as error:
             log.error("build.interrupted", template_id=template_id, exc_info=error)
-        self._others[template_id] = self._clock.monotonic() + LOOK.total_seconds()
+        self._others[template_id] = self._clock.monotonic() + CHECK_INTERVAL.total_seconds()
 
     async def settled(self) -> None:
-        """Until nothing that has begun is under way."""
+        """Wait for all running builds."""
         while self._running:
             await asyncio.wait(list(self._running.values()))
 
@@ -144,7 +144,7 @@ class LayerSweep:
 
     async def run(self) -> None:
         turn = partial(exclusively, self._leases, f"layers:{self._node_id}", self.once)
-        await sweep("layer_sweep.failed", SWEEP_SECONDS, turn)
+        await sweep("layer_sweep.failed", SWEEP_INTERVAL, turn)
 
     async def once(self) -> None:
         there = await self._driver.images.names()
@@ -199,7 +199,7 @@ class LayerSweep:
 
 
 async def versions_needed(store: Store) -> AsyncIterator[Template]:
-    """The newest of each template, the newest that is ready, and those that sessions have."""
+    """The newest version of each template, the newest ready one, and those that sessions use."""
     for template_id, number in await _versions_in_use(store):
         found = await store.templates.numbered(template_id, number)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The sweep of checkpoints: those of sessions that ended long enough ago go."""
+"""Deletes expired checkpoints of ended sessions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PAUSE = 60.0
-"""Seconds between two looks."""
+SWEEP_INTERVAL = 60.0
+"""Seconds between two sweeps."""
 BATCH = 100
 
 
@@ -28,10 +28,10 @@ class CheckpointSweep:
         self._clock = clock
 
     async def run(self) -> None:
-        await sweep("checkpoint_sweep.failed", PAUSE, self.once)
+        await sweep("checkpoint_sweep.failed", SWEEP_INTERVAL, self.once)
 
     async def once(self) -> None:
-        """Remove all whose time is over. Any replica may do it, several at once too."""
+        """Delete all that have expired. Several replicas may do so at the same time."""
         while True:
             found = await self._store.checkpoints.expired(self._clock.now(), limit=BATCH)
             failed = 0
@@ -39,7 +39,7 @@ class CheckpointSweep:
                 try:
                     await self._checkpoints.forget(checkpoint.id)
                 except AtollError as error:
-                    # The next turn tries again; those behind it do not wait for that.
+                    # The next sweep retries it; the others must not wait.
                     failed += 1
                     log.warning(
                         "checkpoint.not_forgotten", session_id=checkpoint.id, error=error.message

@@ -1,10 +1,10 @@
 """
-Sessions leave a node that is drained, a few at a time.
+Moves sessions away from a node that is drained, a few at a time.
 
-The node's own control planes see to it, because only they reach its instances; one of them at a
-time. A session is given some time to be done with what runs in it. Then its files are saved, its
-instance ends, and it goes on elsewhere. One that cannot leave is told of in the drain's message and
-tried again, until it can, has ended, or the node is uncordoned.
+A replica of the node itself does so, one at a time, because only its replicas reach its instances.
+A session gets some time to finish its executions. Then its files are saved, its instance ends, and
+it continues on another node. The drain's message names a session that cannot leave; it is retried
+until it leaves or ends, or the node is uncordoned.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH = 50
-BUSY_SECONDS = 0.5
-"""Time between two looks at what other control planes of this node run in a session."""
-LONGEST = 300
-"""Characters of a message."""
-UNDER_WAY = (ExecutionStatus.PENDING, ExecutionStatus.RUNNING)
+BUSY_INTERVAL = 0.5
+"""Seconds between two checks whether other replicas of this node run something in a session."""
+MAX_MESSAGE = 300
+"""Characters of the drain's message."""
+UNFINISHED = (ExecutionStatus.PENDING, ExecutionStatus.RUNNING)
 
 CONCURRENCY = 3
 """Sessions that leave a draining node at the same time."""
@@ -75,10 +75,10 @@ class DrainReconciler:
         await sweep_on_notify("drain.failed", self._coordination, topic, self._interval, turn)
 
     async def once(self) -> None:
-        """Let every session leave that can, while the node is to be emptied."""
-        if not await self._is_on():
+        """Move every session that can leave, while the node is draining."""
+        if not await self._is_draining():
             return
-        emptied = _Emptied()
+        progress = _Progress()
         slots = asyncio.Semaphore(CONCURRENCY)
         after = ""
         while batch := await self._store.sessions.unfinished(
@@ -86,69 +86,71 @@ class DrainReconciler:
         ):
             async with asyncio.TaskGroup() as group:
                 for session in batch:
-                    group.create_task(self._left(session, slots, emptied))
+                    group.create_task(self._evacuate(session, slots, progress))
             after = batch[-1].id
-            if not await self._is_on():
+            if not await self._is_draining():
                 return
-        await self._nodes.update_drain(self._nodes.id, emptied.message)
+        await self._nodes.update_drain(self._nodes.id, progress.message)
 
-    async def _is_on(self) -> bool:
+    async def _is_draining(self) -> bool:
         node = await self._store.nodes.get(self._nodes.id)
         return node is not None and node.drain is not None
 
-    async def _left(self, session: Session, slots: asyncio.Semaphore, emptied: _Emptied) -> None:
+    async def _evacuate(
+        self, session: Session, slots: asyncio.Semaphore, progress: _Progress
+    ) -> None:
         if session.instance_id is not None:
-            await self._idle(session.id)
+            await self._wait_until_idle(session.id)
         async with slots:
-            if not await self._is_on():
+            if not await self._is_draining():
                 return
             try:
-                await self._go(session)
+                await self._move(session)
             except AtollError as error:
                 log.warning("drain.session_stays", session_id=session.id, error=error.message)
-                emptied.message = error.message[:LONGEST]
+                progress.message = error.message[:MAX_MESSAGE]
                 return
             except Exception as error:
                 log.error("drain.session_stays", session_id=session.id, exc_info=error)
-                emptied.message = f"Session {session.id} could not leave; the log says why."
+                progress.message = f"Session {session.id} could not leave. See the server log."
                 return
-            await self._nodes.update_drain(self._nodes.id, emptied.message)
+            await self._nodes.update_drain(self._nodes.id, progress.message)
 
-    async def _go(self, session: Session) -> None:
-        # Before anything is ended: it stays as it is when it has nowhere to go.
+    async def _move(self, session: Session) -> None:
+        # First: a session that fits on no other node must not be interrupted.
         target = await self._placement.assign(session)
         under_way = await self._runner.release_runs(session.id)
         try:
-            left = await self._leave(session.id, target)
+            moved = await self._leave(session.id, target)
         finally:
             await self._runner.hand_over(under_way)
-        if left.runtime_node == target.id:
+        if moved.runtime_node == target.id:
             self._migrations.count(Cause.EVICTED)
 
-    async def _idle(self, session_id: str) -> None:
-        """Until nothing runs in it, or it had time enough."""
+    async def _wait_until_idle(self, session_id: str) -> None:
+        """Wait until nothing runs in the session, at most for the grace period."""
         try:
             async with asyncio.timeout(self._settings.drain_grace.total_seconds()):
-                while await self._is_on():
+                while await self._is_draining():
                     if runs := self._runner.runs_of(session_id):
                         await runs[0].wait(self._interval)
                     elif await self._is_busy(session_id):
-                        await asyncio.sleep(BUSY_SECONDS)
+                        await asyncio.sleep(BUSY_INTERVAL)
                     else:
                         return
         except TimeoutError:
             log.info("drain.cut_short", session_id=session_id)
 
     async def _is_busy(self, session_id: str) -> bool:
-        """Whether something is under way in it, by whichever control plane."""
-        for status in UNDER_WAY:
+        """Whether any replica runs something in the session."""
+        for status in UNFINISHED:
             page = await self._store.executions.page(session_id=session_id, status=status, limit=1)
             if page.items:
                 return True
         return False
 
 
-class _Emptied:
+class _Progress:
     def __init__(self) -> None:
         self.message: str | None = None
-        """Why one could not leave."""
+        """Why a session could not leave."""

@@ -1,9 +1,8 @@
 """
-Places on the feed for what was stored, word of it from other replicas, and the end of what is old.
+Numbers new events, receives notifications of them from other replicas, and expires old ones.
 
-The replica that stored an event numbers it, at once when it is alone and with others when there are
-many: at most ten times a second, so that the writes of a busy server hardly become more. What a
-replica that died has left is found by the next look of any other.
+The replica that stored an event numbers it, at most ten times a second and then many at once, so
+that a busy server writes little more. Any replica numbers what a dead one left.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 2.0
-TOGETHER_SECONDS = 0.1
-"""What comes in this time after some were numbered is numbered together."""
-AGAIN_SECONDS = 1.0
-HEAR_SECONDS = 60.0
+POLL_INTERVAL = 2.0
+BATCH_INTERVAL = 0.1
+"""Seconds between two batches of numbers."""
+RETRY_DELAY = 1.0
+LISTEN_TIMEOUT = 60.0
 BATCH = 500
-"""Events forgotten in one transaction."""
+"""Events deleted in one transaction."""
 
 SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps."""
@@ -44,9 +43,9 @@ class EventNumbering:
 
     async def run(self) -> None:
         while True:
-            await wait_for(self._feed.unnumbered, POLL_SECONDS)
+            await wait_for(self._feed.unnumbered, POLL_INTERVAL)
             self._feed.unnumbered.clear()
-            pause = TOGETHER_SECONDS
+            pause = BATCH_INTERVAL
             try:
                 await self._feed.number()
             except Exception as error:
@@ -54,12 +53,12 @@ class EventNumbering:
                 log.warning(
                     "events.not_numbered", error=str(error), exc_info=None if known else error
                 )
-                pause = AGAIN_SECONDS
+                pause = RETRY_DELAY
             await asyncio.sleep(pause)
 
 
 class EventNotifications:
-    """Wakes those who follow here when another replica has more."""
+    """Wakes the followers on this replica when another replica has stored events."""
 
     def __init__(self, coordination: Coordination, feed: Feed) -> None:
         self._coordination = coordination
@@ -68,14 +67,14 @@ class EventNotifications:
     async def run(self) -> None:
         while True:
             try:
-                async with self._coordination.listen(TOPIC) as heard:
+                async with self._coordination.listen(TOPIC) as subscription:
                     while True:
-                        if await heard.wait(HEAR_SECONDS):
+                        if await subscription.wait(LISTEN_TIMEOUT):
                             self._feed.wake()
             except Exception as error:
                 known = isinstance(error, TemporaryError)
                 log.warning("events.not_heard", error=str(error), exc_info=None if known else error)
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_DELAY)
 
 
 class EventSweep:
@@ -88,7 +87,7 @@ class EventSweep:
         await sweep("event_sweep.failed", SWEEP_INTERVAL, self.once)
 
     async def once(self) -> None:
-        """Forget all that was kept long enough. Any replica may do it, several at once too."""
+        """Delete expired events. Several replicas may do so at the same time."""
         before = self._clock.now() - self._keep
         while await self._store.events.expire(before, limit=BATCH) == BATCH:
             pass

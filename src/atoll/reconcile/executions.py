@@ -1,8 +1,8 @@
 """
-Executions whose replica is lost are taken over by another.
+Takes over executions whose replica is lost.
 
-A replica is lost when it does not beat any more; one that ends on purpose says so, and is not
-waited for. Two replicas may look at the same time: whose compare-and-set comes first has it.
+A replica is lost when its heartbeats stop; one that shuts down announces that, so its executions
+are taken over at once. Several replicas may try at the same time: the first compare-and-set wins.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = structlog.get_logger(__name__)
 BATCH = 100
 STRAY_AGE = timedelta(seconds=60)
 """
-How old an execution of this replica is that it knows nothing of: its record was written though the
-store did not say so, and who submitted it was told that it failed.
+Age at which an execution that this replica owns but does not run is revoked. Its record was written
+although the store reported a failure, and its client was told that it failed.
 """
 
 
@@ -44,8 +44,8 @@ class ExecutionAdoption:
     async def run(self) -> None:
         while True:
             try:
-                async with self._coordination.listen(REPLICA_LEFT) as heard:
-                    await heard.wait(self._interval)
+                async with self._coordination.listen(REPLICA_LEFT) as subscription:
+                    await subscription.wait(self._interval)
                 await self.once()
             except TemporaryError as error:
                 log.warning("adoption.failed", code=error.code, error=error.message)
@@ -55,7 +55,7 @@ class ExecutionAdoption:
                 await asyncio.sleep(self._interval)
 
     async def once(self) -> None:
-        # A back-end that has forgotten this replica has forgotten the others as well.
+        # If the back-end lost the presence of this replica, it lost that of the others too.
         await self._leases.heartbeat()
         for holder in await self._store.executions.holders():
             if holder == self._coordination.replica:
@@ -67,7 +67,7 @@ class ExecutionAdoption:
                     await self._runner.adopt(execution)
 
     async def _held_by(self, holder: str | None) -> list[Execution]:
-        """In the order in which they were submitted."""
+        """Its unfinished executions, in the order in which they were submitted."""
         found: list[Execution] = []
         after = ""
         while batch := await self._store.executions.unfinished(
@@ -83,7 +83,7 @@ class ExecutionAdoption:
             if execution.created_at > old or self._runner.get(execution.id) is not None:
                 continue
             if execution.version > 1:
-                # Taken over, though the store did not say so: it was accepted, and may have run.
+                # Taken over despite a reported failure: it was accepted and may have run.
                 capacity = await self._runner.capacity_here(execution.session_id)
                 if capacity is None:
                     await self._runner.release(execution.id)  # Its session has moved.

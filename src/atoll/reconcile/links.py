@@ -1,8 +1,8 @@
 """
-Keeps a link to every running session of this node, also to idle ones.
+Keeps a link to every running session of this node, including idle ones.
 
-Executors end instances that no server is connected to for `link.unattended_limit`. After a restart,
-or when a link was lost, a session is otherwise reached only by the next request for it.
+Executors end instances that have had no server connected for `link.unattended_limit`. Without this
+loop, only the next request for a session would connect to it after a restart or a lost link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONCURRENCY = 8
 ROUNDS = 4
-"""How often it is done in the time after which executors end their instances."""
+"""Rounds within the time after which executors end their instances."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,5 +55,5 @@ class SessionLinks:
             try:
                 await self._connections.reach(session_id)
             except AtollError as error:
-                # It is paused, has ended, or its instance does not answer: others deal with that.
+                # It is paused or ended, or its instance does not answer: other loops handle that.
                 log.info("session.not_reached", session_id=session_id, error=error.message)

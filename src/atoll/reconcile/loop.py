@@ -1,9 +1,8 @@
 """
 The workers of a queue.
 
-A worker takes a key, hands it to whoever knows what to do, and adds it again when it is told to:
-after so many seconds, or at once. Whatever goes wrong with one key is logged and holds nobody up;
-the sweep brings it back.
+A worker takes a key, calls the handler, and adds the key again if the handler returns a delay. A
+failure is logged and does not affect other keys; the sweep adds the key again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = structlog.get_logger(__name__)
 async def work(
     queue: Queue, handle: Callable[[str], Awaitable[float | None]], *, workers: int
 ) -> None:
-    """`handle` says after how many seconds its key is due again; None when it is not."""
+    """`handle` returns after how many seconds its key is due again, or None."""
     try:
         async with asyncio.TaskGroup() as group:
             for number in range(workers):
@@ -42,7 +41,7 @@ async def _worker(queue: Queue, handle: Callable[[str], Awaitable[float | None]]
         try:
             again = await handle(key)
         except AtollError as error:
-            # Foreseen, and recorded with its subject.
+            # Expected, and recorded with its subject.
             log.info("reconcile.failed", key=key, code=error.code, error=error.message)
         except Exception as error:
             log.error("reconcile.failed", key=key, exc_info=error)
@@ -55,9 +54,9 @@ async def _worker(queue: Queue, handle: Callable[[str], Awaitable[float | None]]
 
 def raise_if_cancelled() -> None:
     """
-    End a loop that survives errors when its task was cancelled. An error in a `finally`, such as
-    that of a back-end which is away, takes the place of the `CancelledError`, which never comes
-    again: without this the loop would go on, and a shutdown would wait for it for ever.
+    End a loop that survives errors if its task was cancelled. An error in a `finally`, such as an
+    unavailable back-end, replaces the `CancelledError`, which is not raised again: without this
+    check the loop would continue, and a shutdown would wait for it for ever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,10 +1,10 @@
 """
-What this node still has of sessions that are on another node now.
+Removes what this node still has of sessions that have moved to another node.
 
-They left while it was taken for lost, or was drained. Nobody will come for their instances here,
-and what they would save is not wanted any more, so all of it goes as soon as that is found out:
-the link of this process first, then the instance, then its files. What runs in them is handed over
-by whoever follows it, when the link goes. A session that comes back has a new instance.
+They moved while this node counted as lost, or was drained. Their instances here will not be used
+again, and their files must not be saved, so everything is removed once this is noticed: the link of
+this process first, then the instance, then its files. The runner hands over what runs in them when
+the link closes. A session that comes back gets a new instance.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class MovedSessions:
         self._runner = runner
 
     async def once(self) -> int:
-        """How many instances were removed."""
+        """Remove them; the number of removed instances."""
         for session_id in sorted(self._connections.session_ids() | self._runner.session_ids()):
             if await self._has_left(session_id):
                 self._connections.disconnect(session_id)
         slots = asyncio.Semaphore(CONCURRENCY)
 
-        async def looked_at(handle: Handle) -> bool:
+        async def check(handle: Handle) -> bool:
             async with slots:
                 try:
                     return await self._removed(handle)
                 except Exception as error:
-                    # One that cannot be removed does not keep the others; the sweep finds it.
+                    # A failure must not delay the others; the sweep retries it.
                     log.warning("departed.failed", instance=handle.instance_id, exc_info=error)
                     return False
 
         handles = await self._driver.handles()
-        return sum(await asyncio.gather(*(looked_at(handle) for handle in handles)))
+        return sum(await asyncio.gather(*(check(handle) for handle in handles)))
 
     async def _removed(self, handle: Handle) -> bool:
         instance = await self._store.instances.get(handle.instance_id)

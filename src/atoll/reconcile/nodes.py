@@ -1,11 +1,11 @@
 """
-Nodes look after each other.
+Reports the state of this node, and monitors all nodes.
 
-Every control plane reports for its node. One of all of them, whoever has the lease, probes the
-nodes; one that fails several times in a row is lost: it gets no new work, and its sessions go on
-elsewhere, batch by batch, by whoever probes then. It is back with the first probe that it answers.
-What it still has of sessions that moved it removes itself: it reads in its own record that it was
-taken for lost, also when it was only out of reach and never knew.
+Every replica reports for its node. One replica, the holder of a lease, probes all nodes. A node
+that fails several probes in a row is lost: it gets no new work, and its sessions move to other
+nodes, a batch at a time. It is healthy again with the first successful probe. A node learns from
+its own record that it counted as lost, even if it was only unreachable, and removes what it still
+has of sessions that have moved.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0
-"""How soon a change of the pool or of templates is told; more often nothing is."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks whether the pool or the templates have changed."""
 BATCH = 50
-"""Sessions that move between two looks at whether their node is still lost."""
+"""Sessions that move between two checks whether their node is still lost."""
 CONCURRENCY = 8
-PROBES = 32
+PROBE_CONCURRENCY = 32
 """Nodes that are probed at the same time."""
 
 
 class NodeReport:
-    """Tells of this node: regularly, and when something has changed."""
+    """Reports this node regularly, and when its pool or templates have changed."""
 
     def __init__(
         self,
@@ -76,39 +76,40 @@ class NodeReport:
     async def run(self) -> None:
         while True:
             try:
-                async with self._coordination.listen(node_topic(self._nodes.id)) as heard:
+                async with self._coordination.listen(node_topic(self._nodes.id)) as subscription:
                     while True:
-                        await self.once(told=await heard.wait(min(self._interval, LOOK_SECONDS)))
+                        notified = await subscription.wait(min(self._interval, CHECK_INTERVAL))
+                        await self.once(notified=notified)
             except TemporaryError as error:
                 self._lost = True
                 log.warning("report.failed", code=error.code, error=error.message)
             except Exception as error:
                 log.error("report.failed", exc_info=error)
-            await asyncio.sleep(min(self._interval, LOOK_SECONDS))
+            await asyncio.sleep(min(self._interval, CHECK_INTERVAL))
 
-    async def once(self, *, told: bool) -> None:
-        """`told` is whether others have decided something about this node."""
+    async def once(self, *, notified: bool) -> None:
+        """`notified`: another replica has changed the record of this node."""
         now = self._clock.monotonic()
         if self._templates_changed:
             self._templates_changed = False
             self._nodes.local.templates_changed()
             self._due = now
-        if not told and now < self._due and self._pool_sizes() == self._reported:
+        if not notified and now < self._due and self._pool_sizes() == self._reported:
             return
-        # Others may have decided something while it could not be told.
+        # The record may have changed while no notification could arrive.
         self._lost |= now - self._due > self._interval
         self._reported = self._pool_sizes()
         node = await self._nodes.report()
         self._due = now + self._interval
         lost = node.status is NodeHealth.UNHEALTHY
-        # Once more when it is back: the last ones may have left just before.
-        if lost or self._lost or told or node.drain is not None:
+        # Once more when the node is healthy again: the last sessions may have just moved.
+        if lost or self._lost or notified or node.drain is not None:
             await self._moved.once()
         self._lost = lost
 
 
 class NodeMonitor:
-    """Finds nodes that are lost, and has their sessions go on elsewhere."""
+    """Finds lost nodes and moves their sessions."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class NodeMonitor:
         """For each node: when it last reported, by its clock, and since when we know by ours."""
 
     async def run(self) -> None:
-        # Who has the lease keeps it while there is something to move.
+        # The lease is held while there are sessions to move.
         await sweep(
             "probe.failed", self._interval, partial(exclusively, self._leases, "probe", self._turn)
         )
@@ -141,10 +142,10 @@ class NodeMonitor:
             pass
 
     async def once(self) -> bool:
-        """Probe all, then move what there is time for; whether there is more."""
+        """Probe all nodes, then move sessions until the next probe is due; true if more remain."""
         until = self._clock.monotonic() + self._interval
         nodes = await self._store.nodes.all()
-        found = await self._asked(nodes)
+        found = await self._problems(nodes)
         if self._is_cut_off(nodes, found):
             log.warning("probe.alone", problems=len(found))
             found = {self._nodes.id: found.get(self._nodes.id)}
@@ -154,38 +155,38 @@ class NodeMonitor:
         more = False
         for node in await self._store.nodes.all():
             if node.status is NodeHealth.UNHEALTHY and len(nodes) > 1:
-                more |= await self._moved(node, until)
+                more |= await self._move_sessions(node, until)
         return more
 
     # One node
 
-    async def _asked(self, nodes: list[Node]) -> dict[str, str | None]:
-        """What is wrong with each."""
-        slots = asyncio.Semaphore(PROBES)
+    async def _problems(self, nodes: list[Node]) -> dict[str, str | None]:
+        """The problem of each node, if it has one."""
+        slots = asyncio.Semaphore(PROBE_CONCURRENCY)
 
-        async def asked(node: Node) -> str | None:
+        async def problem(node: Node) -> str | None:
             async with slots:
                 own = node.id == self._nodes.id
                 return await (self._nodes.local.problem() if own else self._probe.problem_of(node))
 
-        problems = await asyncio.gather(*(asked(node) for node in nodes))
+        problems = await asyncio.gather(*(problem(node) for node in nodes))
         return dict(zip((node.id for node in nodes), problems, strict=True))
 
     def _is_cut_off(self, nodes: list[Node], found: dict[str, str | None]) -> bool:
         """
-        Whether it is rather this node that reaches nobody: of several others none answers, and yet
-        one of them has told of itself lately.
+        Whether this node is disconnected rather than the others lost: none of several others
+        answers, although one of them has reported recently.
         """
         now = self._clock.monotonic()
         others = [node for node in nodes if node.id != self._nodes.id]
         for node in others:
             if node.id not in self._seen or self._seen[node.id][0] != node.seen_at:
                 self._seen[node.id] = (node.seen_at, now)
-        lately = self._interval * self._settings.unhealthy_after
+        recently = self._interval * self._settings.unhealthy_after
         return (
             len(others) > 1
             and all(found[node.id] is not None for node in others)
-            and any(now - self._seen[node.id][1] <= lately for node in others)
+            and any(now - self._seen[node.id][1] <= recently for node in others)
         )
 
     async def _judge(self, node: Node, problem: str | None) -> None:
@@ -208,16 +209,16 @@ class NodeMonitor:
 
     # Its sessions
 
-    async def _moved(self, node: Node, until: float) -> bool:
-        """Move what can be moved; whether there was no time for all of it."""
+    async def _move_sessions(self, node: Node, until: float) -> bool:
+        """Move its sessions; true if time ran out before all were handled."""
         after = ""
         while True:
-            # One that has come back keeps what it still has.
+            # A node that is healthy again keeps its remaining sessions.
             now = await self._store.nodes.get(node.id)
             if now is None or now.status is not NodeHealth.UNHEALTHY or not now.shared_blobs:
                 return False
             to: set[str] = set()
-            after = await self._each(now, after, partial(self._move, to), most=BATCH)
+            after = await self._each(now, after, partial(self._move, to), limit=BATCH)
             await self._migrations.notify(node.id, to)
             await self._nodes.update_drain(node.id, None)
             if not after:
@@ -238,9 +239,9 @@ class NodeMonitor:
         node: Node,
         after: str,
         work: Callable[[Session], Awaitable[None]],
-        most: int | None = None,
+        limit: int | None = None,
     ) -> str:
-        """Do it for a node's sessions beyond `after`; the last one's id when there are more."""
+        """Call `work` for a node's sessions after the id `after`; the last id if there are more."""
         slots = asyncio.Semaphore(CONCURRENCY)
 
         async def limited(session: Session) -> None:
@@ -248,7 +249,7 @@ class NodeMonitor:
                 try:
                     await work(session)
                 except AtollError as error:
-                    # One that cannot be seen to does not keep the others; it is tried again.
+                    # A failure must not delay the other sessions; it is retried.
                     log.warning("session.not_moved", session_id=session.id, error=error.message)
                 except Exception as error:
                     log.error("session.not_moved", session_id=session.id, exc_info=error)
@@ -262,6 +263,6 @@ class NodeMonitor:
             after = batch[-1].id
             if len(batch) < BATCH:
                 return ""
-            if most is not None:
+            if limit is not None:
                 return after
         return ""

@@ -1,16 +1,15 @@
 """
-The sweep of orphaned blobs: what nothing refers to any more, and nobody is about to refer to.
+Removes orphaned blobs: those that nothing refers to, and that no write in progress will refer to.
 
-An object goes when its session or execution is not in the store, or is over and has let go of it,
-when none of its session's kept backups names it, or when it is a build context and no template
-names it; and never before it is as old as the grace, by the back-end's own clock: whoever creates
-something puts its blobs first and records it after.
-Nothing of a session is removed while one of its backups is being taken, nor while it cannot be told
-what they need, nor what waits on this node for a store that was away. Each record is read right
-before what it does not name is removed.
+A blob is an orphan if its session or execution does not exist, or has ended without referring to
+it; if none of its session's checkpoints names it; or if it is a build archive that no template
+names. It is removed once it is older than `GRACE` by the back-end's clock, because blobs are
+written before the records that refer to them. Blobs of a session are kept while one of its
+checkpoints is being taken, while its manifests cannot be read, and while this node's spool holds
+changes to them. A record is read immediately before the blobs that it does not name are removed.
 
-A turn looks at a bounded number of objects and the next goes on behind them. One replica at a time
-does it for a blob store. A store that belongs to another database is left alone.
+A turn checks a bounded number of blobs, and the next turn continues after them. One replica at a
+time sweeps a blob store. A blob store that belongs to another database is not touched.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PAUSE = 60.0
+SWEEP_INTERVAL = 60.0
 """Seconds between two turns."""
 PAGES = 4
-"""Pages of a list that a turn looks at."""
+"""Pages of a list that a turn checks."""
 TEMPLATES = 100
 """Templates, and versions of one, that are read at a time."""
 ROUND = 3600.0
-"""Seconds from one time that all was looked at to the next."""
+"""Seconds between the end of one round over all blobs and the next."""
 OWNER = "cluster/owner"
-"""Names the database whose blobs these are."""
+"""Key of the blob that names the owning database."""
 MAX_OWNER = 1024
 SESSIONS = ("workspaces/", "exports/", "uploads/")
 EXECUTIONS = "executions/"
@@ -82,14 +81,14 @@ class OrphanedBlobSweep:
         self._rest_until = float("-inf")
 
     async def run(self) -> None:
-        await sweep("orphan_sweep.failed", PAUSE, self.turn)
+        await sweep("orphan_sweep.failed", SWEEP_INTERVAL, self.turn)
 
     async def turn(self) -> None:
         if self._clock.monotonic() >= self._rest_until:
             await exclusively(self._leases, self._key, self.once)
 
     async def once(self) -> None:
-        """Look at the next objects."""
+        """Check the next pages."""
         if not await self._is_ours():
             return
         for _ in range(PAGES):
@@ -97,16 +96,16 @@ class OrphanedBlobSweep:
             try:
                 page = await self._blobs.list(kind, after=self._after)
             except UnlistableNames as error:
-                # Somebody else's objects. The other kinds do not wait until they are removed.
+                # Objects of another program. They must not block the other kinds.
                 log.warning("orphan_sweep.not_listed", kind=kind, error=error.message)
                 page = []
             if kind == CONTEXTS and page:
                 self._contexts = await self._contexts_named()
             for owner, group in itertools.groupby(page, lambda info: _owner(info.key)):
                 try:
-                    await self._look(kind, owner, [info for info in group if self._is_old(info)])
+                    await self._check(kind, owner, [info for info in group if self._is_old(info)])
                 except BlobsUnavailable as error:
-                    # What one owner has and the store does not give away keeps no others.
+                    # A failure for one owner must not affect the others.
                     log.info("orphan_sweep.left", owner=owner, error=error.message)
             if len(page) == PAGE_SIZE:
                 self._after = page[-1].key
@@ -117,7 +116,7 @@ class OrphanedBlobSweep:
                 return
 
     async def _is_ours(self) -> bool:
-        """Whether these blobs are of this database; the first that asks for them has them."""
+        """Whether this database owns the blob store; the first one to ask becomes its owner."""
         if await self._store.cluster() != self._cluster:
             return False
         owner = await self._named_owner()
@@ -133,13 +132,13 @@ class OrphanedBlobSweep:
         try:
             return await self._blobs.get(OWNER, limit=MAX_OWNER)
         except OversizedBlob:
-            return b"?"  # No id of a database.
+            return b"?"  # Not the id of a database.
 
     def _is_old(self, info: BlobInfo, beyond: timedelta = timedelta(0)) -> bool:
         return self._clock.now() - info.modified_at >= GRACE + beyond
 
-    async def _look(self, kind: str, owner: str, old: list[BlobInfo]) -> None:
-        """Remove those of one owner's objects that are orphans."""
+    async def _check(self, kind: str, owner: str, old: list[BlobInfo]) -> None:
+        """Remove the orphans among one owner's blobs."""
         if not old:
             return
         if kind == EXECUTIONS:
@@ -185,7 +184,7 @@ class OrphanedBlobSweep:
     async def _of_session(self, kind: str, session_id: str, old: list[BlobInfo]) -> None:
         lease = await self._leases.try_lease(lease_of(session_id))
         if lease is None:
-            return  # One of its backups is being taken.
+            return  # A checkpoint of it is being taken.
         async with lease:
             if await self._blobs.is_synced(f"{kind}{session_id}/"):
                 unneeded = await self._unneeded(kind, session_id, old)
@@ -198,9 +197,9 @@ class OrphanedBlobSweep:
         if session is None and checkpoint is None:
             return old
         if kind != "workspaces/":
-            # Of one that is over all goes with its record; this came after that.
-            over = session is None or session.status.ended
-            return old if over and checkpoint is None else []
+            # The blobs of an ended session are removed with its record; this one came later.
+            ended = session is None or session.status.ended
+            return old if ended and checkpoint is None else []
         if checkpoint is None or not checkpoint.manifest:
             return old
         try:
@@ -214,7 +213,7 @@ class OrphanedBlobSweep:
 
     async def _remove(self, orphans: list[BlobInfo]) -> None:
         for info in orphans:
-            # Now or not at all: later it may be needed again.
+            # Not later: by then it may be needed again.
             await self._blobs.remove(info.key, deferrable=False)
         if orphans:
             size = sum(info.size for info in orphans)

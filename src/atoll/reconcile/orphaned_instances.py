@@ -1,8 +1,8 @@
 """
-Instances and workspaces that no session owns go away.
+Removes instances and workspaces that no session owns.
 
-What is on its way to an owner is left alone for a while. One replica at a time looks through a
-node.
+They are kept for a while first, because they may be about to get an owner. One replica at a time
+sweeps a node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 BATCH = 1000
 ORPHAN_AGE = 120.0
 """
-Seconds that an instance or workspace without an owner is left alone: it may be on its way to one.
+Seconds that an instance or workspace without an owner is kept: it may be about to get one.
 """
 
 
@@ -67,13 +67,13 @@ class OrphanedInstanceSweep:
         if await self._store.cluster() == self._cluster:
             await self._remove_orphans()
         else:
-            # One of several addresses is no copy of the others, and knows nothing of this node.
+            # An address leads to another database, which does not have the sessions of this node.
             log.error("database.is_another", node=self._key, belongs_to=self._cluster)
 
     async def _end_broken(self) -> None:
         """
-        End instances whose volumes or workspace went away under them, as when s3fs was killed: the
-        next request that needs one of these sessions makes a new one, with new mounts.
+        End instances that lost the mount of a volume or workspace, such as when s3fs was killed.
+        The next request for the session creates a new instance with new mounts.
         """
         volumes = self._driver.volumes
         broken = set() if volumes is None else set(await volumes.broken())
@@ -82,10 +82,10 @@ class OrphanedInstanceSweep:
                 if handle.instance_id in broken:
                     log.warning("instance.mount_lost", instance_id=handle.instance_id)
                     ending = self._driver.stop(handle, grace=timedelta(0))
-                    await self._settled(ending, instance_id=handle.instance_id)
+                    await self._try(ending, instance_id=handle.instance_id)
 
-    async def _settled(self, work: Awaitable[object], **about: str) -> None:
-        """One that cannot be settled does not keep the others waiting; it is tried again."""
+    async def _try(self, work: Awaitable[object], **about: str) -> None:
+        """Log a failure instead of raising it, so that it does not delay the others."""
         try:
             await work
         except Exception as error:
@@ -100,28 +100,28 @@ class OrphanedInstanceSweep:
                 continue
             if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
                 log.info("orphan.instance", instance_id=handle.instance_id)
-                await self._settled(self._remove(handle), instance_id=handle.instance_id)
+                await self._try(self._remove(handle), instance_id=handle.instance_id)
         there = {handle.instance_id for handle in await self._driver.handles()}
         for instance in await self._store.instances.all():
-            # Removed from the node, and then whoever was to forget it could not.
+            # Removed from the node, but its record could not be deleted then.
             if instance.node_id != self._node_id or instance.id in there | owned:
                 continue
             if self._is_old(f"record {instance.id}", seen, now):
                 log.info("orphan.record", instance_id=instance.id)
-                await self._settled(self._forget(instance), instance_id=instance.id)
-        # Those of instances that are there go after them.
+                await self._try(self._forget(instance), instance_id=instance.id)
+        # Workspaces of existing instances are removed after them.
         kept |= {self._driver.workspaces.of(handle) for handle in await self._driver.handles()}
         for workspace in await self._driver.workspaces.names():
             if workspace in kept or await self._is_held(workspace_lease(workspace)):
                 continue
             if self._is_old(f"workspace {workspace}", seen, now):
                 log.info("orphan.workspace", workspace=workspace)
-                await self._settled(self._driver.workspaces.discard(workspace), workspace=workspace)
+                await self._try(self._driver.workspaces.discard(workspace), workspace=workspace)
         self._first_seen = seen
 
     async def _remove(self, handle: Handle) -> None:
         instance = await self._store.instances.get(handle.instance_id)
-        # First: its replica may come back and give it to a session at this moment.
+        # First: its replica may come back and assign it to a session just now.
         if instance is not None and instance.session_id is None:
             taken = not await self._store.instances.remove_unclaimed(instance.id)
             if taken:
@@ -136,7 +136,7 @@ class OrphanedInstanceSweep:
             await self._store.instances.remove(instance.id)
 
     async def _is_owned(self, instance: Instance) -> bool:
-        """By a session that came to have it since its owners were looked up."""
+        """Whether a session has got it since the owners were read."""
         session = await self._store.sessions.get(instance.session_id or "")
         return (
             session is not None and not session.status.ended and session.instance_id == instance.id
@@ -148,8 +148,8 @@ class OrphanedInstanceSweep:
 
     async def _owned(self) -> tuple[set[str], set[str], set[str]]:
         """
-        Instances and workspaces that a session or the pool has a right to; and the instances of
-        sessions that have ended.
+        Instances and workspaces that belong to a session or the pool, and the instances of ended
+        sessions.
         """
         instances: set[str] = set()
         workspaces: set[str] = set()
@@ -168,7 +168,7 @@ class OrphanedInstanceSweep:
                 instances.add(instance.id)
                 workspaces.add(instance.workspace)
             elif instance.id not in instances and self._is_of_session(instance):
-                if await self._is_seen_to(instance.session_id or ""):
+                if await self._is_being_changed(instance.session_id or ""):
                     instances.add(instance.id)
                     workspaces.add(instance.workspace)
                 elif await self._has_ended(instance):
@@ -182,10 +182,10 @@ class OrphanedInstanceSweep:
         session = await self._store.sessions.get(instance.session_id or "")
         return session is not None and session.status.ended
 
-    async def _is_seen_to(self, session_id: str) -> bool:
+    async def _is_being_changed(self, session_id: str) -> bool:
         """
-        Whether somebody changes what the session has here at this moment: makes an instance whose
-        files come from afar, or saves what an ended one leaves.
+        Whether a replica is changing what the session has on this node: creating an instance, or
+        saving the files of an ended session.
         """
         return self._transitions.is_clearing(session_id) or await self._is_held(
             instance_lease(session_id)
@@ -199,7 +199,7 @@ class OrphanedInstanceSweep:
             return False
 
     async def _is_ready(self, instance: Instance) -> bool:
-        """Whether it waits for a session in the pool of a replica that lives."""
+        """Whether it is in the pool of a live replica."""
         if instance.session_id is not None or instance.holder is None:
             return False
         if instance.holder == self._coordination.replica:

@@ -1,9 +1,8 @@
 """
-Package environments that nobody needs: the least recently used go when a node keeps more than it
-may.
+Removes the least recently used package environments when a node keeps more than its limit.
 
-One that a session has is never removed, whichever replica the session was made by, nor one that was
-used a moment ago and is on its way into a session.
+An environment that a session uses is never removed, whichever replica created the session, nor one
+that was used recently and may be about to become part of a session.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class PackageSweep:
         total = sum(info.size for info in listed)
         if total <= self._settings.cache_size:
             return
-        # After the list: what came to be in use since is young.
+        # After the list: environments used since then are recent.
         needed = await self._needed()
         for info in listed:
             if total <= self._settings.cache_size:

@@ -1,10 +1,10 @@
 """
-Keeps the warm pools as large as the demand asks for.
+Adjusts the size of warm pools to demand.
 
-A pool grows with the creates of the last minute and shrinks when they end; all pools of a node
-together stay within a share of its memory. New instances are made before old ones go. What is made
-or ended does not hold up the look at the rest: a template that starts slowly, or not at all, keeps
-no other one waiting.
+A pool grows with the creates of the last minute and shrinks when they stop; all pools of a node
+together stay within a share of its memory. New instances are created before old ones are removed.
+Instances start and end in tasks of their own, so a template that starts slowly, or not at all, does
+not delay the others.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 FIRST_BACKOFF = 2.0
 MAX_BACKOFF = 60.0
 STEPS = 4
-"""A pool that is larger than wanted is lowered so often in a window."""
-ROOM_SECONDS = 1.0
-"""How long what is known of the node's memory holds."""
-TEMPLATE_SECONDS = 10.0
-"""How long templates are not read again, unless one is said to have changed."""
-FULL_SECONDS = 5.0
-"""When a node that had too little memory is looked at again."""
+"""Steps per window in which an oversized pool shrinks."""
+MEMORY_CACHE = 1.0
+"""Seconds for which the node's memory usage is cached."""
+TEMPLATE_CACHE = 10.0
+"""Seconds for which templates are cached, unless one changes."""
+FULL_INTERVAL = 5.0
+"""Seconds between two checks of a node with too little free memory."""
 
 CONCURRENCY = 2
 """Instances that are started at the same time."""
@@ -56,15 +56,15 @@ MEMORY_RESERVE = 0.05
 
 
 @dataclass(frozen=True)
-class Room:
-    """What the node has for ready instances."""
+class MemoryBudget:
+    """The memory of the node for ready instances."""
 
     budget: int
-    """Bytes, for those of all its control planes."""
+    """Bytes, for the pools of all replicas of the node."""
     others: dict[str, int]
-    """What the other ones have, by template."""
+    """Ready instances of the other replicas, by template."""
     full: bool
-    """Whether it has too little memory left for any other."""
+    """Whether too little memory is free for another instance."""
     until: float
 
 
@@ -79,17 +79,17 @@ class PoolRefill:
         self._clock = clock
         self._pause = RATE_WINDOW.total_seconds() / STEPS
         self._failures: dict[Version, tuple[int, float, str]] = {}
-        """How often in a row an edition could not be started, when it is tried again, and why."""
+        """For each version that fails to start: failures in a row, next retry, and the error."""
         self._levels: dict[Version, Level] = {}
         self._templates: list[Template] = []
         self._read_at = 0.0
-        self._room = Room(0, {}, full=False, until=0.0)
+        self._memory = MemoryBudget(0, {}, full=False, until=0.0)
         self._making: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     async def run(self) -> None:
-        """Look whenever something was taken, made or changed, and when time alone changes it."""
+        """Adjust pools after every change, and when time alone requires it."""
         try:
             while True:
                 self._pool.changed.clear()
@@ -112,8 +112,8 @@ class PoolRefill:
             await asyncio.gather(*self._making, *self._ending, return_exceptions=True)
 
     async def turn(self) -> float | None:
-        """Begin what is to be done; in how many seconds to look again, if something may change."""
-        if self._pool.stale or self._clock.monotonic() - self._read_at > TEMPLATE_SECONDS:
+        """Start what is due; after how many seconds time alone requires the next turn."""
+        if self._pool.stale or self._clock.monotonic() - self._read_at > TEMPLATE_CACHE:
             self._pool.stale = False
             try:
                 self._templates = await self._wanted()
@@ -125,19 +125,19 @@ class PoolRefill:
             self._end(ready)
         editions = {template.edition for template in self._templates}
         self._failures = {key: value for key, value in self._failures.items() if key in editions}
-        room = await self._look()
-        plans = self._decided(room)
+        memory = await self._look()
+        plans = self._decided(memory)
         self._pool.plans = {plan.template.id: plan for plan in plans}
         for plan in plans:
             for ready in self._pool.shrink(plan.template, plan.target):
                 self._end(ready)
-        if not room.full:
+        if not memory.full:
             self._refill(plans)
-        return self._next(plans, room)
+        return self._next(plans, memory)
 
     # Decisions
 
-    def _decided(self, room: Room) -> list[PoolPlan]:
+    def _decided(self, memory: MemoryBudget) -> list[PoolPlan]:
         now = self._clock.monotonic()
         wants: list[PoolDemand] = []
         needs: list[int] = []
@@ -145,7 +145,7 @@ class PoolRefill:
         for template in self._templates:
             least, most = pool_size.limits(template, self._settings.max_size)
             needed = self._need(template)
-            # One that has just been adopted is as large as it was for a while.
+            # A pool that was just adopted keeps its size for a while.
             size = self._pool.size(template)
             before = self._levels.get(template.edition, Level(size, now))
             before = Level(min(before.target, most), before.since)
@@ -156,12 +156,12 @@ class PoolRefill:
             needs.append(needed)
         self._levels = levels
         theirs = sum(
-            room.others.get(template.id, 0) * want.memory
+            memory.others.get(template.id, 0) * want.memory
             for template, want in zip(self._templates, wants, strict=True)
         )
-        granted = pool_size.share_memory(wants, room.budget - theirs)
+        granted = pool_size.share_memory(wants, memory.budget - theirs)
         return [
-            self._plan(*each, room)
+            self._plan(*each, memory)
             for each in zip(self._templates, wants, granted, needs, strict=True)
         ]
 
@@ -175,7 +175,7 @@ class PoolRefill:
         )
 
     def _plan(
-        self, template: Template, want: PoolDemand, granted: int, needed: int, room: Room
+        self, template: Template, want: PoolDemand, granted: int, needed: int, memory: MemoryBudget
     ) -> PoolPlan:
         most = pool_size.limits(template, self._settings.max_size)[1]
         failure = self._failures.get(template.edition)
@@ -183,7 +183,7 @@ class PoolRefill:
         short = self._pool.size(template) < granted
         if short and failure is not None:
             limited = Limit.FAILURES
-        elif short and room.full:
+        elif short and memory.full:
             limited = Limit.MEMORY_FREE
         elif granted < want.target:
             limited = Limit.MEMORY_SHARE
@@ -199,10 +199,10 @@ class PoolRefill:
             message=failure[2] if limited is Limit.FAILURES and failure is not None else None,
         )
 
-    def _next(self, plans: list[PoolPlan], room: Room) -> float | None:
-        """When the passing of time alone calls for another look."""
+    def _next(self, plans: list[PoolPlan], memory: MemoryBudget) -> float | None:
+        """After how many seconds time alone requires another turn."""
         now = self._clock.monotonic()
-        # What is due waits for a place, or is under way: its end is told.
+        # What is due already waits for a slot or is running; its end wakes the loop.
         waits = [retry_at - now for _, retry_at, _ in self._failures.values() if retry_at > now]
         oldest = MAX_AGE
         for plan in plans:
@@ -210,11 +210,11 @@ class PoolRefill:
             if plan.wanted > plan.minimum or self._pool.stats.rate(template_id):
                 waits.append(self._pause)
             waits += [oldest - age for age in self._pool.ages(plan.template) if age < oldest]
-        if room.full:
-            waits.append(FULL_SECONDS)
+        if memory.full:
+            waits.append(FULL_INTERVAL)
         return min(waits, default=None)
 
-    # What is there
+    # State
 
     async def _wanted(self) -> list[Template]:
         found: list[Template] = []
@@ -234,33 +234,33 @@ class PoolRefill:
             return newest
         return await self._store.templates.ready(newest.id)
 
-    async def _look(self) -> Room:
-        """The node's memory, and what other control planes have of it in their pools."""
-        if self._clock.monotonic() < self._room.until:
-            return self._room
+    async def _look(self) -> MemoryBudget:
+        """The node's memory, and the pools of the other replicas."""
+        if self._clock.monotonic() < self._memory.until:
+            return self._memory
         metrics = (await self._driver.status()).load
-        self._room = Room(
+        self._memory = MemoryBudget(
             budget=int(metrics.mem_total * self._settings.memory_share),
             others=await self._pool.on_other_replicas(),
             full=1 - metrics.mem_usage < MEMORY_RESERVE,
-            until=self._clock.monotonic() + ROOM_SECONDS,
+            until=self._clock.monotonic() + MEMORY_CACHE,
         )
-        return self._room
+        return self._memory
 
-    # What is done
+    # Actions
 
     def _refill(self, plans: list[PoolPlan]) -> None:
         while len(self._making) < CONCURRENCY:
-            lacking = [plan for plan in plans if self._lack(plan) > 0]
-            if not lacking:
+            incomplete = [plan for plan in plans if self._missing(plan) > 0]
+            if not incomplete:
                 return
-            # Minimums first, then whoever has the smallest part of what it should have.
-            template = min(lacking, key=self._standing).template
+            # Pools below their minimum first, then the one with the smallest part of its target.
+            template = min(incomplete, key=self._fill_order).template
             self._pool.starting[template.edition] += 1
             self._begin(self._make(template), self._making)
 
-    def _lack(self, plan: PoolPlan) -> int:
-        """Those that are old do not count, and go when there are enough others."""
+    def _missing(self, plan: PoolPlan) -> int:
+        """Old instances do not count; they are removed when there are enough others."""
         template = plan.template
         failure = self._failures.get(template.edition)
         if failure is not None and failure[1] > self._clock.monotonic():
@@ -269,7 +269,7 @@ class PoolRefill:
         young = sum(age < oldest for age in self._pool.ages(template))
         return plan.target - young - self._pool.starting[template.edition]
 
-    def _standing(self, plan: PoolPlan) -> tuple[bool, float]:
+    def _fill_order(self, plan: PoolPlan) -> tuple[bool, float]:
         edition = plan.template.edition
         there = self._pool.size(plan.template) + self._pool.starting[edition]
         return there >= plan.minimum, there / plan.target
@@ -279,7 +279,7 @@ class PoolRefill:
             ready = await self._pool.make(template, template.default_resources)
         except Exception as error:
             known = isinstance(error, AtollError)
-            words = str(error) if known else "It broke; the server's log tells more."
+            words = str(error) if known else "Internal error. See the server log."
             failures = self._failed(template, words)
             log.warning(
                 "pool.refill_failed",
@@ -302,7 +302,7 @@ class PoolRefill:
             async with self._slots:
                 await self._pool.destroy(ready)
         except Exception as error:
-            # The sweep finds it.
+            # The sweep removes it.
             log.warning("pool.instance_left", instance_id=ready.instance.id, exc_info=error)
 
     def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -316,7 +316,7 @@ class PoolRefill:
         task.add_done_callback(done)
 
     def _failed(self, template: Template, words: str) -> int:
-        """Put off: the pools of other templates do not wait for one that cannot be started."""
+        """Schedule a retry; the pools of other templates do not wait."""
         count = self._failures.get(template.edition, (0, 0.0, ""))[0] + 1
         pause = min(FIRST_BACKOFF * 2 ** min(count - 1, 10), MAX_BACKOFF)
         self._failures[template.edition] = (count, self._clock.monotonic() + pause, words)

@@ -1,9 +1,9 @@
 """
-Keys that are due for a look.
+Work queue of the reconcilers.
 
-A key is in the queue once however often it is added, and never with two workers at a time, so a
-worker may read the whole state of its key without locking. One that is added while a worker has it
-is given out again afterwards. Order between keys is not promised.
+A key is queued once however often it is added, and is never with two workers at a time, so a worker
+may read the complete state of its key without locking. A key that is added while a worker has it is
+queued again afterwards. Order between keys is not guaranteed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Queue:
         return len(self._waiting) + len(self._again)
 
     def add(self, key: str, *, after: float = 0.0) -> None:
-        """After so many seconds, or earlier if that was said before."""
+        """Queue the key after so many seconds, or earlier if an earlier time is set already."""
         if after > 0:
             loop = asyncio.get_running_loop()
             old = self._timers.get(key)
@@ -41,7 +41,7 @@ class Queue:
             self._filled.set()
 
     async def take(self) -> str:
-        """The next key, for this caller alone until it says `done`."""
+        """The next key, which only this caller has until it calls `done`."""
         while not self._waiting:
             self._filled.clear()
             await self._filled.wait()

@@ -1,10 +1,10 @@
 """
-After a start that finds no other replica on this node: what an earlier one left there.
+Cleans up after earlier replicas, when this one starts as the only replica of its node.
 
-Pooled instances go to this replica's pool; what has no owner is removed. Instances of running
-sessions stay as they are and are reached at the next request; sessions whose instance is gone keep
-their workspace and get a new one then, and those that are not what is wanted are seen to by
-`sessions.py`. Executions that were under way are taken over by `executions.py`.
+Pooled instances are adopted by this replica's pool; orphans are removed. Instances of running
+sessions keep running and are connected to at the next request; sessions whose instance is gone keep
+their workspace and get a new instance then. `sessions.py` handles sessions that are not in their
+wanted state, `executions.py` takes over executions that were running.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ class Recovery:
                 try:
                     await self._instance(handle)
                 except Exception as error:
-                    # One that cannot be reached must not keep the others waiting; the sweep looks
-                    # again and again.
+                    # A failure must not delay the others; the sweep retries it.
                     log.warning("recovery.failed", instance=handle.instance_id, exc_info=error)
 
         self._kept = await self._workspaces_in_use()
@@ -82,7 +81,7 @@ class Recovery:
                     return
             else:
                 session = await self._store.sessions.get(instance.session_id)
-                # One that has ended keeps it until its files are saved.
+                # An ended session keeps its instance until its files are saved.
                 if session is not None and session.instance_id == instance.id:
                     return
         await self._driver.destroy(handle)
@@ -92,13 +91,12 @@ class Recovery:
             await self._driver.workspaces.discard(workspace)
 
     async def _adopted(self, template: Template, instance: Instance) -> bool:
-        # One at a time, lest all of them find the pool empty.
+        # One at a time; otherwise all of them would find the pool empty.
         async with self._adopting:
             return (
                 template.number == instance.template_version
                 and template.created_at <= instance.created_at
-                # What demand there was is not known any more: the refill lets go of what is too
-                # many, slowly.
+                # The demand before the restart is unknown; the refill slowly removes the surplus.
                 and self._pool.size(template) < pool_size.limits(template, self._max_size)[1]
                 and await self._pool.adopt(template, instance)
             )
@@ -118,7 +116,7 @@ class Recovery:
                 await self._store.instances.remove(instance.id)
 
     async def _discard_workspaces(self) -> None:
-        """Those whose instance was removed, and then whoever was to remove them was killed."""
+        """Remove workspaces that a killed replica left after it had removed their instance."""
         kept = self._kept | {instance.workspace for instance in await self._store.instances.all()}
         for workspace in await self._driver.workspaces.names():
             if workspace not in kept:

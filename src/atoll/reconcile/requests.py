@@ -1,4 +1,4 @@
-"""The sweep of keyed requests: answers that were kept long enough go, with what is kept of them."""
+"""Deletes expired answers to requests with an `Idempotency-Key`, and their blobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PAUSE = 60.0
-"""Seconds between two looks."""
+SWEEP_INTERVAL = 60.0
+"""Seconds between two sweeps."""
 BATCH = 100
 """Requests removed in one transaction."""
 
@@ -28,10 +28,10 @@ class RequestSweep:
         self._clock = clock
 
     async def run(self) -> None:
-        await sweep("request_sweep.failed", PAUSE, self.once)
+        await sweep("request_sweep.failed", SWEEP_INTERVAL, self.once)
 
     async def once(self) -> None:
-        """Remove all that have expired. Any replica may do it, several at once too."""
+        """Delete all that have expired. Several replicas may do so at the same time."""
         while True:
             removed = await self._store.requests.expire(self._clock.now(), limit=BATCH)
             for request in removed:
@@ -44,5 +44,5 @@ class RequestSweep:
         try:
             await self._blobs.remove(key)
         except Exception as error:
-            # Its row is gone, so nobody will ask for it again; the others must not stay as well.
+            # Its row is deleted, so this is not retried; the other blobs must still be removed.
             log.warning("request_sweep.blob_left", key=key, exc_info=error)

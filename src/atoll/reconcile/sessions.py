@@ -1,9 +1,9 @@
 """
-Sessions of this node are brought to what is wanted of them, and their timers are kept.
+Brings the sessions of this node to their wanted state, and fires their timers.
 
-What is told (a session was given to this node, or came to want something) is a hint; the sweeps are
-the truth. The store is asked only for what is due, so sessions at rest cost nothing. A session is
-seen to by one worker at a time, of whichever replica: who does not get its lease leaves it.
+Notifications (a session was assigned to this node, or its wanted state changed) are hints; the
+sweeps are the truth. A sweep reads only sessions that are due, so stopped sessions cost nothing.
+One worker of all replicas handles a session at a time; one that does not get the lease skips it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 WORKERS = 8
-AGAIN = 1.0
-"""Seconds after which a session that another replica was seeing to is looked at again."""
+RETRY_DELAY = 1.0
+"""Seconds after which a session that another replica was handling is checked again."""
 
 
 class SessionReconciler(SessionObserver):
@@ -71,7 +71,7 @@ class SessionReconciler(SessionObserver):
     async def settle(self, session_id: str) -> float | None:
         session = await self._transitions.settle(session_id, wait=False)
         if session is None:
-            return AGAIN
+            return RETRY_DELAY
         self._timers.schedule(session)
         return None
 
@@ -79,7 +79,7 @@ class SessionReconciler(SessionObserver):
         self.queue.add(session_id, after=seconds)
 
     async def once(self) -> None:
-        """Put those in the queue that are not what is wanted."""
+        """Queue the sessions that are not in their wanted state."""
         for session in await self._store.sessions.unsettled(
             self._clock.now(), node_id=self._node_id, limit=self._settings.sweep_batch
         ):
@@ -87,8 +87,8 @@ class SessionReconciler(SessionObserver):
 
     async def timers(self) -> None:
         """
-        Want what is due by itself, some at a time, until nothing is. What that takes, an archive
-        may take hours, is for the queue.
+        Record what timers demand (stop, archive, delete), a batch at a time. The queue does the
+        work, because an archive may take hours.
         """
         limit = self._settings.timer_batch
         while True:

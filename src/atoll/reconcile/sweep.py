@@ -1,4 +1,4 @@
-"""The loops of sweeps: something is done once in a while, and whatever happens, again."""
+"""Loops that repeat a function for ever and survive its failures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AGAIN_SECONDS = 1.0
-"""Longest pause after a turn that failed, where one is told what there is to do."""
+RETRY_DELAY = 1.0
+"""Longest pause in seconds after a failure of a loop that waits for notifications."""
 
 
 async def sweep(
     event: str, pause: float, once: Callable[[], Awaitable[None]], *, at_once: bool = False
 ) -> NoReturn:
     """
-    `event` is what is logged when a turn fails; `pause` is seconds between two, and before the
-    first unless that is `at_once`.
+    Call `once` every `pause` seconds, for the first time after a pause unless `at_once`. `event` is
+    logged when a call fails.
     """
     while True:
         if not at_once:
@@ -49,23 +49,23 @@ async def sweep_on_notify(
     pause: float,
     once: Callable[[], Awaitable[None]],
 ) -> NoReturn:
-    """The same at once, whenever the topic is told, and after so many seconds without that."""
+    """The same at once, after each notification, and after `pause` seconds without one."""
     while True:
         try:
-            async with coordination.listen(topic) as heard:
+            async with coordination.listen(topic) as subscription:
                 while True:
                     await once()
-                    await heard.wait(pause)
+                    await subscription.wait(pause)
         except TemporaryError as error:
             log.warning(event, code=error.code, error=error.message)
         except Exception as error:
             log.error(event, exc_info=error)
         raise_if_cancelled()
-        await asyncio.sleep(min(pause, AGAIN_SECONDS))
+        await asyncio.sleep(min(pause, RETRY_DELAY))
 
 
 async def exclusively(leases: Leases, key: str, once: Callable[[], Awaitable[None]]) -> None:
-    """Do it unless another replica is at it."""
+    """Call `once` unless another replica holds the lease."""
     lease = await leases.try_lease(key)
     if lease is not None:
         async with lease:

@@ -1,4 +1,4 @@
-"""Templates that another replica changed are read anew."""
+"""Invalidates cached templates that another replica changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AGAIN_SECONDS = 1.0
-LOOK_SECONDS = 60.0
+RETRY_DELAY = 1.0
+LISTEN_TIMEOUT = 60.0
 
 
 class TemplateNotifications:
@@ -28,11 +28,11 @@ class TemplateNotifications:
     async def run(self) -> None:
         while True:
             try:
-                async with self._coordination.listen(CHANGED) as heard:
-                    # What was told before anybody listened here.
+                async with self._coordination.listen(CHANGED) as subscription:
+                    # Changes before this subscription were missed.
                     self._templates.invalidate()
                     while True:
-                        if await heard.wait(LOOK_SECONDS):
+                        if await subscription.wait(LISTEN_TIMEOUT):
                             self._templates.invalidate()
             except Exception as error:
                 known = isinstance(error, TemporaryError)
@@ -40,4 +40,4 @@ class TemplateNotifications:
                     "templates.not_heard", error=str(error), exc_info=None if known else error
                 )
                 self._templates.invalidate()
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_DELAY)

@@ -1,10 +1,10 @@
 """
-Deliveries to webhooks: each has a worker of its own, on one replica at a time, by a lease.
+Delivers events to webhooks: each webhook has its own worker, on one replica at a time (lease).
 
-So one that is slow or away holds up no other. Events go in order, each until it is taken or given
-up after `event.webhook_retries`; then the next. How far it is, is stored after each page, each
-second and each failure: whoever goes on after a crash sends at most what was sent in the last
-second again, under the same `webhook-id`.
+So a slow or unreachable webhook delays no other. Events are delivered in order; each is retried
+until it is accepted or `event.webhook_retries` are used up. The position is stored after each page,
+each second and each failure: after a crash the successor repeats at most the deliveries of the last
+second, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AGAIN_SECONDS = 1.0
-LONGEST_PAUSE = timedelta(minutes=5)
-SAVE_SECONDS = 1.0
-IDLE_SAVE_SECONDS = 60.0
-"""How often it is stored how far one is that is told of nothing."""
+RETRY_DELAY = 1.0
+MAX_PAUSE = timedelta(minutes=5)
+SAVE_INTERVAL = 1.0
+IDLE_SAVE_INTERVAL = 60.0
+"""Seconds between two saves of the position of a webhook that gets no events."""
 
 
 def pause_after(failures: int) -> timedelta:
-    """Before the next try, after so many that failed."""
-    return min(timedelta(seconds=2.0 ** min(failures - 1, 16)), LONGEST_PAUSE)
+    """Pause before the next retry."""
+    return min(timedelta(seconds=2.0 ** min(failures - 1, 16)), MAX_PAUSE)
 
 
 class WebhookReconciler:
-    """Sees to it that each webhook has a worker, here or on another replica."""
+    """Keeps one worker per webhook, on this or another replica."""
 
     def __init__(
         self, replica: Replica, feed: Feed, sender: WebhookSender, settings: EventSettings
@@ -65,18 +65,18 @@ class WebhookReconciler:
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
-                    async with self._coordination.listen(CHANGED) as heard:
+                    async with self._coordination.listen(CHANGED) as subscription:
                         while True:
-                            await self._look(group)
-                            await heard.wait(POLL_SECONDS)
+                            await self._start_workers(group)
+                            await subscription.wait(POLL_SECONDS)
                 except Exception as error:
                     log.warning("webhooks.not_seen", error=str(error), exc_info=_unknown(error))
-                    await asyncio.sleep(AGAIN_SECONDS)
+                    await asyncio.sleep(RETRY_DELAY)
 
-    async def _look(self, group: asyncio.TaskGroup) -> None:
+    async def _start_workers(self, group: asyncio.TaskGroup) -> None:
         webhooks = await self._store.webhooks.all()
         for worker in self._workers.values():
-            worker.look.set()
+            worker.changed.set()
         for webhook in webhooks:
             if webhook.enabled and webhook.id not in self._workers:
                 worker = Worker(
@@ -91,7 +91,7 @@ class WebhookReconciler:
             if lease is not None:
                 async with lease:
                     await worker.run()
-        except Exception as error:  # The next look starts another.
+        except Exception as error:  # The next round starts another.
             log.warning(
                 "webhook.interrupted",
                 webhook_id=worker.webhook_id,
@@ -113,54 +113,54 @@ class Worker:
         settings: EventSettings,
     ) -> None:
         self.webhook_id = webhook_id
-        self.look = asyncio.Event()
-        """Set when the webhook may have been changed or removed."""
+        self.changed = asyncio.Event()
+        """Set when the webhook may have been changed or deleted."""
         self._store = store
         self._feed = feed
         self._sender = sender
         self._clock = clock
         self._retries = settings.webhook_retries
-        self._place = 0
-        """How far it is; what is stored may be behind."""
+        self._position = 0
+        """Number of the last handled event; the stored one may be older."""
         self._saved_at = clock.monotonic()
 
     async def run(self) -> None:
-        """Until it is removed or switched off."""
+        """Deliver until the webhook is deleted or disabled."""
         client = await self._sender.client()
         try:
             while True:
-                self.look.clear()
+                self.changed.clear()
                 webhook = await self._store.webhooks.get(self.webhook_id)
                 if webhook is None or not webhook.enabled:
                     return
-                self._place = max(self._place, webhook.delivered)
+                self._position = max(self._position, webhook.delivered)
                 retry_at = webhook.deliveries.retry_at
                 if retry_at is not None and retry_at > self._clock.now():
                     left = (retry_at - self._clock.now()).total_seconds()
-                    await wait_for(self.look, left)
+                    await wait_for(self.changed, left)
                 else:
-                    await self._go_on(webhook, client)
+                    await self._deliver_next(webhook, client)
         finally:
             await client.close()
 
-    async def _go_on(self, webhook: Webhook, client: WebhookClient) -> None:
+    async def _deliver_next(self, webhook: Webhook, client: WebhookClient) -> None:
         news = self._feed.changed
-        stretch = await self._store.events.after(self._place, types=webhook.types)
-        if stretch.first > self._place + 1:
+        stretch = await self._store.events.after(self._position, types=webhook.types)
+        if stretch.first > self._position + 1:
             await self._missed(stretch)
         elif stretch.events:
             await self._send(webhook, stretch, client)
         else:
-            nothing_more = stretch.through == self._place
-            self._place = stretch.through
-            if self._place > webhook.delivered and self._due(IDLE_SAVE_SECONDS):
+            nothing_more = stretch.through == self._position
+            self._position = stretch.through
+            if self._position > webhook.delivered and self._due(IDLE_SAVE_INTERVAL):
                 await self._save()
             if nothing_more:
                 await self._wait(news)
 
     async def _wait(self, news: asyncio.Event) -> None:
-        """For an event or a change of the webhook."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (news, self.look)]
+        """Wait for an event or a change of the webhook."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (news, self.changed)]
         try:
             await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -172,18 +172,18 @@ class Worker:
         result: DeliveryResult | None = None
         for event in stretch.events:
             assert event.number is not None
-            if self.look.is_set():
+            if self.changed.is_set():
                 break
             result = await client.send(webhook, event, f"{webhook.id}_{event.number}")
             if result.error is not None:
                 await self._failed(webhook, event, failures + 1, result)
                 return
-            self._place = event.number
-            if failures or self._due(SAVE_SECONDS):
+            self._position = event.number
+            if failures or self._due(SAVE_INTERVAL):
                 await self._delivered(result)
                 failures = 0
         else:
-            self._place = stretch.through
+            self._position = stretch.through
         if result is not None:
             await self._delivered(result)
 
@@ -207,7 +207,7 @@ class Worker:
         now = self._clock.now()
         given_up = failures > self._retries
         if given_up:
-            self._place = event.number
+            self._position = event.number
         log.info(
             "webhook.gave_up" if given_up else "webhook.failed",
             webhook_id=webhook.id,
@@ -216,8 +216,8 @@ class Worker:
             error=result.error,
         )
 
-        def noted(found: Webhook) -> Deliveries:
-            # One that was given another address meanwhile is tried there at once.
+        def updated(found: Webhook) -> Deliveries:
+            # A webhook with a new address is tried there at once.
             waits = not given_up and (found.url, found.secret) == (webhook.url, webhook.secret)
             return dataclasses.replace(
                 found.deliveries,
@@ -229,12 +229,12 @@ class Worker:
                 last_at=now,
             )
 
-        await self._save(noted)
+        await self._save(updated)
 
     async def _missed(self, stretch: FeedPage) -> None:
-        """Events are gone that it was not told of."""
-        count = stretch.first - 1 - self._place
-        self._place = stretch.first - 1
+        """Record events that expired before they were delivered."""
+        count = stretch.first - 1 - self._position
+        self._position = stretch.first - 1
         log.warning("webhook.missed", webhook_id=self.webhook_id, events=count)
         await self._save(
             lambda found: dataclasses.replace(
@@ -249,14 +249,14 @@ class Worker:
         return self._clock.monotonic() - self._saved_at >= seconds
 
     async def _save(
-        self, noted: Callable[[Webhook], Deliveries] = lambda found: found.deliveries
+        self, updated: Callable[[Webhook], Deliveries] = lambda found: found.deliveries
     ) -> None:
-        """How far it is; whatever else is changed of it meanwhile stays."""
+        """Store the position; concurrent changes of the webhook are kept."""
         while (found := await self._store.webhooks.get(self.webhook_id)) is not None:
             following = dataclasses.replace(
                 found,
-                delivered=max(found.delivered, self._place),
-                deliveries=noted(found),
+                delivered=max(found.delivered, self._position),
+                deliveries=updated(found),
             )
             try:
                 await self._store.webhooks.save(following)
@@ -267,5 +267,5 @@ class Worker:
 
 
 def _unknown(error: Exception) -> Exception | None:
-    """The error, if more is to be told of it than its words."""
+    """The error, if its traceback should be logged."""
     return None if isinstance(error, TemporaryError) else error

@@ -466,20 +466,20 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
         report = NodeReport(
             found.parts.replica, found.nodes, found.moved, found.parts.settings.node, dict
         )
-        await report.once(told=False)
+        await report.once(notified=False)
         instance = make_instance(workspace="gone")
         await found.store.instances.add(instance)
         found.machine.there[instance.id] = instance
         session = await found.add(NODE, instance_id=instance.id, workspace="gone")
         await found.moves.move(session, Cause.NODE_LOST)
         found.clock.time += timedelta(seconds=10)
-        await report.once(told=False)
+        await report.once(notified=False)
         assert found.machine.there, "nobody has said anything yet"
         await found.store.nodes.record_probe(
             await found.node(NODE), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
         )
         found.clock.time += timedelta(seconds=10)
-        await report.once(told=False)
+        await report.once(notified=False)
         assert not found.machine.there
 
 
@@ -497,7 +497,7 @@ async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Pat
         async def told_at() -> bool:
             before = (await found.node(NODE)).seen_at
             found.clock.time += timedelta(seconds=1)
-            await report.once(told=False)
+            await report.once(notified=False)
             return (await found.node(NODE)).seen_at != before
 
         assert await told_at()

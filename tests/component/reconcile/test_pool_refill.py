@@ -21,7 +21,7 @@ from atoll.model.instance import Handle
 from atoll.model.node import NodeMetrics
 from atoll.model.pool_size import Limit
 from atoll.reconcile import pool
-from atoll.reconcile.pool import FULL_SECONDS, ROOM_SECONDS, PoolRefill
+from atoll.reconcile.pool import FULL_INTERVAL, MEMORY_CACHE, PoolRefill
 from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
@@ -302,11 +302,11 @@ async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) ->
     async with ground(tmp_path) as found:
         found.node.usage = 0.97
         template = await found.add(pool_size=2)
-        assert await found.settle() == FULL_SECONDS
+        assert await found.settle() == FULL_INTERVAL
         assert found.pool.size(template) == 0
         assert found.plan(template).limited_by is Limit.MEMORY_FREE
         found.node.usage = 0.5
-        found.pass_time(FULL_SECONDS + ROOM_SECONDS)
+        found.pass_time(FULL_INTERVAL + MEMORY_CACHE)
         await found.settle()
         assert found.pool.size(template) == 2
         assert found.plan(template).limited_by is None
