@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.app import leftovers
-from atoll.reconcile.builds import BuildReconciler, LayerSweep
+from atoll.reconcile.builds import BuildReconciler
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.drains import DrainReconciler
 from atoll.reconcile.events import EventNotifications, EventNumbering, EventSweep
 from atoll.reconcile.executions import ExecutionAdoption
+from atoll.reconcile.layers import LayerSweep
 from atoll.reconcile.links import SessionLinks
 from atoll.reconcile.moved_sessions import MovedSessions
-from atoll.reconcile.nodes import NodeMonitor, NodeReport
+from atoll.reconcile.node_report import NodeReport
+from atoll.reconcile.nodes import NodeMonitor
 from atoll.reconcile.orphaned_blobs import OrphanedBlobSweep
 from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 from atoll.reconcile.packages import PackageSweep

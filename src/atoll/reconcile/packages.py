@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.reconcile.builds import versions_needed
+from atoll.reconcile.layers import versions_needed
 from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.packages.service import RESOLUTION_TTL
 

@@ -22,7 +22,8 @@ from atoll.model.session import Cause, SessionStatus
 from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.drains import DrainReconciler
 from atoll.reconcile.moved_sessions import MovedSessions
-from atoll.reconcile.nodes import NodeMonitor, NodeReport
+from atoll.reconcile.node_report import NodeReport
+from atoll.reconcile.nodes import NodeMonitor
 from atoll.service.nodes.local_node import LocalNode
 from atoll.service.nodes.migration import WAITS_FOR_NODE, Migrations
 from atoll.service.nodes.probe import MAX_CLOCK_SKEW, NodeProbe

@@ -16,7 +16,8 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.drivers.local.driver import LocalDriver
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.template import Build, Layer, Template, TemplateStatus
-from atoll.reconcile.builds import ORPHAN_AGE, BuildReconciler, LayerSweep
+from atoll.reconcile.builds import BuildReconciler
+from atoll.reconcile.layers import ORPHAN_AGE, LayerSweep
 from atoll.service.background import BackgroundTasks
 from atoll.service.packages.service import Packages
 from atoll.service.replica import Replica
