@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.component.sdk.test_sdk_trees import seen
+from tests.component.sdk.test_sdk_tar import seen
 
 if TYPE_CHECKING:
     from tests.harness import Server
@@ -96,7 +96,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_file_goes_through_pipes_and_nothing_else_does(atoll: Atoll, session: str) -> None:
+def test_only_a_file_is_copied_through_pipes(atoll: Atoll, session: str) -> None:
     data = os.urandom(2_000_000)
     code, out, err = atoll("cp", "-", f"{session}:x", input=data)
     assert (code, out, err) == (0, b"", "atoll: 1 file(s) copied, 1.9 MiB.\n")
@@ -115,7 +115,7 @@ def test_a_file_goes_through_pipes_and_nothing_else_does(atoll: Atoll, session: 
 
 
 @pytest.mark.slow
-def test_a_terminal_sees_how_far_it_is(atoll: Atoll, session: str, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress(atoll: Atoll, session: str, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "big[red]").write_bytes(os.urandom(5 * 1024 * 1024))
     code, shown = atoll.on_terminal("cp", tmp_path / "d" / "big[red]", f"{session}:")
@@ -133,7 +133,7 @@ def test_a_terminal_sees_how_far_it_is(atoll: Atoll, session: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_watching_tells_a_line_each(atoll: Atoll, session: str) -> None:
+def test_watch_prints_a_line_per_event(atoll: Atoll, session: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "atoll.cli", "session", "watch", f"{session}:"],
         stdout=subprocess.PIPE, env=atoll.env, text=True,

@@ -44,7 +44,7 @@ def session(atoll: Atoll) -> Iterator[str]:
     atoll("rm", session)
 
 
-def test_a_session_rests_and_comes_back(atoll: Atoll, session: str) -> None:
+def test_a_session_is_stopped_and_started(atoll: Atoll, session: str) -> None:
     assert atoll("exec", session, "--", "sh", "-c", "echo hello > notes.txt")[0] == 0
     assert atoll("stop", session) == (0, f"{session} stopped\n", "")
     listed = [line.split() for line in atoll("list", "--status", "stopped")[1].splitlines()]
@@ -67,7 +67,7 @@ def test_a_session_rests_and_comes_back(atoll: Atoll, session: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_is_changed_and_cloned(atoll: Atoll, session: str) -> None:
+def test_a_session_is_updated_and_cloned(atoll: Atoll, session: str) -> None:
     assert atoll("update", session, "--env", "A=1", "--no-label", "project", "--no-auto-start") == (
         0, f"{session}\n", "",
     )  # fmt: skip

@@ -31,7 +31,7 @@ def start(*words: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_ends_the_code_and_says_so(bubblewrap: str, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_code_with_a_note(bubblewrap: str, tmp_path: Path) -> None:
     code = "import time\nprint('on', flush=True)\ntime.sleep(60)"
     with start("run", "--code", code, ATOLL_DATA_DIR=str(tmp_path)) as process:
         assert process.stdout is not None
@@ -43,7 +43,7 @@ def test_ctrl_c_ends_the_code_and_says_so(bubblewrap: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_where_nobody_can_answer_the_code_is_refused(bubblewrap: str, tmp_path: Path) -> None:
+def test_without_a_terminal_a_question_is_refused(bubblewrap: str, tmp_path: Path) -> None:
     with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, 'atoll: approval requested: Go on? {"n": 1}\n')

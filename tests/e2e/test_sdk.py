@@ -37,7 +37,7 @@ def atoll(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> It
 # Events
 
 
-def test_a_stream_tells_what_happens_as_it_happens(atoll: Atoll) -> None:
+def test_a_stream_yields_events_live(atoll: Atoll) -> None:
     code = "print('first', flush=True)\n" + until("go") + "print('second')\n"
     kinds: list[str] = []
     said = ""
@@ -51,7 +51,7 @@ def test_a_stream_tells_what_happens_as_it_happens(atoll: Atoll) -> None:
     assert (kinds[0], kinds[-1]) == ("started", "result")
 
 
-def test_a_stream_that_is_left_ends_the_code(atoll: Atoll) -> None:
+def test_leaving_a_stream_ends_the_code(atoll: Atoll) -> None:
     with atoll.session() as session:
         for event in session.stream("print('on', flush=True)\n" + until("never")):
             if event.kind == "stdout":
@@ -60,7 +60,7 @@ def test_a_stream_that_is_left_ends_the_code(atoll: Atoll) -> None:
         assert (info.status, info.cause) == ("cancelled", "user")
 
 
-def test_events_are_the_same_afterwards_and_from_any_point_on(atoll: Atoll) -> None:
+def test_stored_events_equal_live_ones_from_any_position(atoll: Atoll) -> None:
     with atoll.session() as session:
         live = [event for event in session.stream(COUNT) if event.sequence]
         execution = session.execution(live[0].execution_id)
@@ -74,7 +74,7 @@ def test_events_are_the_same_afterwards_and_from_any_point_on(atoll: Atoll) -> N
         assert list(execution.events(after=live[-1].sequence)) == []
 
 
-async def test_a_stream_goes_on_when_the_server_is_killed_and_started_again(
+async def test_a_stream_survives_a_killed_and_restarted_server(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     code = (
@@ -103,7 +103,7 @@ async def test_a_stream_goes_on_when_the_server_is_killed_and_started_again(
             await session.delete()
 
 
-async def test_calls_wait_for_a_server_that_is_away(bubblewrap: str, tmp_path: Path) -> None:
+async def test_calls_wait_for_an_unavailable_server(bubblewrap: str, tmp_path: Path) -> None:
     """Each is made while the server is down, and succeeds when it is back."""
     server = Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0")
     with server:
@@ -148,7 +148,7 @@ async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
 
 
 @pytest.mark.parametrize("first", ["run", "submit", "stream", "callback"])
-def test_a_key_is_for_one_run_however_it_is_waited_for(atoll: Atoll, first: str) -> None:
+def test_a_key_stands_for_one_run_however_it_is_awaited(atoll: Atoll, first: str) -> None:
     code = "open('runs', 'a').write('x'); print(open('runs').read())"
     with atoll.session() as session:
         key = f"key-{session.id}"
@@ -177,7 +177,7 @@ def test_an_execution_id_stands_for_one_piece_of_work(atoll: Atoll, other: dict[
         assert raised.value.code == "execution_id_in_use"
 
 
-def test_what_waits_in_line_is_told_so(atoll: Atoll) -> None:
+def test_a_queued_execution_reports_its_position(atoll: Atoll) -> None:
     with atoll.session() as session:
         first = session.submit(until("go"))
         waiting = session.submit("print(1)").events()
@@ -188,7 +188,7 @@ def test_what_waits_in_line_is_told_so(atoll: Atoll) -> None:
         assert first.wait().ok
 
 
-def test_a_session_runs_as_many_at_once_as_it_has_capacity(atoll: Atoll) -> None:
+def test_a_session_runs_as_many_executions_as_its_capacity(atoll: Atoll) -> None:
     with atoll.session(capacity=2) as session:
         assert session.info.capacity == 2
         held = session.submit(until("go"))
@@ -200,13 +200,13 @@ def test_a_session_runs_as_many_at_once_as_it_has_capacity(atoll: Atoll) -> None
 
 
 @pytest.mark.slow
-def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: Atoll) -> None:
+def test_wait_and_timeout_are_independent(atoll: Atoll) -> None:
     with atoll.session() as session:
         assert session.run(until("never"), timeout=0.5).status == "timeout"
         with pytest.raises(TimeoutError, match="was cancelled"):
             session.run(until("never"), wait=0.5)
         execution = session.submit(until("go"))
-        with pytest.raises(TimeoutError, match="goes on"):
+        with pytest.raises(TimeoutError, match="still running"):
             execution.wait(0.1)
         # The line is not the code's time.
         behind = session.submit("print(1)", timeout=4)
@@ -217,7 +217,7 @@ def test_the_wait_of_the_caller_and_the_time_of_the_code_are_two_things(atoll: A
 
 
 @pytest.mark.slow
-def test_a_run_outlasts_what_one_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_run_may_last_longer_than_one_request(bubblewrap: str, tmp_path: Path) -> None:
     limits = {"max_wait": 0.2}
     with (
         Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=30) as atoll,
@@ -231,7 +231,7 @@ def test_a_run_outlasts_what_one_request_may_wait(bubblewrap: str, tmp_path: Pat
 # While it runs
 
 
-def test_stdin_is_written_while_it_runs(atoll: Atoll) -> None:
+def test_stdin_is_written_to_running_code(atoll: Atoll) -> None:
     with atoll.session() as session:
         execution = session.submit(
             "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)",
@@ -292,9 +292,7 @@ def test_a_callback_answers_what_the_code_asks(
     assert [(one.question, one.data) for one in asked] == [("Delete them?", {"files": 3})]
 
 
-async def test_an_answer_reaches_the_code_through_a_restart_of_the_server(
-    bubblewrap: str, tmp_path: Path
-) -> None:
+async def test_an_answer_survives_a_restart_of_the_server(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0") as server:
 
         async def answer(approval: Approval) -> bool:
@@ -348,7 +346,7 @@ def test_bytes_go_to_a_function_of_the_code(atoll: Atoll) -> None:
         assert invocation.result().check().return_value == 2
 
 
-def test_a_failed_invocation_is_tried_again_by_a_new_execution(atoll: Atoll) -> None:
+def test_a_new_execution_id_retries_a_failed_invocation(atoll: Atoll) -> None:
     code = "import os; assert os.path.exists('mended')"
     with atoll.session() as session:
         mine = f"job-{session.id}"
@@ -362,7 +360,7 @@ def test_a_failed_invocation_is_tried_again_by_a_new_execution(atoll: Atoll) -> 
         assert [one.status for one in again.executions()] == ["completed", "failed"]
 
 
-def test_a_whole_invocation_is_cancelled(atoll: Atoll) -> None:
+def test_an_invocation_is_cancelled_with_its_execution(atoll: Atoll) -> None:
     with atoll.session() as session:
         invocation = session.invoke(code=until("never"), mode="async")
         assert invocation.cancel("enough").status == "cancelled"

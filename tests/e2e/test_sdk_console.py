@@ -51,7 +51,7 @@ async def until(console: AsyncConsole, text: bytes) -> bytes:
     raise AssertionError(f"it did not come: {output!r}")
 
 
-async def test_a_terminal_is_talked_with(own: AsyncSession) -> None:
+async def test_a_console_has_a_terminal(own: AsyncSession) -> None:
     execution = await own.interactive(BASH, rows=20, cols=70)
     async with execution.console() as console:
         await console.send("stty size\n")
@@ -69,7 +69,7 @@ async def test_a_terminal_is_talked_with(own: AsyncSession) -> None:
     assert (await execution.result()).exit_code == 3
 
 
-async def test_who_asks_for_no_terminal_gets_pipes(own: AsyncSession) -> None:
+async def test_a_console_without_a_terminal_has_pipes(own: AsyncSession) -> None:
     execution = await own.interactive(["sh", "-c", "cat; echo over >&2"])
     async with execution.console() as console:
         large = b"0123456789abcde\n" * 50_000
@@ -84,7 +84,7 @@ async def test_who_asks_for_no_terminal_gets_pipes(own: AsyncSession) -> None:
     assert heard == {"stdout": large, "stderr": b"over\n"}
 
 
-async def test_a_shell_is_what_is_started_if_nothing_is_named(own: AsyncSession) -> None:
+async def test_a_shell_is_the_default_command(own: AsyncSession) -> None:
     execution = await own.interactive(rows=24, cols=80, env={"PS1": "$ "})
     async with execution.console() as console:
         await console.send("echo $((6*7)); exit\n")
@@ -92,7 +92,7 @@ async def test_a_shell_is_what_is_started_if_nothing_is_named(own: AsyncSession)
         assert (await console.wait()).exit_code == 0
 
 
-async def test_others_watch_and_take_over(own: AsyncSession) -> None:
+async def test_other_consoles_watch_and_take_over(own: AsyncSession) -> None:
     execution = await own.interactive(BASH, rows=24, cols=80)
     async with execution.console() as first:
         await first.send("echo fi''rst\n")
@@ -125,7 +125,7 @@ async def test_an_execution_is_ended_from_its_console(own: AsyncSession) -> None
         await console.resize(1, 1)
 
 
-async def test_who_never_listens_holds_up_nothing(own: AsyncSession) -> None:
+async def test_an_unread_console_blocks_nothing(own: AsyncSession) -> None:
     command = ["sh", "-c", "read x; yes 0123456789abcdef | head -c 20000000"]
     execution = await own.interactive(command, rows=24, cols=80)
     async with execution.console() as console:
@@ -135,7 +135,7 @@ async def test_who_never_listens_holds_up_nothing(own: AsyncSession) -> None:
         assert (await console.wait()).exit_code == 0
 
 
-async def test_who_still_listens_when_a_console_is_left_is_let_go(own: AsyncSession) -> None:
+async def test_closing_a_console_ends_its_readers(own: AsyncSession) -> None:
     execution = await own.interactive(BASH, rows=24, cols=80)
     async with execution.console() as console:
         await console.send("x")
@@ -153,7 +153,7 @@ async def test_a_command_is_a_list(own: AsyncSession) -> None:
         await own.interactive("ls -l")
 
 
-async def test_a_server_that_ends_ends_its_consoles_here(bubblewrap: str, tmp_path: Path) -> None:
+async def test_a_stopped_server_ends_its_consoles(bubblewrap: str, tmp_path: Path) -> None:
     async with AsyncAtoll(data_dir=tmp_path, pool={"size": 0}) as atoll:
         session = await atoll.sessions.create()
         execution = await session.interactive(BASH, rows=24, cols=80)
@@ -166,7 +166,7 @@ async def test_a_server_that_ends_ends_its_consoles_here(bubblewrap: str, tmp_pa
         await opened.__aexit__(None, None, None)
 
 
-def test_ordinary_code_has_consoles_too(server: Server) -> None:
+def test_consoles_work_in_synchronous_code(server: Server) -> None:
     with Atoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
         execution = session.interactive(BASH, rows=24, cols=80)
         heard: list[ConsoleEvent] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import AsyncAtoll, Atoll, Conflict, InvalidRequest, RequestError
-from tests.component.sdk.test_sdk_trees import seen
+from tests.component.sdk.test_sdk_tar import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def session(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> 
         yield session
 
 
-def test_files_are_looked_at_changed_and_found(session: Session) -> None:
+def test_files_are_listed_changed_and_searched(session: Session) -> None:
     files = session.files
     entry = files.write("src/a.py", "import os  # TODO\n", mode=0o755)
     assert (entry.mode, entry.etag is not None) == ("0755", True)
@@ -69,7 +69,7 @@ def test_files_are_looked_at_changed_and_found(session: Session) -> None:
     files.remove("src", recursive=True)
 
 
-def test_names_that_are_no_text_lead_to_their_files(session: Session, tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_work(session: Session, tmp_path: Path) -> None:
     files = session.files
     assert files.write(BAD, "1").path == BAD
     files.mkdir("\udcff")
@@ -86,7 +86,7 @@ def test_names_that_are_no_text_lead_to_their_files(session: Session, tmp_path: 
     assert [found.path for found in files.list()] == [f"made{BAD}"]
 
 
-def test_a_tree_goes_there_and_back(session: Session, tmp_path: Path) -> None:
+def test_a_tree_is_uploaded_and_downloaded_again(session: Session, tmp_path: Path) -> None:
     source = tmp_path / "in"
     (source / "d" / "e").mkdir(parents=True)
     for number in range(300):
@@ -127,7 +127,7 @@ open("d/x", "w").write("x")
         session.files.download_tree("d/..", tmp_path / "other")
 
 
-def test_an_upload_that_fails_leaves_what_was_there(session: Session) -> None:
+def test_a_failed_upload_keeps_the_old_files(session: Session) -> None:
     session.files.write("x", "old")
 
     def failing() -> Iterator[bytes]:
@@ -140,7 +140,7 @@ def test_an_upload_that_fails_leaves_what_was_there(session: Session) -> None:
     assert [entry.name for entry in session.files.list()] == ["x"]
 
 
-def test_what_happens_to_files_is_told(session: Session) -> None:
+def test_file_changes_are_watched(session: Session) -> None:
     told: list[tuple[str, str]] = []
     for event in session.files.watch():
         told.append((event.kind, event.path))
@@ -169,7 +169,7 @@ def test_artifacts_are_listed_and_downloaded(session: Session, tmp_path: Path) -
     assert session.files.download(of_session[0], tmp_path).name == "b.log"
 
 
-def test_a_checkpoint_is_made_and_remembered(session: Session) -> None:
+def test_a_checkpoint_is_created_and_found_again(session: Session) -> None:
     session.files.write("a", "12345")
     made = session.checkpoint()
     assert (made.session_id, made.files, made.size) == (session.id, 1, 5)
@@ -188,7 +188,7 @@ def test_a_link_needs_no_key(server: Server) -> None:
             assert session.files.read("y") == b"put"
 
 
-async def test_the_same_in_async_code(server: Server, tmp_path: Path) -> None:
+async def test_files_work_in_async_code(server: Server, tmp_path: Path) -> None:
     async with AsyncAtoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
         files, told = session.files, []
 
@@ -227,7 +227,7 @@ def test_two_threads_share_one_client(server: Server, tmp_path: Path) -> None:
         assert [(tmp_path / f"f{number}").read_bytes() for number in range(4)] == data
 
 
-def test_an_upload_over_a_directory_is_refused_whole(session: Session, tmp_path: Path) -> None:
+def test_an_upload_over_a_directory_changes_nothing(session: Session, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_text("a")
     (tmp_path / "in" / "b").write_text("b")

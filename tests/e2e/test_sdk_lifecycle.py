@@ -52,7 +52,7 @@ def can_pause(session: Session) -> bool:
         return False
 
 
-def test_a_stopped_session_is_started_by_what_is_run_in_it(session: Session) -> None:
+def test_running_code_starts_a_stopped_session(session: Session) -> None:
     before = session.refresh()
     stopped = session.stop()
     assert (stopped.status, stopped.wanted, stopped.observed) == ("stopped", "stopped", "stopped")
@@ -82,7 +82,7 @@ def test_an_archived_session_comes_back_with_its_files(session: Session) -> None
     assert session.files.read_text("d/link") == "hello"
 
 
-def test_what_runs_when_a_session_is_stopped_is_cancelled(session: Session) -> None:
+def test_stopping_a_session_cancels_its_executions(session: Session) -> None:
     execution = session.submit("open('began', 'w')\n" + until("never"))
     waiting = session.submit("open('second', 'w')")
     eventually(lambda: session.files.exists("began"))
@@ -97,7 +97,7 @@ def test_what_runs_when_a_session_is_stopped_is_cancelled(session: Session) -> N
     assert not session.files.exists("second")
 
 
-def test_a_paused_session_keeps_its_memory_and_wakes_when_needed(session: Session) -> None:
+def test_a_paused_session_keeps_its_memory_and_resumes_on_demand(session: Session) -> None:
     with session.context() as context:
         context.run("x = 41").check()
         if not can_pause(session):
@@ -116,7 +116,7 @@ def test_a_paused_session_keeps_its_memory_and_wakes_when_needed(session: Sessio
             context.run("x")
 
 
-def test_a_session_is_not_paused_while_something_runs_in_it(session: Session) -> None:
+def test_a_busy_session_cannot_be_paused(session: Session) -> None:
     if not can_pause(session):
         pytest.skip("instances of this node cannot be paused")
     execution = session.submit("open('began', 'w')\n" + until("go"))
@@ -130,7 +130,7 @@ def test_a_session_is_not_paused_while_something_runs_in_it(session: Session) ->
     assert execution.wait().ok
 
 
-def test_a_session_that_is_not_to_start_by_itself_does_not(session: Session) -> None:
+def test_auto_start_can_be_disabled(session: Session) -> None:
     session.update(auto_start=False)
     session.stop()
 
@@ -147,7 +147,7 @@ def test_a_session_that_is_not_to_start_by_itself_does_not(session: Session) -> 
     assert read(session) == "hello"
 
 
-def test_a_change_counts_for_what_is_run_next(session: Session) -> None:
+def test_a_change_applies_to_later_executions(session: Session) -> None:
     code = "import os; print(os.environ.get('A'), os.environ.get('B'), end='')"
     session.update(env={"A": "1", "B": "2"}, labels={"a": "b", "c": "d"})
     assert session.run(code).stdout == "1 2"
@@ -165,7 +165,7 @@ def test_a_change_counts_for_what_is_run_next(session: Session) -> None:
     assert after > before
 
 
-def test_a_workspace_gets_another_size_while_it_is_archived(session: Session) -> None:
+def test_a_workspace_is_resized_while_it_is_archived(session: Session) -> None:
     with pytest.raises(Conflict) as refused:
         session.update(disk="64Mi")
     assert refused.value.code == "disk_fixed"
@@ -178,7 +178,7 @@ def test_a_workspace_gets_another_size_while_it_is_archived(session: Session) ->
 
 
 @pytest.mark.parametrize("state", ["running", "stopped", "archived"])
-def test_a_clone_has_the_files_and_goes_its_own_way(session: Session, state: str) -> None:
+def test_a_clone_has_the_files_and_is_independent(session: Session, state: str) -> None:
     session.update(env={"A": "1"}, labels={"of": "mine"})
     if state != "running":
         getattr(session, {"stopped": "stop", "archived": "archive"}[state])()
@@ -206,7 +206,7 @@ def test_a_session_without_files_is_cloned_too(atoll: Atoll, disk: str | None) -
 
 
 @pytest.mark.slow
-def test_timers_bring_a_session_to_rest_and_to_its_end(atoll: Atoll) -> None:
+def test_timers_stop_archive_and_end_a_session(atoll: Atoll) -> None:
     session = atoll.sessions.create(idle_timeout=1, archive_after=1)
     brief = atoll.sessions.create(idle_timeout=1, delete_after=1)
     # Nothing is idle in which something runs.
@@ -221,7 +221,7 @@ def test_timers_bring_a_session_to_rest_and_to_its_end(atoll: Atoll) -> None:
         assert (one.info.status, one.info.cause) == ("terminated", "idle")
 
 
-def test_what_has_ended_becomes_nothing_else(atoll: Atoll) -> None:
+def test_an_ended_session_cannot_change_state(atoll: Atoll) -> None:
     with atoll.session() as session:
         session.stop()
     # Where nothing can be paused, that is the answer to `pause`.

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.commands import app
-from tests.component.sdk.outside import KEY, Outside, ServerThread
+from tests.component.sdk.fake_server import KEY, FakeServer, ServerThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +26,12 @@ class Start(Protocol):
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
-    outside = Outside()
-    with ServerThread(outside):
-        monkeypatch.setenv("ATOLL_URL", outside.url)
+def fake_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    fake_server = FakeServer()
+    with ServerThread(fake_server):
+        monkeypatch.setenv("ATOLL_URL", fake_server.url)
         monkeypatch.setenv("ATOLL_API_KEY", KEY)
-        yield outside
+        yield fake_server
 
 
 @pytest.fixture

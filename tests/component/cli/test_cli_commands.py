@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.version import __version__
-from tests.component.sdk.outside import problem
+from tests.component.sdk.fake_server import problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.component.cli.conftest import Command, Start
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
-def test_a_session_is_made_shown_listed_and_ended(atoll: Command, outside: Outside) -> None:
+def test_a_session_is_created_shown_listed_and_ended(
+    atoll: Command, fake_server: FakeServer
+) -> None:
     made = atoll("session", "create", "--template", "python", "--timeout", "60", "-e", "A=1")
     session_id = made.stdout.strip()
-    assert outside.bodies == [{"template_id": "python", "timeout": 60, "env_vars": {"A": "1"}}]
+    assert fake_server.bodies == [{"template_id": "python", "timeout": 60, "env_vars": {"A": "1"}}]
     assert session_id in atoll("session", "list").stdout
     assert json.loads(atoll("session", "list", "--json").stdout)[0]["id"] == session_id
     assert "cpu=1, memory=512Mi" in atoll("session", "show", session_id).stdout
@@ -34,30 +36,32 @@ def test_a_session_is_made_shown_listed_and_ended(atoll: Command, outside: Outsi
     assert atoll("session", "list", "--status", "running", "--json").stdout == "[]\n"
 
 
-def test_a_long_list_is_cut_at_its_limit(atoll: Command, outside: Outside) -> None:
+def test_a_long_list_is_cut_at_its_limit(atoll: Command, fake_server: FakeServer) -> None:
     for _ in range(5):
         atoll("session", "create")
     assert len(json.loads(atoll("session", "list", "--limit", "3", "--json").stdout)) == 3
 
 
-def test_a_table_is_not_folded_for_a_pipe(start: Start, outside: Outside, atoll: Command) -> None:
+def test_a_piped_table_is_not_wrapped(
+    start: Start, fake_server: FakeServer, atoll: Command
+) -> None:
     atoll("session", "create", "--template", "t" * 63)
     out, _ = start("session", "list").communicate()
     assert b"t" * 63 in out
 
 
-def test_a_command_or_code_is_run_in_a_session(atoll: Command, outside: Outside) -> None:
+def test_a_command_or_code_is_run_in_a_session(atoll: Command, fake_server: FakeServer) -> None:
     session_id = atoll("session", "create").stdout.strip()
     assert atoll("session", "exec", session_id, "--", "ls", "-l").stdout == "ls -l"
     assert atoll("session", "exec", session_id, "--code", "print(1)").stdout == "print(1)"
     failed = json.dumps({"result": {"status": "failed", "exit_code": 7}})
     assert atoll("session", "exec", session_id, "-c", failed).exit_code == 7
     assert atoll("session", "exec", session_id).exit_code == 2
-    assert outside.sessions[session_id]["status"] == "running"
+    assert fake_server.sessions[session_id]["status"] == "running"
 
 
 def test_ctrl_c_cancels_the_execution_and_leaves_the_session(
-    start: Start, atoll: Command, outside: Outside
+    start: Start, atoll: Command, fake_server: FakeServer
 ) -> None:
     session_id = atoll("session", "create").stdout.strip()
     script = json.dumps({"out": [["stdout", "hi"]], "hold": True})
@@ -67,19 +71,21 @@ def test_ctrl_c_cancels_the_execution_and_leaves_the_session(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
-    (execution,) = outside.executions.values()
+    (execution,) = fake_server.executions.values()
     assert err.decode() == f"atoll: {execution.id} was cancelled.\n"
     assert execution.cancelled
-    assert outside.sessions[session_id]["status"] == "running"
+    assert fake_server.sessions[session_id]["status"] == "running"
 
 
-def test_templates_are_made_shown_listed_and_removed(atoll: Command, outside: Outside) -> None:
+def test_templates_are_created_shown_listed_and_removed(
+    atoll: Command, fake_server: FakeServer
+) -> None:
     done = atoll(
         "template", "create", "Science", "--id", "science", "--preload", "numpy", "--preload", "os",
         "--memory", "1Gi", "--require", "seccomp",
     )  # fmt: skip
     assert done.stdout == "science\n"
-    assert outside.bodies == [
+    assert fake_server.bodies == [
         {
             "name": "Science",
             "id": "science",
@@ -96,13 +102,13 @@ def test_templates_are_made_shown_listed_and_removed(atoll: Command, outside: Ou
     assert gone.stderr == "error: There is no template science. (template_not_found)\n"
 
 
-def test_nodes_are_listed_and_shown(atoll: Command, outside: Outside) -> None:
+def test_nodes_are_listed_and_shown(atoll: Command, fake_server: FakeServer) -> None:
     assert "25%" in atoll("node", "list").stdout
     assert "no loop devices" in atoll("node", "show", "local").stdout
     assert json.loads(atoll("nodes", "show", "local", "--json").stdout)["cpu_count"] == 2
 
 
-def test_a_node_is_cordoned_drained_and_forgotten(atoll: Command, outside: Outside) -> None:
+def test_a_node_is_cordoned_drained_and_removed(atoll: Command, fake_server: FakeServer) -> None:
     assert atoll("node", "cordon", "local").stdout == "healthy, cordoned\n"
     assert "healthy, cordoned" in atoll("node", "list").stdout
     assert atoll("node", "uncordon", "local").stdout == "healthy\n"
@@ -112,36 +118,36 @@ def test_a_node_is_cordoned_drained_and_forgotten(atoll: Command, outside: Outsi
     assert "atoll: draining: 1 of 2 sessions left\n" in done.stderr
     assert json.loads(atoll("node", "drain", "local", "--json").stdout)["drain"]
     assert atoll("node", "rm", "local").stdout == "local\n"
-    assert outside.removed_nodes == ["local"]
+    assert fake_server.removed_nodes == ["local"]
 
 
-def test_a_drain_that_takes_too_long_is_not_waited_for(atoll: Command, outside: Outside) -> None:
+def test_a_slow_drain_times_out(atoll: Command, fake_server: FakeServer) -> None:
     done = atoll("node", "drain", "local", "--wait", "--timeout", "0")
     assert done.exit_code == 1
     assert "Node local still has 1 session(s). (drain_timeout)" in done.stderr
 
 
-def test_an_error_is_one_line_and_cannot_steer_the_terminal(
-    atoll: Command, outside: Outside
+def test_an_error_is_one_line_without_control_characters(
+    atoll: Command, fake_server: FakeServer
 ) -> None:
-    outside.failure = problem(409, "some_code", "\x1b[2Jgone")
+    fake_server.failure = problem(409, "some_code", "\x1b[2Jgone")
     done = atoll("session", "list")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "error: \\x1b[2Jgone (some_code)\n"
-    outside.failure = problem(409, "code\x1b[2J\nerror: forged", "gone\nerror: forged")
+    fake_server.failure = problem(409, "code\x1b[2J\nerror: forged", "gone\nerror: forged")
     done = atoll("session", "list")
     assert done.stderr == ("error: gone\n    error: forged (code\\x1b[2J\\nerror: forged)\n"), (
         "what a server says cannot be taken for a line of this program"
     )
 
 
-def test_no_server_is_told_with_what_to_do(atoll: Command) -> None:
+def test_the_error_for_a_missing_server_says_what_to_do(atoll: Command) -> None:
     done = atoll("session", "list", "--url", "http://127.0.0.1:9", "--api-key", "k" * 20)
     assert done.exit_code == 1
     assert re.fullmatch(r"error: No server answers at \S+ .*atoll serve.*\n", done.stderr)
 
 
-def test_version_and_help_are_quick_to_load(atoll: Command) -> None:
+def test_version_and_help_import_little(atoll: Command) -> None:
     assert atoll("version").stdout.startswith(f"atoll {__version__}")
     assert json.loads(atoll("version", "--json").stdout)["atoll"] == __version__
     code = (
@@ -152,7 +158,7 @@ def test_version_and_help_are_quick_to_load(atoll: Command) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor", "key list"])
-def test_a_wrong_setting_is_told_by_its_name(
+def test_a_wrong_setting_is_named_in_the_error(
     atoll: Command, monkeypatch: pytest.MonkeyPatch, command: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ATOLL_PORT", "many")
@@ -167,11 +173,15 @@ def test_a_wrong_setting_is_told_by_its_name(
     [("atoll session show ", "sess_0000"), ("atoll session create --template sci", "science")],
     ids=["session", "template"],
 )
-def test_ids_are_completed(atoll: Command, outside: Outside, line: str, expected: str) -> None:
+def test_ids_are_completed(
+    atoll: Command, fake_server: FakeServer, line: str, expected: str
+) -> None:
     atoll("session", "create")
     atoll("template", "create", "Science", "--id", "science")
     # Of a server that is hostile: the shell would run it.
-    outside.templates["sci$(reboot)"] = outside.templates["science"] | {"id": "sci$(reboot)"}
+    fake_server.templates["sci$(reboot)"] = fake_server.templates["science"] | {
+        "id": "sci$(reboot)"
+    }
     shell = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": line}
     shell["COMP_CWORD"] = str(len(line.split(" ")) - 1)
     patient = "from atoll.cli import completion, main; completion._TIMEOUT = 60; main()"

@@ -45,7 +45,7 @@ def unified(home: Path) -> Path:
     return root
 
 
-def test_what_root_would_give_is_explained_once(home: Path) -> None:
+def test_what_root_would_provide_is_explained_once(home: Path) -> None:
     shown = doctor(home, ATOLL_LOCAL__CGROUP_ROOT=str(home / "none")).stdout
     assert shown.count("sudo atoll serve") == 1
     assert "to fix it, run\n    sudo" not in shown

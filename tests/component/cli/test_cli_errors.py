@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.component.sdk.outside import problem
+from tests.component.sdk.fake_server import problem
 
 if TYPE_CHECKING:
     from typer.testing import Result
 
     from tests.component.cli.conftest import Command
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
 def told(done: Result, status: int) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def told(done: Result, status: int) -> dict[str, Any]:
     return error
 
 
-def test_an_error_of_the_server_is_json(atoll: Command, outside: Outside) -> None:
-    outside.failure = problem(422, "invalid_request", "cpu: no\x1b[31m number.", field="cpu")
+def test_an_error_of_the_server_is_json(atoll: Command, fake_server: FakeServer) -> None:
+    fake_server.failure = problem(422, "invalid_request", "cpu: no\x1b[31m number.", field="cpu")
     error = told(atoll("session", "create", "--json"), 1)
     assert error == {
         "code": "invalid_request",
@@ -35,7 +35,7 @@ def test_an_error_of_the_server_is_json(atoll: Command, outside: Outside) -> Non
 
 
 def test_an_error_of_the_client_is_json(
-    atoll: Command, outside: Outside, monkeypatch: pytest.MonkeyPatch, nowhere: str
+    atoll: Command, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch, nowhere: str
 ) -> None:
     error = told(atoll("session", "show", "sess_1", "--json", "--url", "ftp://a"), 1)
     assert error["code"] == "invalid_url"
@@ -54,14 +54,16 @@ def test_an_error_of_the_client_is_json(
     ],
     ids=["option", "value", "argument", "command", "own check"],
 )
-def test_a_wrong_usage_is_json(atoll: Command, outside: Outside, words: tuple[str, ...]) -> None:
+def test_a_wrong_usage_is_json(
+    atoll: Command, fake_server: FakeServer, words: tuple[str, ...]
+) -> None:
     error = told(atoll(*words), 2)
     assert error["code"] == "usage"
     assert error["details"]["command"].split()[1] == "session"
 
 
-def test_errors_are_lines_without_it(atoll: Command, outside: Outside) -> None:
-    outside.failure = problem(422, "invalid_request", "cpu: no number.")
+def test_errors_are_lines_without_json(atoll: Command, fake_server: FakeServer) -> None:
+    fake_server.failure = problem(422, "invalid_request", "cpu: no number.")
     assert atoll("session", "create", "--json").stderr.startswith("{")
     assert atoll("session", "create").stderr == "error: cpu: no number. (invalid_request)\n"
     done = atoll("session", "exec", "sess_1", "--colour", "--", "ls", "--json")
@@ -70,7 +72,7 @@ def test_errors_are_lines_without_it(atoll: Command, outside: Outside) -> None:
 
 
 def test_a_refused_key_is_named_by_its_origin(
-    atoll: Command, outside: Outside, monkeypatch: pytest.MonkeyPatch
+    atoll: Command, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATOLL_API_KEY", "another-key")
     error = told(atoll("session", "list", "--json"), 1)

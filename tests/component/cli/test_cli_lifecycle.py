@@ -10,17 +10,19 @@ import pytest
 
 from atoll.cli.session_lifecycle import next_change
 from atoll.sdk.values import Limits, SessionInfo
-from tests.component.sdk.outside import BECOMES, problem
+from tests.component.sdk.fake_server import BECOMES, problem
 
 if TYPE_CHECKING:
     from tests.component.cli.conftest import Command
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("verb", BECOMES)
-def test_sessions_become_what_is_asked_for(atoll: Command, outside: Outside, verb: str) -> None:
+def test_sessions_reach_the_requested_state(
+    atoll: Command, fake_server: FakeServer, verb: str
+) -> None:
     first, second = (atoll("session", "create").stdout.strip() for _ in range(2))
 
     done = atoll("session", verb, first, second)
@@ -32,20 +34,20 @@ def test_sessions_become_what_is_asked_for(atoll: Command, outside: Outside, ver
     assert [(one["id"], one["wanted"]) for one in told] == [(first, BECOMES[verb])]
 
 
-def test_a_wait_is_passed_on_and_its_end_is_no_error(atoll: Command, outside: Outside) -> None:
+def test_an_expired_wait_is_no_error(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
-    outside.becoming = [{"status": "archiving"}]
+    fake_server.becoming = [{"status": "archiving"}]
 
     done = atoll("session", "archive", session, "--wait", "0")
 
     assert (done.exit_code, done.stdout) == (0, f"{session} archiving\n")
-    assert outside.waits == [0]
+    assert fake_server.waits == [0]
     assert atoll("session", "stop", session, "--wait", "-1").exit_code == 2
 
 
-def test_what_was_done_before_an_error_is_told(atoll: Command, outside: Outside) -> None:
+def test_completed_work_is_printed_before_an_error(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
-    outside.becoming = [{}, problem(409, "session_busy", "Something runs in it.")]
+    fake_server.becoming = [{}, problem(409, "session_busy", "Something runs in it.")]
 
     done = atoll("session", "pause", session, session)
 
@@ -54,7 +56,7 @@ def test_what_was_done_before_an_error_is_told(atoll: Command, outside: Outside)
     assert atoll("session", "start", "none").exit_code == 1
 
 
-def test_a_session_is_changed_extended_and_copied(atoll: Command, outside: Outside) -> None:
+def test_a_session_is_updated_extended_and_cloned(atoll: Command, fake_server: FakeServer) -> None:
     made = atoll(
         "session", "create", "--label", "a=b", "--no-auto-start", "--idle-timeout", "0",
         "--archive-after", "5", "--delete-after", "6",
@@ -67,7 +69,7 @@ def test_a_session_is_changed_extended_and_copied(atoll: Command, outside: Outsi
     assert atoll("session", "update", session, *change).stdout == f"{session}\n"
     assert atoll("session", "extend", session, "60").stdout == "2024-05-01 12:00:00+00:00\n"
     copy = atoll("session", "clone", session, *change).stdout.strip()
-    assert copy in outside.sessions
+    assert copy in fake_server.sessions
     assert copy != session
     atoll("session", "stop", session)
     assert atoll("session", "extend", session, "60").stdout == "60 seconds after its next start\n"
@@ -78,7 +80,7 @@ def test_a_session_is_changed_extended_and_copied(atoll: Command, outside: Outsi
         "labels": {"x": "y=z", "a": None},
         "auto_start": True,
     }
-    assert outside.bodies == [
+    assert fake_server.bodies == [
         {
             "labels": {"a": "b"},
             "auto_start": False,
@@ -105,16 +107,16 @@ def test_a_session_is_changed_extended_and_copied(atoll: Command, outside: Outsi
         ("stop",),
     ],
 )
-def test_what_makes_no_sense_is_refused_here(
-    atoll: Command, outside: Outside, words: tuple[str, ...]
+def test_contradictory_options_are_refused_by_the_client(
+    atoll: Command, fake_server: FakeServer, words: tuple[str, ...]
 ) -> None:
     assert atoll("session", *words).exit_code == 2
-    assert outside.requests == []
+    assert fake_server.requests == []
 
 
-def test_show_begins_with_how_it_is(atoll: Command, outside: Outside) -> None:
+def test_show_begins_with_the_state(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
-    outside.sessions[session] |= {
+    fake_server.sessions[session] |= {
         "status": "error", "wanted": "archived", "observed": "error", "cause": "driver",
         "message": "The bucket is gone.", "failures": 4, "retry_at": "2024-05-01T12:01:00Z",
     }  # fmt: skip
@@ -162,5 +164,5 @@ RESTING = {"status": "stopped", "expires_at": None, "rested_at": NOON}
         pytest.param({"ended_at": NOON, "status": "timeout"}, "", id="ended"),
     ],
 )
-def test_what_is_next_by_itself_is_told(given: dict[str, Any], said: str) -> None:
+def test_show_names_the_next_automatic_change(given: dict[str, Any], said: str) -> None:
     assert next_change(session_info(**given)) == said

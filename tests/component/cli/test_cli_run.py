@@ -8,27 +8,27 @@ from unittest.mock import ANY
 
 import pytest
 
-from tests.component.sdk.outside import encoded
+from tests.component.sdk.fake_server import encoded
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.component.cli.conftest import Command, Start
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
 def script(**members: Any) -> str:
     return json.dumps(members)
 
 
-def test_output_goes_where_the_program_sent_it_byte_for_byte(
-    start: Start, outside: Outside, tmp_path: Path
+def test_stdout_and_stderr_are_passed_through_byte_for_byte(
+    start: Start, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.py"
     file.write_text(script(out=[["stderr", "err"]], raw=[["stdout", encoded(b"\xff\x00\r\n")]]))
     out, err = start("run", str(file)).communicate()
     assert (out, err) == (b"\xff\x00\r\n", b"err")
-    (session,) = outside.sessions.values()
+    (session,) = fake_server.sessions.values()
     assert session["status"] == "terminated"
 
 
@@ -45,12 +45,14 @@ def test_output_goes_where_the_program_sent_it_byte_for_byte(
     ids=["success", "exit", "signal", "timeout", "lost", "no_code"],
 )
 def test_the_exit_code_is_that_of_the_program(
-    atoll: Command, outside: Outside, result: dict[str, Any], code: int
+    atoll: Command, fake_server: FakeServer, result: dict[str, Any], code: int
 ) -> None:
     assert atoll("run", "--code", script(result=result)).exit_code == code
 
 
-def test_what_the_program_did_not_say_is_said(atoll: Command, outside: Outside) -> None:
+def test_errors_that_the_program_did_not_print_are_printed(
+    atoll: Command, fake_server: FakeServer
+) -> None:
     error = {"code": "not_json", "message": "handler() returned a set"}
     failed = {"status": "failed", "exit_code": 1, "error": error}
     said = atoll("run", "--code", script(result=failed))
@@ -67,8 +69,8 @@ def test_what_the_program_did_not_say_is_said(atoll: Command, outside: Outside) 
     assert "2 of 9 bytes" in cut.stderr
 
 
-def test_words_behind_the_script_are_its_own(
-    atoll: Command, outside: Outside, tmp_path: Path
+def test_words_after_the_script_are_its_arguments(
+    atoll: Command, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.sh"
     file.write_text("echo")
@@ -78,8 +80,8 @@ def test_words_behind_the_script_are_its_own(
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     # The session must outlive an execution that may take longer than sessions do by themselves.
-    assert outside.bodies[0] == {"timeout": 560, "memory": "1Gi"}
-    assert outside.bodies[1] == {
+    assert fake_server.bodies[0] == {"timeout": 560, "memory": "1Gi"}
+    assert fake_server.bodies[1] == {
         "code": "echo",
         "language": "shell",
         "event": {"n": 1},
@@ -93,39 +95,39 @@ def test_words_behind_the_script_are_its_own(
 @pytest.mark.parametrize(
     ("name", "language"), [("a.py", "python"), ("a.JS", "javascript"), ("a.sh", "shell")]
 )
-def test_the_language_is_known_by_the_name(
-    atoll: Command, outside: Outside, tmp_path: Path, name: str, language: str
+def test_the_file_name_determines_the_language(
+    atoll: Command, fake_server: FakeServer, tmp_path: Path, name: str, language: str
 ) -> None:
     (tmp_path / name).write_text("x")
     atoll("run", str(tmp_path / name))
-    assert outside.bodies[1]["language"] == language
+    assert fake_server.bodies[1]["language"] == language
 
 
-def test_a_script_on_stdin_is_run(start: Start, outside: Outside) -> None:
+def test_a_script_on_stdin_is_run(start: Start, fake_server: FakeServer) -> None:
     process = start("run", "-", "arg", stdin=subprocess.PIPE)
     out, err = process.communicate(b"print(1)")
     assert (out, err, process.returncode) == (b"print(1)", b"", 0)
     sent = {"code": "print(1)", "language": "python", "args": ["arg"], "execution_id": ANY}
-    assert outside.bodies[1] == sent
+    assert fake_server.bodies[1] == sent
 
 
 @pytest.mark.slow
-def test_what_is_piped_in_is_the_programs_stdin(
-    start: Start, outside: Outside, tmp_path: Path
+def test_piped_input_is_the_programs_stdin(
+    start: Start, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("x")
     start("run", str(tmp_path / "a.py"), stdin=subprocess.PIPE).communicate(b"data")
-    assert outside.bodies[1]["stdin"] == "data"
+    assert fake_server.bodies[1]["stdin"] == "data"
     start("run", "--no-stdin", str(tmp_path / "a.py"), stdin=subprocess.PIPE).communicate()
-    assert "stdin" not in outside.bodies[3]
+    assert "stdin" not in fake_server.bodies[3]
 
 
-def test_a_command_is_run_as_it_is(atoll: Command, outside: Outside) -> None:
+def test_a_command_is_run_as_it_is(atoll: Command, fake_server: FakeServer) -> None:
     assert atoll("run", "--command", "--", "ls", "-l").stdout == "ls -l"
-    assert outside.bodies[1] == {"command": ["ls", "-l"], "execution_id": ANY}
+    assert fake_server.bodies[1] == {"command": ["ls", "-l"], "execution_id": ANY}
 
 
-def test_json_is_the_result_alone(atoll: Command, outside: Outside) -> None:
+def test_json_is_the_result_alone(atoll: Command, fake_server: FakeServer) -> None:
     done = atoll("run", "--json", "--event", "[1]", "--code", script(out=[["stdout", "x"]]))
     assert json.loads(done.stdout)["return_value"] == [1]
     assert json.loads(done.stdout)["stdout"] == "x"
@@ -136,22 +138,22 @@ def test_json_is_the_result_alone(atoll: Command, outside: Outside) -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl_c", "kill"]
 )
 def test_an_interrupt_cancels_the_execution_and_ends_the_session(
-    start: Start, outside: Outside, number: signal.Signals, code: int
+    start: Start, fake_server: FakeServer, number: signal.Signals, code: int
 ) -> None:
     process = start("run", "--code", script(out=[["stdout", "hi"]], hold=True))
     assert process.stdout is not None
     assert process.stdout.read(2) == b"hi"
     process.send_signal(number)
     _, err = process.communicate()
-    (execution,) = outside.executions.values()
+    (execution,) = fake_server.executions.values()
     said = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
     assert (process.returncode, err.decode()) == (code, said)
     assert execution.cancelled
-    (session,) = outside.sessions.values()
+    (session,) = fake_server.sessions.values()
     assert session["status"] == "terminated"
 
 
-def test_a_reader_that_leaves_is_no_error(start: Start, outside: Outside, tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(start: Start, fake_server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(script(out=[["stdout", "x" * 1000]] * 200))
     process = start("run", str(tmp_path / "a.py"))
     assert process.stdout is not None
@@ -161,7 +163,7 @@ def test_a_reader_that_leaves_is_no_error(start: Start, outside: Outside, tmp_pa
     process.stdout = None
     _, err = process.communicate()
     assert (process.returncode, err) == (141, b"")
-    (session,) = outside.sessions.values()
+    (session,) = fake_server.sessions.values()
     assert session["status"] == "terminated"
 
 
@@ -177,13 +179,15 @@ def test_a_reader_that_leaves_is_no_error(start: Start, outside: Outside, tmp_pa
     ],
     ids=["nothing", "no_language", "two", "no_json", "no_name", "unknown"],
 )
-def test_a_wrong_usage_ends_with_two(atoll: Command, outside: Outside, words: list[str]) -> None:
+def test_wrong_usage_exits_with_two(
+    atoll: Command, fake_server: FakeServer, words: list[str]
+) -> None:
     done = atoll(*words)
     assert done.exit_code == 2
-    assert outside.requests == []
+    assert fake_server.requests == []
 
 
-def test_a_script_that_cannot_be_read_is_told_in_a_line(atoll: Command, tmp_path: Path) -> None:
+def test_an_unreadable_script_is_a_one_line_error(atoll: Command, tmp_path: Path) -> None:
     done = atoll("run", str(tmp_path / "none.py"))
     assert done.exit_code == 1
     assert done.stderr == f"error: {tmp_path}/none.py: No such file or directory (local_file)\n"

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.sdk.client import AsyncAtoll
 from atoll.sdk.sync import Atoll
-from tests.component.sdk.outside import KEY, Outside, ServerThread
+from tests.component.sdk.fake_server import KEY, FakeServer, ServerThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -24,19 +24,19 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def outside() -> Iterator[Outside]:
-    outside = Outside()
-    with ServerThread(outside):
-        yield outside
+def fake_server() -> Iterator[FakeServer]:
+    fake_server = FakeServer()
+    with ServerThread(fake_server):
+        yield fake_server
 
 
 @pytest.fixture
-def atoll(outside: Outside) -> Iterator[Atoll]:
-    with Atoll(outside.url, api_key=KEY) as atoll:
+def atoll(fake_server: FakeServer) -> Iterator[Atoll]:
+    with Atoll(fake_server.url, api_key=KEY) as atoll:
         yield atoll
 
 
 @pytest.fixture
-async def async_atoll(outside: Outside) -> AsyncIterator[AsyncAtoll]:
-    async with AsyncAtoll(outside.url, api_key=KEY) as atoll:
+async def async_atoll(fake_server: FakeServer) -> AsyncIterator[AsyncAtoll]:
+    async with AsyncAtoll(fake_server.url, api_key=KEY) as atoll:
         yield atoll

@@ -14,7 +14,7 @@ from atoll.sdk.options import CreateOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 WRONG: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("code", lambda a, s: s.run(5)),
@@ -73,15 +73,15 @@ WRONG: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("field", "call"), WRONG, ids=[f"{number}-{field}" for number, (field, _) in enumerate(WRONG)]
 )
 def test_a_wrong_type_is_refused_with_its_name(
-    atoll: Atoll, outside: Outside, field: str, call: Callable[[Any, Any], object]
+    atoll: Atoll, fake_server: FakeServer, field: str, call: Callable[[Any, Any], object]
 ) -> None:
     with atoll.session() as session:
-        sent = len(outside.requests)
+        sent = len(fake_server.requests)
         with pytest.raises(InvalidRequest, match="must be") as raised:
             call(atoll, session)
         assert raised.value.details == {"field": field}
         assert raised.value.message.startswith(field)
-        assert len(outside.requests) == sent
+        assert len(fake_server.requests) == sent
 
 
 @pytest.mark.parametrize(
@@ -96,16 +96,16 @@ def test_a_wrong_type_is_refused_with_its_name(
         "-r requirements.txt",
     ],
 )
-def test_a_dependency_from_elsewhere_says_what_is_allowed(atoll: Atoll, given: str) -> None:
+def test_a_dependency_that_is_no_package_name_is_refused(atoll: Atoll, given: str) -> None:
     with pytest.raises(InvalidRequest, match="come from the server's index") as raised:
         atoll.sessions.create(dependencies=["numpy", given])
     assert raised.value.details == {"field": "dependencies[1]"}
     assert given not in raised.value.message
 
 
-def test_one_dependency_may_be_a_string(atoll: Atoll, outside: Outside) -> None:
+def test_one_dependency_may_be_a_string(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session(dependencies="numpy>=2"):
-        assert outside.bodies[0]["dependencies"] == [{"name": "numpy", "version": ">=2"}]
+        assert fake_server.bodies[0]["dependencies"] == [{"name": "numpy", "version": ">=2"}]
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_one_dependency_may_be_a_string(atoll: Atoll, outside: Outside) -> None:
     ids=["session", "create", "update", "run", "invoke", "template"],
 )
 def test_an_unknown_option_is_refused_with_its_name(
-    atoll: Atoll, outside: Outside, call: Callable[[Any, Any], object]
+    atoll: Atoll, fake_server: FakeServer, call: Callable[[Any, Any], object]
 ) -> None:
     with atoll.session() as session:
-        sent = len(outside.requests)
+        sent = len(fake_server.requests)
         with pytest.raises(TypeError, match="unexpected keyword argument 'memori'"):
             call(atoll, session)
-        assert len(outside.requests) == sent
+        assert len(fake_server.requests) == sent
 
 
 def test_help_and_notebooks_show_every_option() -> None:

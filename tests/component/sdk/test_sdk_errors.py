@@ -10,12 +10,12 @@ from atoll import Atoll, AtollError, InvalidRequest, PermanentError, TemporaryEr
 from atoll.sdk.decode import decode
 from atoll.sdk.error_response import error_from_response
 from atoll.sdk.values import SessionInfo
-from tests.component.sdk.outside import KEY, problem
+from tests.component.sdk.fake_server import KEY, problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         (503, errors.TemporaryError),
     ],
 )
-def test_a_problem_is_the_error_that_the_server_raised(
-    atoll: Atoll, outside: Outside, status: int, family: type[AtollError]
+def test_a_problem_document_becomes_the_matching_exception(
+    atoll: Atoll, fake_server: FakeServer, status: int, family: type[AtollError]
 ) -> None:
-    outside.failure = problem(status, "some_code", "What happened.", field="x", message="m")
+    fake_server.failure = problem(status, "some_code", "What happened.", field="x", message="m")
     with pytest.raises(family) as raised:
         atoll.sessions.get("sess_1")
     error = raised.value
@@ -51,13 +51,13 @@ def test_a_problem_is_the_error_that_the_server_raised(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"detail": null}'])
-def test_an_error_that_is_no_problem_document_is_told_all_the_same(body: bytes) -> None:
+def test_an_error_without_a_problem_document_is_raised_too(body: bytes) -> None:
     error = error_from_response(500, {}, body)
     assert isinstance(error, PermanentError)
     assert "500" in error.message
 
 
-def test_nobody_there_is_a_temporary_error_that_names_the_address(nowhere: str) -> None:
+def test_an_unreachable_server_is_a_temporary_error_with_its_url(nowhere: str) -> None:
     with (
         Atoll(nowhere, api_key=KEY) as atoll,
         pytest.raises(TemporaryError, match=nowhere) as raised,
@@ -66,7 +66,7 @@ def test_nobody_there_is_a_temporary_error_that_names_the_address(nowhere: str) 
     assert raised.value.code == "server_unreachable"
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_forever() -> None:
+def test_a_silent_server_causes_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with (
@@ -77,7 +77,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_forever() -> None:
     assert raised.value.code == "server_timeout"
 
 
-def test_an_answer_of_another_shape_is_said_to_be_one() -> None:
+def test_an_unexpected_response_is_a_permanent_error() -> None:
     with pytest.raises(PermanentError, match="SessionInfo") as raised:
         decode(SessionInfo, {"id": "sess_1"})
     assert raised.value.code == "bad_answer"
@@ -94,15 +94,15 @@ def test_an_event_that_is_not_json_is_refused_before_it_is_sent(
     assert raised.value.code == "not_json"
 
 
-def test_the_key_is_the_argument_else_the_variable_else_the_kept_one(
-    outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_key_is_the_argument_else_the_variable_else_the_key_file(
+    fake_server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outside.key = None
+    fake_server.key = None
 
     def sent(**given: str) -> str | None:
-        with Atoll(outside.url, **given) as atoll:  # type: ignore[arg-type]
+        with Atoll(fake_server.url, **given) as atoll:  # type: ignore[arg-type]
             list(atoll.sessions.list())
-        return outside.headers.get("authorization")
+        return fake_server.headers.get("authorization")
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
     assert sent() is None
@@ -115,7 +115,7 @@ def test_the_key_is_the_argument_else_the_variable_else_the_kept_one(
     assert sent(api_key="given") == "Bearer given"
 
 
-def test_the_kept_key_goes_to_this_machine_alone(
+def test_the_key_file_is_used_only_for_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from atoll.sdk.endpoint import resolve_endpoint
@@ -128,11 +128,11 @@ def test_the_kept_key_goes_to_this_machine_alone(
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with Atoll(outside.url, api_key=KEY) as atoll:
+    with Atoll(fake_server.url, api_key=KEY) as atoll:
         assert list(atoll.sessions.list()) == []
 
 
@@ -148,7 +148,7 @@ def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
         ({"url": "http://example.org", "api_key": "a\nb"}, "invalid_key"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(given: dict[str, object], code: str) -> None:
+def test_contradictory_arguments_are_refused_at_once(given: dict[str, object], code: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         Atoll(**given)  # type: ignore[arg-type]
     assert raised.value.code == code

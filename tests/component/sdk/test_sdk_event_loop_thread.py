@@ -99,7 +99,7 @@ def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(
     assert threads == [threading.current_thread()]
 
 
-def test_an_error_in_a_callback_ends_the_call_and_is_seen(loop_thread: EventLoopThread) -> None:
+def test_an_error_in_a_callback_ends_the_call_and_propagates(loop_thread: EventLoopThread) -> None:
     ended = threading.Event()
 
     async def ask(callback: Callable[[], object]) -> None:
@@ -118,7 +118,7 @@ def test_an_error_in_a_callback_ends_the_call_and_is_seen(loop_thread: EventLoop
     assert ended.is_set()
 
 
-def test_an_iteration_that_is_given_up_is_closed(loop_thread: EventLoopThread) -> None:
+def test_an_abandoned_iteration_is_closed(loop_thread: EventLoopThread) -> None:
     closed: list[bool] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -138,7 +138,7 @@ def test_an_iteration_that_is_given_up_is_closed(loop_thread: EventLoopThread) -
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
-def test_a_context_is_left_on_the_loop_whatever_ends_it(
+def test_a_context_manager_exits_on_the_loop_in_any_case(
     loop_thread: EventLoopThread, error: type[BaseException] | None
 ) -> None:
     seen: list[object] = []
@@ -173,7 +173,7 @@ def test_context_variables_of_the_caller_are_seen(loop_thread: EventLoopThread) 
     assert loop_thread.call(look) == "here"
 
 
-def test_a_closed_loop_thread_says_so_and_ends_the_calls_that_run() -> None:
+def test_a_closed_loop_thread_ends_running_calls_and_refuses_new_ones() -> None:
     loop_thread = EventLoopThread()
     running = threading.Event()
 
@@ -204,7 +204,7 @@ def test_a_loop_thread_without_references_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
-def test_a_program_that_closed_nothing_ends_in_good_order() -> None:
+def test_a_program_that_closes_nothing_shuts_down_cleanly() -> None:
     code = """
 import asyncio
 from atoll.sdk.event_loop_thread import EventLoopThread
@@ -235,7 +235,7 @@ print(next(items))
     assert (done.stdout, done.stderr) == ("1\nclosed\n", "")
 
 
-def test_an_interrupt_that_meets_the_answer_does_not_wait_for_another(
+def test_an_interrupt_that_coincides_with_the_result_does_not_hang(
     loop_thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(SimpleQueue[object]):

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atoll import Atoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
-def test_files_are_written_read_moved_and_removed(atoll: Atoll, outside: Outside) -> None:
+def test_files_are_written_read_moved_and_removed(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         files = session.files
         assert files.write("a/ü b.txt", "héllo").path == "a/ü b.txt"
@@ -27,7 +27,7 @@ def test_files_are_written_read_moved_and_removed(atoll: Atoll, outside: Outside
         assert files.move("a/ü b.txt", "c?x=1#y").name == "c?x=1#y"
         assert files.read("c?x=1#y") == "héllo".encode()
         files.remove("c?x=1#y", recursive=True)
-        assert outside.bodies[-1] == {"recursive": "true"}
+        assert fake_server.bodies[-1] == {"recursive": "true"}
         with pytest.raises(NotFound):
             files.stat("c?x=1#y")
 
@@ -40,13 +40,15 @@ def test_a_directory_is_listed_over_all_pages(atoll: Atoll) -> None:
         assert [entry.type for entry in session.files.list()] == ["directory"]
 
 
-def test_large_files_go_both_ways_in_pieces(atoll: Atoll, outside: Outside, tmp_path: Path) -> None:
+def test_large_files_are_streamed_in_both_directions(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
+) -> None:
     data = bytes(range(256)) * 8192
     source, target = tmp_path / "big.bin", tmp_path / "copy.bin"
     source.write_bytes(data)
     with atoll.session() as session:
         assert session.files.upload(source).size == len(data)
-        assert outside.largest_chunk < len(data)
+        assert fake_server.largest_chunk < len(data)
         assert session.files.download("big.bin", target) == target
         (tmp_path / "into").mkdir()
         assert session.files.download("big.bin", tmp_path / "into").name == "big.bin"
@@ -57,10 +59,10 @@ def test_large_files_go_both_ways_in_pieces(atoll: Atoll, outside: Outside, tmp_
     assert target.stat().st_mode & 0o777 == source.stat().st_mode & 0o777
 
 
-def test_a_download_that_breaks_leaves_what_was_there(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+def test_a_failed_download_keeps_the_old_file(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.files["broken"] = b"x" * 200_000
+    fake_server.files["broken"] = b"x" * 200_000
     target = tmp_path / "kept"
     target.write_text("old")
     with atoll.session() as session, pytest.raises(TemporaryError):
@@ -83,6 +85,6 @@ def test_a_download_that_breaks_leaves_what_was_there(
         ("\udcff", "\udcff", "%FF"),
     ],
 )
-def test_a_path_stays_in_its_place(path: str, plain: str, url: str) -> None:
+def test_a_path_never_leaves_its_url(path: str, plain: str, url: str) -> None:
     assert workspace_path(path) == plain
     assert url_path(path) == url

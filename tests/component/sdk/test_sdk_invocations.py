@@ -11,12 +11,12 @@ from atoll import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from atoll import AsyncAtoll, Atoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 HOLD = json.dumps({"hold": True})
 
 
-def test_a_function_is_invoked_with_its_input(atoll: Atoll, outside: Outside) -> None:
+def test_a_function_is_invoked_with_its_input(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         invocation = session.invoke(
             "jobs.report:main",
@@ -25,7 +25,7 @@ def test_a_function_is_invoked_with_its_input(atoll: Atoll, outside: Outside) ->
             metadata={"who": "me"},
             invocation_id="inv-mine",
         )
-    assert outside.bodies[-1] == {
+    assert fake_server.bodies[-1] == {
         "session_id": session.id,
         "mode": "async",
         "function_name": "jobs.report:main",
@@ -39,11 +39,11 @@ def test_a_function_is_invoked_with_its_input(atoll: Atoll, outside: Outside) ->
     assert invocation.wait() == invocation.info.result
 
 
-def test_bytes_are_sent_with_their_type(atoll: Atoll, outside: Outside) -> None:
+def test_bytes_are_sent_with_their_type(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         session.invoke("f", code="def f(x): ...", input=b"\xff\x00", content_type="image/png")
         session.invoke(command=["cat"], args=["-"], input="text", cwd="sub", env={"A": "b"})
-    assert outside.bodies[-2] == {
+    assert fake_server.bodies[-2] == {
         "session_id": session.id,
         "mode": "async",
         "function_name": "f",
@@ -53,7 +53,7 @@ def test_bytes_are_sent_with_their_type(atoll: Atoll, outside: Outside) -> None:
         "content_type": "image/png",
         "execution_id": ANY,
     }
-    assert outside.bodies[-1] == {
+    assert fake_server.bodies[-1] == {
         "session_id": session.id,
         "mode": "async",
         "command": ["cat"],
@@ -65,8 +65,8 @@ def test_bytes_are_sent_with_their_type(atoll: Atoll, outside: Outside) -> None:
     }
 
 
-def test_an_invocation_that_is_not_waited_for_is_found_again(
-    atoll: Atoll, outside: Outside
+def test_an_asynchronous_invocation_is_found_by_its_id(
+    atoll: Atoll, fake_server: FakeServer
 ) -> None:
     with atoll.session() as session:
         made = session.invoke(code=HOLD, mode="async")
@@ -78,7 +78,7 @@ def test_an_invocation_that_is_not_waited_for_is_found_again(
             made.wait(0)
         found = atoll.invocations.get(made.id)
         assert found.info.execution_id == made.execution.id
-        outside.release()
+        fake_server.release()
         assert found.wait().ok
         assert found.status == "succeeded"
         assert made.refresh().ended
@@ -100,41 +100,43 @@ def test_invocations_and_executions_are_listed(atoll: Atoll) -> None:
         assert len(list(session.executions(status="completed"))) == 3
 
 
-def test_an_invocation_is_cancelled_with_a_reason(atoll: Atoll, outside: Outside) -> None:
+def test_an_invocation_is_cancelled_with_a_reason(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         invocation = session.invoke(code=HOLD, mode="async")
         assert invocation.cancel("enough").status == "cancelled"
-        assert outside.invocations[invocation.id].reason == "enough"
+        assert fake_server.invocations[invocation.id].reason == "enough"
         ended = session.invoke(code="x")
         assert ended.cancel().status == "succeeded"
 
 
 @pytest.mark.anyio
 async def test_an_invocation_whose_caller_leaves_is_cancelled(
-    async_atoll: AsyncAtoll, outside: Outside
+    async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async with async_atoll.session() as session:
         calling = asyncio.create_task(session.invoke(code=HOLD))
-        await asyncio.to_thread(outside.started.acquire)
+        await asyncio.to_thread(fake_server.started.acquire)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
         with pytest.raises(TimeoutError):
             await session.invoke(code=HOLD, wait=0.05)
-        assert [one.cancelled for one in outside.invocations.values()] == [True, True]
+        assert [one.cancelled for one in fake_server.invocations.values()] == [True, True]
 
 
-def test_an_invocation_with_an_id_is_sent_again(atoll: Atoll, outside: Outside) -> None:
+def test_an_invocation_with_an_id_is_sent_again(atoll: Atoll, fake_server: FakeServer) -> None:
     session = atoll.sessions.create()
-    outside.lost_answers = 2
+    fake_server.lost_answers = 2
     session.invoke(code="x", invocation_id="mine", execution_id="first")
-    assert list(outside.executions) == ["first"]
+    assert list(fake_server.executions) == ["first"]
 
 
-def test_wrong_arguments_are_told_before_anything_is_sent(atoll: Atoll, outside: Outside) -> None:
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
     session = atoll.sessions.create()
     with pytest.raises(InvalidRequest):
         session.invoke(command="ls -l")
     with pytest.raises(InvalidRequest):
         session.invoke("a:b", timeout=0)
-    assert len(outside.bodies) == 1
+    assert len(fake_server.bodies) == 1

@@ -10,19 +10,19 @@ import pytest
 
 from atoll import Conflict, ExecutionFailed, InvalidRequest, NotFound
 from atoll.sdk.values import DrainInfo
-from tests.component.sdk.outside import encoded
+from tests.component.sdk.fake_server import encoded
 
 if TYPE_CHECKING:
     from atoll import AsyncAtoll, Atoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 HOLD = json.dumps({"hold": True})
 
 
-def test_a_session_lives_as_long_as_its_with_block(atoll: Atoll, outside: Outside) -> None:
+def test_a_session_lives_as_long_as_its_with_block(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session("numpy", timeout=60, cpu=0.5, memory="1Gi", env={"A": "b"}) as session:
         assert session.info.status == "running"
-    assert outside.bodies == [
+    assert fake_server.bodies == [
         {
             "template_id": "numpy",
             "timeout": 60,
@@ -31,16 +31,18 @@ def test_a_session_lives_as_long_as_its_with_block(atoll: Atoll, outside: Outsid
             "env_vars": {"A": "b"},
         }
     ]
-    assert outside.sessions[session.id]["status"] == "terminated"
+    assert fake_server.sessions[session.id]["status"] == "terminated"
 
 
-def test_an_error_in_the_block_is_seen_and_the_session_ends(atoll: Atoll, outside: Outside) -> None:
+def test_an_error_in_the_block_propagates_and_the_session_ends(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
     with pytest.raises(ZeroDivisionError), atoll.session() as session:
         raise ZeroDivisionError
-    assert outside.sessions[session.id]["status"] == "terminated"
+    assert fake_server.sessions[session.id]["status"] == "terminated"
 
 
-def test_a_run_gives_the_whole_result(atoll: Atoll) -> None:
+def test_a_run_returns_all_fields_of_the_result(atoll: Atoll) -> None:
     with atoll.session() as session:
         result = session.run("print(42)", event={"n": 1}).check()
     assert result.ok
@@ -51,11 +53,11 @@ def test_a_run_gives_the_whole_result(atoll: Atoll) -> None:
     assert result.artifacts == ("out.txt",)
 
 
-def test_what_was_not_given_is_left_to_the_server(atoll: Atoll, outside: Outside) -> None:
+def test_omitted_options_are_not_sent(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         session.run(command=["ls", "-l"], cwd="sub")
         session.submit("x", language="shell", args=["a"], stdin="in", env={"K": "v"}, timeout=2)
-    assert outside.bodies[1:] == [
+    assert fake_server.bodies[1:] == [
         {"command": ["ls", "-l"], "cwd": "sub", "execution_id": ANY},
         {
             "code": "x",
@@ -70,34 +72,34 @@ def test_what_was_not_given_is_left_to_the_server(atoll: Atoll, outside: Outside
 
 
 @pytest.mark.anyio
-async def test_a_run_goes_on_waiting_when_the_first_answer_is_not_the_result(
-    async_atoll: AsyncAtoll, outside: Outside
+async def test_a_run_waits_on_after_the_first_response(
+    async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async with async_atoll.session() as session:
         running = asyncio.create_task(session.run(HOLD))
-        await asyncio.to_thread(outside.started.acquire)
-        while not any(path.endswith("/result") for _, path in outside.requests):
+        await asyncio.to_thread(fake_server.started.acquire)
+        while not any(path.endswith("/result") for _, path in fake_server.requests):
             await session.refresh()
-        outside.release()
+        fake_server.release()
         assert (await running).ok
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("live", [False, True], ids=["silent", "with_callbacks"])
 async def test_a_run_that_is_cancelled_cancels_its_execution(
-    async_atoll: AsyncAtoll, outside: Outside, live: bool
+    async_atoll: AsyncAtoll, fake_server: FakeServer, live: bool
 ) -> None:
     async with async_atoll.session() as session:
         running = asyncio.create_task(session.run(HOLD, on_stdout=print if live else None))
-        await asyncio.to_thread(outside.started.acquire)
+        await asyncio.to_thread(fake_server.started.acquire)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        (execution,) = outside.executions.values()
+        (execution,) = fake_server.executions.values()
         assert execution.cancelled
 
 
-def test_output_is_handed_over_as_it_comes_and_characters_are_never_cut(atoll: Atoll) -> None:
+def test_output_callbacks_receive_whole_characters(atoll: Atoll) -> None:
     pieces: list[tuple[str, str]] = []
     euro = "€".encode()
     script = {
@@ -126,13 +128,11 @@ async def test_a_callback_may_be_a_coroutine_function(async_atoll: AsyncAtoll) -
     assert pieces == ["hello"]
 
 
-def test_events_are_taken_up_again_where_the_connection_broke(
-    atoll: Atoll, outside: Outside
-) -> None:
+def test_events_resume_after_a_lost_connection(atoll: Atoll, fake_server: FakeServer) -> None:
     script = {"out": [["stdout", "a"], ["stdout", "b"], ["stderr", "c"]]}
     with atoll.session() as session:
         execution = session.submit(json.dumps(script))
-        outside.cut_events_after = 2
+        fake_server.cut_events_after = 2
         events = list(execution.events())
     assert [event.kind for event in events] == ["started", "stdout", "stdout", "stderr", "result"]
     assert [event.sequence for event in events] == [1, 2, 3, 4, 5]
@@ -140,8 +140,8 @@ def test_events_are_taken_up_again_where_the_connection_broke(
     assert events[-1].result is not None
 
 
-def test_an_execution_can_be_watched_waited_for_and_cancelled(
-    atoll: Atoll, outside: Outside
+def test_an_execution_can_be_followed_awaited_and_cancelled(
+    atoll: Atoll, fake_server: FakeServer
 ) -> None:
     with atoll.session() as session:
         execution = session.submit(HOLD)
@@ -157,12 +157,12 @@ def test_an_execution_can_be_watched_waited_for_and_cancelled(
         assert execution.info().artifacts[0].mime_type == "text/plain"
 
 
-def test_lists_run_over_all_pages_and_no_further_than_asked(atoll: Atoll, outside: Outside) -> None:
+def test_lists_fetch_only_the_pages_that_are_needed(atoll: Atoll, fake_server: FakeServer) -> None:
     ids = [atoll.sessions.create().id for _ in range(5)]
     assert [session.id for session in atoll.sessions.list()] == ids
-    outside.requests.clear()
+    fake_server.requests.clear()
     assert [session.id for session in islice(atoll.sessions.list(), 3)] == ids[:3]
-    assert len(outside.requests) == 2
+    assert len(fake_server.requests) == 2
     session = atoll.sessions.get(ids[0])
     for _ in range(3):
         session.run("x")
@@ -192,21 +192,23 @@ def test_a_failure_is_a_result_until_it_is_checked(atoll: Atoll) -> None:
     assert raised.value.result is result
 
 
-def test_a_line_is_not_taken_for_a_command(atoll: Atoll) -> None:
+def test_a_string_is_refused_as_a_command(atoll: Atoll) -> None:
     with atoll.session() as session, pytest.raises(InvalidRequest, match="list of strings"):
         session.run(command="ls -l")
 
 
-def test_an_id_never_reaches_another_resource(atoll: Atoll, outside: Outside) -> None:
+def test_an_id_never_reaches_another_resource(atoll: Atoll, fake_server: FakeServer) -> None:
     session = atoll.sessions.create()
     with pytest.raises(NotFound):
         atoll.sessions.get(f"../sessions/{session.id}")
     with pytest.raises(NotFound):
         session.files.remove(f"../../{session.id}")
-    assert outside.sessions[session.id]["status"] == "running"
+    assert fake_server.sessions[session.id]["status"] == "running"
 
 
-def test_templates_keep_what_an_update_does_not_name(atoll: Atoll, outside: Outside) -> None:
+def test_an_update_keeps_the_other_options_of_a_template(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
     made = atoll.templates.create(
         "Science", template_id="science", preload=["numpy"], memory="1Gi", require=["seccomp"]
     )
@@ -214,20 +216,20 @@ def test_templates_keep_what_an_update_does_not_name(atoll: Atoll, outside: Outs
     changed = atoll.templates.update("science", pool_size=3, pool_max=9, cpu=2)
     assert (changed.preload, changed.pool_size, changed.pool_max) == (("numpy",), 3, 9)
     assert (changed.default_resources.cpu, changed.default_resources.memory) == ("2", "1Gi")
-    assert {"id", "version", "created_at", "updated_at"}.isdisjoint(outside.bodies[-1])
+    assert {"id", "version", "created_at", "updated_at"}.isdisjoint(fake_server.bodies[-1])
     assert [template.id for template in atoll.templates.list()] == ["science"]
     atoll.templates.delete("science")
     with pytest.raises(NotFound):
         atoll.templates.get("science")
 
 
-def test_pools_tell_how_large_they_are_and_why(atoll: Atoll) -> None:
+def test_pools_show_their_size_and_limits(atoll: Atoll) -> None:
     (pool,) = atoll.pools.list()
     assert (pool.template_id, pool.ready, pool.target, pool.others) == ("python", 2, 3, 4)
     assert (pool.limited_by, pool.oldest_seconds) == ("memory_share", None)
 
 
-def test_nodes_tell_what_they_can_give(atoll: Atoll) -> None:
+def test_nodes_show_their_isolation(atoll: Atoll) -> None:
     (node,) = atoll.nodes.list()
     assert node.status == "healthy"
     assert atoll.nodes.health(node.id).missing == {"disk_quota": "no loop devices"}
@@ -235,7 +237,7 @@ def test_nodes_tell_what_they_can_give(atoll: Atoll) -> None:
     assert atoll.nodes.get(node.id).labels == {"zone": "a"}
 
 
-def test_a_node_is_drained_and_that_is_followed(atoll: Atoll, outside: Outside) -> None:
+def test_a_drain_is_followed(atoll: Atoll, fake_server: FakeServer) -> None:
     assert atoll.nodes.cordon("local").cordoned
     assert atoll.nodes.drain("local").drain == DrainInfo(2, 2)
     told = [node.drain for node in atoll.nodes.follow_drain("local")]
@@ -243,4 +245,4 @@ def test_a_node_is_drained_and_that_is_followed(atoll: Atoll, outside: Outside) 
     assert atoll.nodes.uncordon("local").drain is None
     assert [node.drain for node in atoll.nodes.follow_drain("local")] == [None]
     atoll.nodes.delete("local")
-    assert outside.removed_nodes == ["local"]
+    assert fake_server.removed_nodes == ["local"]

@@ -10,7 +10,7 @@ from atoll.cli import execution_output, output
 from atoll.sdk.values import ErrorInfo, Result
 
 
-def test_json_has_nothing_in_it_that_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"said": "\x1b[2J \x9b2J \x7f \u202e \U000e0001 \ud800 é \n"}
     output.as_json(value)
     output.as_json(value, indent=None)
@@ -21,7 +21,7 @@ def test_json_has_nothing_in_it_that_steers_a_terminal(capsys: pytest.CaptureFix
     assert json.loads(first) == json.loads(last) == value
 
 
-def test_lines_of_others_cannot_be_taken_for_our_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_lines_cannot_fake_our_messages(capsys: pytest.CaptureFixture[str]) -> None:
     forged = "a\nerror: forged\x1b[2J"
     output.line(forged)
     output.note(forged)

@@ -22,7 +22,7 @@ from atoll.cli.terminal_replies import ReplyFilter
     ],
     ids=["text", "interrupt", "held", "released", "twice", "alone", "between", "any byte"],
 )
-def test_keys_pass_as_they_are(typed: list[bytes], passed: list[bytes]) -> None:
+def test_keys_pass_unchanged(typed: list[bytes], passed: list[bytes]) -> None:
     keys = DetachKeys()
     assert [keys.filter(data) for data in typed] == passed
 
@@ -31,7 +31,7 @@ def test_keys_pass_as_they_are(typed: list[bytes], passed: list[bytes]) -> None:
     "typed",
     [[b"\x10\x11"], [b"\x10", b"\x11"], [b"ls\x10\x11"], [b"\x10\x10\x11"], [b"\x10", b"\x11ls"]],
 )
-def test_the_keys_to_leave_are_heard_however_they_come(typed: list[bytes]) -> None:
+def test_detach_keys_are_recognized_in_any_chunks(typed: list[bytes]) -> None:
     keys = DetachKeys()
 
     def pass_all() -> None:
@@ -53,7 +53,7 @@ def test_the_keys_to_leave_are_heard_however_they_come(typed: list[bytes]) -> No
         ([b"\x1b[?1049", b"h", b"x" * 100, b"\x1b[?104", b"9l"], False),
     ],
 )
-def test_a_screen_that_was_left_behind_is_known(seen: list[bytes], alternate: bool) -> None:
+def test_the_alternate_screen_is_tracked(seen: list[bytes], alternate: bool) -> None:
     screen = Screen()
     for data in seen:
         screen.feed(data)
@@ -81,7 +81,7 @@ def test_a_screen_that_was_left_behind_is_known(seen: list[bytes], alternate: bo
         b"\x1bP1$r0m\x1b\\",
     ],
 )
-def test_an_answer_of_the_terminal_is_not_typed(reply: bytes) -> None:
+def test_a_terminal_reply_is_filtered(reply: bytes) -> None:
     assert ReplyFilter().filter(b"l" + reply + reply + b"s\r") == b"ls\r"
     for cut in range(3, len(reply)):
         replies = ReplyFilter()
@@ -98,11 +98,11 @@ def test_an_answer_of_the_terminal_is_not_typed(reply: bytes) -> None:
         b"plain 1;2R\r", b"\x03", b"\xc3\xa9",
     ],
 )  # fmt: skip
-def test_a_key_is_typed_at_once_whatever_it_sends(key: bytes) -> None:
+def test_a_key_is_never_held_back(key: bytes) -> None:
     assert ReplyFilter().filter(key) == key
 
 
-def test_what_was_held_back_comes_when_the_time_of_answers_is_over() -> None:
+def test_held_back_input_is_released_when_the_filter_ends() -> None:
     replies = ReplyFilter()
     assert replies.filter(b"\x1b[1;5") == b""
     assert replies.filter(b"C", active=False) == b"\x1b[1;5C"

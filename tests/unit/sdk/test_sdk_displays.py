@@ -27,7 +27,7 @@ RICH = Display(
 )
 
 
-def test_every_form_has_a_name() -> None:
+def test_every_mime_type_has_an_attribute() -> None:
     assert (RICH.text, RICH.html, RICH.svg) == ("plain", "<script>", "<svg/>")
     assert (RICH.png, RICH.jpeg, RICH.json) == (PIXEL, None, {"a": 1})
     assert (RICH.latex, RICH.markdown) == ("$x$", "*x*")
@@ -35,7 +35,7 @@ def test_every_form_has_a_name() -> None:
     assert (empty.text, empty.html, empty.png, empty.json) == (None, None, None, None)
 
 
-def test_a_form_of_another_shape_is_none() -> None:
+def test_invalid_content_is_none() -> None:
     odd = Display("display", {"text/plain": 5, "image/png": "=", "image/jpeg": {"a": 1}})
     assert (odd.text, odd.png, odd.jpeg) == (None, None, None)
 
@@ -51,14 +51,12 @@ def test_a_form_of_another_shape_is_none() -> None:
         ("a.md", b"*x*"),
     ],
 )
-def test_it_is_saved_in_the_form_that_the_name_asks_for(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
+def test_the_suffix_chooses_the_saved_type(tmp_path: Path, name: str, content: bytes) -> None:
     assert RICH.save(tmp_path / name) == tmp_path / name
     assert (tmp_path / name).read_bytes() == content
 
 
-def test_a_name_without_a_suffix_gets_that_of_the_best_form(tmp_path: Path) -> None:
+def test_a_name_without_a_suffix_gets_that_of_the_best_type(tmp_path: Path) -> None:
     assert RICH.save(str(tmp_path / "a")).name == "a.png"
     assert Display("result", {"text/plain": "x"}).save(tmp_path / "b").name == "b.txt"
     saved = Display("result", {"application/json": [1]}).save(tmp_path / "c")
@@ -66,18 +64,18 @@ def test_a_name_without_a_suffix_gets_that_of_the_best_form(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.pdf"])
-def test_a_form_that_it_does_not_have_cannot_be_saved(tmp_path: Path, name: str) -> None:
+def test_a_missing_type_cannot_be_saved(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="image/png") as caught:
         RICH.save(tmp_path / name)
     assert caught.value.code == "no_such_form"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_notebook_is_given_only_what_cannot_act_in_its_page() -> None:
+def test_a_notebook_receives_only_harmless_types() -> None:
     assert set(RICH._repr_mimebundle_()) == {"text/plain", "image/png", "application/json"}
 
 
-def test_a_notebook_is_given_no_image_that_is_none() -> None:
+def test_a_notebook_receives_no_invalid_image() -> None:
     made_up = {"image/png": 'iVBORw=="><script>', "image/jpeg": {"a": 1}, "text/plain": ["x"]}
     shown = Display("display", made_up)._repr_mimebundle_()
     assert set(shown) == {"image/png"}
@@ -94,7 +92,7 @@ def test_a_result_is_shown_like_the_output_of_a_cell() -> None:
     assert places == sorted(places)
 
 
-def test_html_is_shown_in_a_frame_where_nothing_runs_or_is_loaded() -> None:
+def test_html_is_shown_in_a_frame_without_scripts_or_network() -> None:
     page = Display("display", {"text/html": '"><script>alert(1)</script>'})._repr_html_()
     assert page.startswith('<iframe sandbox="" srcdoc="')
     assert "<script>" not in page

@@ -93,7 +93,7 @@ NODE = {
 
 
 @dataclass
-class Outside:
+class FakeServer:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     executions: dict[str, Running] = field(default_factory=dict)
     invocations: dict[str, Running] = field(default_factory=dict)
@@ -789,14 +789,14 @@ class Outside:
 
 
 class ServerThread:
-    """`Outside` on a free port of loopback, with TLS when there is a certificate (PEM)."""
+    """`FakeServer` on a free port of loopback, with TLS when there is a certificate (PEM)."""
 
-    def __init__(self, outside: Outside, certificate: str | None = None) -> None:
+    def __init__(self, fake_server: FakeServer, certificate: str | None = None) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
         scheme = "http" if certificate is None else "https"
-        outside.url = f"{scheme}://127.0.0.1:{self.socket.getsockname()[1]}"
+        fake_server.url = f"{scheme}://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(
-            outside,
+            fake_server,
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=1,

@@ -13,14 +13,14 @@ import pytest
 from atoll import Atoll, Conflict, InvalidRequest, PermanentError, RequestError, TemporaryError
 from atoll.sdk.retry import Backoff
 from atoll.sdk.values import FileEvent
-from tests.component.sdk.outside import KEY
+from tests.component.sdk.fake_server import KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from atoll import AsyncAtoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +64,7 @@ class Stubborn(io.RawIOBase):
 
 
 def test_an_upload_reads_paths_files_bytes_and_iterators(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     local = tmp_path / "a.bin"
     local.write_bytes(DATA)
@@ -83,28 +83,30 @@ def test_an_upload_reads_paths_files_bytes_and_iterators(
         for source, content, total in sources:
             told = Told()
             assert session.files.upload(source, "x", progress=told).size == len(content)
-            assert outside.files["x"] == content
+            assert fake_server.files["x"] == content
             told.check(len(content), total)
         assert not file.closed
 
 
-async def test_an_upload_reads_a_pipe(async_atoll: AsyncAtoll, outside: Outside) -> None:
+async def test_an_upload_reads_a_pipe(async_atoll: AsyncAtoll, fake_server: FakeServer) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb") as sink:
         sink.write(b"through a pipe")
         sink.close()
         async with async_atoll.session() as session:
             await session.files.upload(source, "x")
-    assert outside.files["x"] == b"through a pipe"
+    assert fake_server.files["x"] == b"through a pipe"
 
 
 @pytest.mark.parametrize(
     "source", [io.StringIO("text"), ["text"], [1]], ids=["text file", "text", "number"]
 )
-def test_what_gives_no_bytes_is_refused(atoll: Atoll, outside: Outside, source: Any) -> None:
+def test_a_source_without_bytes_is_refused(
+    atoll: Atoll, fake_server: FakeServer, source: Any
+) -> None:
     with atoll.session() as session, pytest.raises(InvalidRequest, match="not bytes"):
         session.files.upload(source, "x")
-    assert "x" not in outside.files
+    assert "x" not in fake_server.files
 
 
 def test_a_source_without_a_name_needs_a_path(atoll: Atoll) -> None:
@@ -113,8 +115,8 @@ def test_a_source_without_a_name_needs_a_path(atoll: Atoll) -> None:
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-def test_what_a_source_raises_is_raised(
-    outside: Outside, bubblewrap: str, tmp_path: Path, embedded: bool
+def test_an_error_of_the_source_propagates(
+    fake_server: FakeServer, bubblewrap: str, tmp_path: Path, embedded: bool
 ) -> None:
     def failing() -> Iterator[bytes]:
         yield b"some"
@@ -124,7 +126,7 @@ def test_what_a_source_raises_is_raised(
         raise LookupError
 
     embedding = Atoll(data_dir=tmp_path, pool={"size": 0})
-    client = embedding if embedded else Atoll(outside.url, api_key=KEY)
+    client = embedding if embedded else Atoll(fake_server.url, api_key=KEY)
     with client, client.session() as session:
         with pytest.raises(ZeroDivisionError):
             session.files.upload(failing(), "x")
@@ -154,8 +156,10 @@ async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: A
     assert told == [(4, None)]
 
 
-def test_a_download_goes_into_an_open_file_and_is_told(atoll: Atoll, outside: Outside) -> None:
-    outside.files["x"], outside.etags = DATA, True
+def test_a_download_into_an_open_file_reports_progress(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
+    fake_server.files["x"], fake_server.etags = DATA, True
     target, stubborn, told = io.BytesIO(), Stubborn(), Told()
     with atoll.session() as session:
         session.files.download("x", target, progress=told)
@@ -178,44 +182,44 @@ def test_a_download_goes_into_an_open_file_and_is_told(atoll: Atoll, outside: Ou
     ],
 )
 def test_a_part_of_a_file_is_read(
-    atoll: Atoll, outside: Outside, start: int, stop: int | None, expected: bytes
+    atoll: Atoll, fake_server: FakeServer, start: int, stop: int | None, expected: bytes
 ) -> None:
-    outside.files["x"], outside.etags = DATA, True
+    fake_server.files["x"], fake_server.etags = DATA, True
     with atoll.session() as session:
         assert session.files.read("x", start=start, stop=stop) == expected
         with pytest.raises(InvalidRequest):
             session.files.read("x", start=9, stop=9)
 
 
-def test_a_server_that_knows_no_ranges_is_not_believed(atoll: Atoll, outside: Outside) -> None:
-    outside.files["x"] = DATA
+def test_a_server_without_range_support_is_an_error(atoll: Atoll, fake_server: FakeServer) -> None:
+    fake_server.files["x"] = DATA
     with atoll.session() as session, pytest.raises(PermanentError, match="requested part"):
         session.files.read("x", start=5)
 
 
-def test_a_download_goes_on_where_the_line_broke(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+def test_a_download_resumes_after_a_lost_connection(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.files["x"], outside.etags = DATA, True
-    outside.cuts = [300_000, 0, 500_000]
+    fake_server.files["x"], fake_server.etags = DATA, True
+    fake_server.cuts = [300_000, 0, 500_000]
     told = Told()
     with atoll.session() as session:
         session.files.download("x", tmp_path / "x", progress=told)
         assert (tmp_path / "x").read_bytes() == DATA
         told.check(len(DATA), len(DATA))
-        outside.cuts = [1000]
+        fake_server.cuts = [1000]
         assert session.files.read("x", start=-5000) == DATA[-5000:]
-        outside.cuts = [1000]
+        fake_server.cuts = [1000]
         assert session.files.read("x", start=7, stop=5000) == DATA[7:5000]
 
 
-def test_another_version_is_not_put_behind_the_first(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+def test_a_download_never_mixes_two_versions(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.files["x"], outside.etags, outside.cuts = DATA, True, [300_000]
+    fake_server.files["x"], fake_server.etags, fake_server.cuts = DATA, True, [300_000]
 
     def change(size: int, total: int | None) -> None:
-        outside.files["x"] = DATA[::-1]
+        fake_server.files["x"] = DATA[::-1]
 
     with atoll.session() as session, pytest.raises(Conflict) as caught:
         session.files.download("x", tmp_path / "x", progress=change)
@@ -223,20 +227,20 @@ def test_another_version_is_not_put_behind_the_first(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_line_that_never_holds_is_given_up(
-    atoll: Atoll, outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_download_gives_up_after_too_many_interruptions(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Backoff, "limit", 0.2)
-    outside.files["x"], outside.etags, outside.cuts = DATA, True, [1000] + [0] * 100
+    fake_server.files["x"], fake_server.etags, fake_server.cuts = DATA, True, [1000] + [0] * 100
     with atoll.session() as session, pytest.raises(TemporaryError):
         session.files.download("x", tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_cancelled_download_leaves_nothing(
-    async_atoll: AsyncAtoll, outside: Outside, tmp_path: Path
+    async_atoll: AsyncAtoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.files["x"] = DATA
+    fake_server.files["x"] = DATA
     begun, never = asyncio.Event(), asyncio.Event()
 
     async def hold(size: int, total: int | None) -> None:
@@ -253,28 +257,28 @@ async def test_a_cancelled_download_leaves_nothing(
     assert names(tmp_path) == []
 
 
-def test_progress_is_told_in_the_thread_of_the_caller(atoll: Atoll) -> None:
+def test_progress_callbacks_run_in_the_thread_of_the_caller(atoll: Atoll) -> None:
     threads: set[threading.Thread] = set()
     with atoll.session() as session:
         session.files.upload(DATA, "x", progress=lambda *_: threads.add(threading.current_thread()))
     assert threads == {threading.current_thread()}
 
 
-def test_modes_and_conditions_are_sent(atoll: Atoll, outside: Outside) -> None:
+def test_modes_and_conditions_are_sent(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         session.files.write("x", "a", overwrite=False, if_match='"e"')
-        assert outside.headers["if-none-match"] == "*"
-        assert outside.headers["if-match"] == '"e"'
+        assert fake_server.headers["if-none-match"] == "*"
+        assert fake_server.headers["if-match"] == '"e"'
         session.files.upload(b"a", "x", overwrite=False)
-        assert outside.headers["if-none-match"] == "*"
+        assert fake_server.headers["if-none-match"] == "*"
         with pytest.raises(InvalidRequest, match="mode"):
             session.files.write("x", "a", mode=0o4755)
         with pytest.raises(RequestError):
             session.files.chmod("x", -1)
 
 
-def test_a_watching_that_breaks_begins_again(atoll: Atoll, outside: Outside) -> None:
-    outside.watched = [
+def test_a_file_watch_reconnects_with_an_overflow(atoll: Atoll, fake_server: FakeServer) -> None:
+    fake_server.watched = [
         [("watching", {}), ("created", {"encoded_path": "a%FF"}), ("news", {})],
         [("watching", {}), ("end", {"code": "link_lost"})],
         [("watching", {}), ("overflow", {}), ("deleted", {"encoded_path": "d"})],
@@ -291,12 +295,12 @@ def test_a_watching_that_breaks_begins_again(atoll: Atoll, outside: Outside) -> 
         ]
         with pytest.raises(Conflict):
             next(session.files.watch())
-        outside.watched = [[("watching", {}), ("created", {"encoded_path": 7})]]
+        fake_server.watched = [[("watching", {}), ("created", {"encoded_path": 7})]]
         with pytest.raises(PermanentError, match="not an event"):
             list(session.files.watch())
 
 
-def test_a_checkpoint_is_made_and_asked_for(atoll: Atoll) -> None:
+def test_a_checkpoint_is_created_and_fetched(atoll: Atoll) -> None:
     with atoll.session() as session:
         assert session.last_checkpoint() is None
         made = session.checkpoint()

@@ -58,7 +58,7 @@ FILES = (
         ("a+md", ()),
     ],
 )
-def test_what_is_left_out_is_what_docker_leaves_out(
+def test_the_same_files_are_excluded_as_by_docker(
     lines: str, left_out: tuple[str, ...], tmp_path: Path
 ) -> None:
     for name in FILES:
@@ -71,7 +71,7 @@ def test_what_is_left_out_is_what_docker_leaves_out(
     assert set(FILES) - names == set(left_out)
 
 
-def test_what_cannot_be_read_as_one_is_told(tmp_path: Path) -> None:
+def test_an_invalid_dockerignore_is_an_error(tmp_path: Path) -> None:
     assert "anything" not in dockerignore.read(tmp_path)
     (tmp_path / dockerignore.FILE).write_text("a\n[z-a]\n")
     with pytest.raises(InvalidRequest, match=r"Line 2 of .dockerignore, \[z-a\]"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from atoll import AsyncAtoll, Atoll, Event
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ def asking(*questions: str) -> str:
 # Events
 
 
-def test_a_stream_gives_every_kind_of_event_and_none_that_is_unknown(atoll: Atoll) -> None:
+def test_a_stream_yields_all_known_kinds_of_events(atoll: Atoll) -> None:
     shown = {"type": "display", "data": {"text/plain": "x"}, "metadata": {}}
     lost = {"attempt": 2, "cause": "node_lost", "message": "gone", "delay": 1.0}
     script = {
@@ -60,8 +60,8 @@ def test_a_stream_gives_every_kind_of_event_and_none_that_is_unknown(atoll: Atol
     assert {event.execution_id for event in events} == {result.result.execution_id}
 
 
-def test_a_stream_goes_on_where_the_connection_broke(atoll: Atoll, outside: Outside) -> None:
-    outside.cut_events_after = 2
+def test_a_stream_resumes_after_a_lost_connection(atoll: Atoll, fake_server: FakeServer) -> None:
+    fake_server.cut_events_after = 2
     with atoll.session() as session:
         script = {"out": [["stdout", "a"], ["stdout", "b"], ["stdout", "c"]]}
         events = list(session.stream(json.dumps(script)))
@@ -69,43 +69,45 @@ def test_a_stream_goes_on_where_the_connection_broke(atoll: Atoll, outside: Outs
     assert [event.sequence for event in events] == [1, 2, 3, 4, 5]
 
 
-def test_events_begin_behind_the_one_that_is_named(atoll: Atoll) -> None:
+def test_events_start_after_the_given_number(atoll: Atoll) -> None:
     with atoll.session() as session:
         execution = session.submit(json.dumps({"out": [["stdout", "a"], ["stdout", "b"]]}))
         execution.wait()
         assert [event.text for event in execution.events(after=2)] == ["b", ""]
 
 
-def test_behind_the_result_there_is_nothing(atoll: Atoll) -> None:
+def test_no_events_follow_the_result(atoll: Atoll) -> None:
     with atoll.session() as session:
         execution = session.submit("x")
         last = list(execution.events())[-1].sequence
         assert list(execution.events(after=last)) == []
 
 
-async def test_a_stream_that_is_left_cancels_its_execution(
-    async_atoll: AsyncAtoll, outside: Outside
+async def test_leaving_a_stream_cancels_its_execution(
+    async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async with async_atoll.session() as session:
         async with aclosing(cast("AsyncGenerator[Event]", session.stream(HOLD))) as events:
             async for event in events:
                 if event.kind == "stdout":
                     break
-        (execution,) = outside.executions.values()
+        (execution,) = fake_server.executions.values()
         assert execution.cancelled
         assert execution.reason == "The caller stopped waiting."
 
 
-def test_ordinary_code_leaves_a_stream_by_break(atoll: Atoll, outside: Outside) -> None:
+def test_a_break_leaves_a_stream_in_synchronous_code(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         for event in session.stream(HOLD):
             if event.kind == "stdout":
                 break
-        (execution,) = outside.executions.values()
+        (execution,) = fake_server.executions.values()
         assert execution.cancelled
 
 
-def test_events_that_are_left_leave_the_execution(atoll: Atoll, outside: Outside) -> None:
+def test_leaving_events_does_not_affect_the_execution(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
     with atoll.session() as session:
         execution = session.submit(HOLD)
         with closing(cast("Generator[Event]", execution.events())) as events:
@@ -114,7 +116,7 @@ def test_events_that_are_left_leave_the_execution(atoll: Atoll, outside: Outside
 
 
 async def test_a_stream_whose_reader_is_cancelled_cancels_its_execution(
-    async_atoll: AsyncAtoll, outside: Outside
+    async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async def read() -> None:
         async for _ in session.stream(HOLD):
@@ -122,15 +124,15 @@ async def test_a_stream_whose_reader_is_cancelled_cancels_its_execution(
 
     async with async_atoll.session() as session:
         reading = asyncio.create_task(read())
-        await asyncio.to_thread(outside.started.acquire)
+        await asyncio.to_thread(fake_server.started.acquire)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        (execution,) = outside.executions.values()
+        (execution,) = fake_server.executions.values()
         assert execution.cancelled
 
 
-def test_every_event_is_told_to_a_callback(atoll: Atoll) -> None:
+def test_a_callback_receives_every_event(atoll: Atoll) -> None:
     kinds: list[str] = []
     with atoll.session() as session:
         result = session.run("x", on_event=lambda event: kinds.append(event.kind))
@@ -138,7 +140,7 @@ def test_every_event_is_told_to_a_callback(atoll: Atoll) -> None:
     assert kinds == ["started", "stdout", "result"]
 
 
-def test_ordinary_code_may_give_a_coroutine_function(atoll: Atoll) -> None:
+def test_synchronous_code_may_pass_a_coroutine_function(atoll: Atoll) -> None:
     pieces: list[str] = []
 
     async def keep(text: str) -> None:
@@ -149,37 +151,37 @@ def test_ordinary_code_may_give_a_coroutine_function(atoll: Atoll) -> None:
     assert pieces == ["x"]
 
 
-def test_a_callback_that_fails_cancels_the_execution(atoll: Atoll, outside: Outside) -> None:
+def test_a_callback_that_fails_cancels_the_execution(atoll: Atoll, fake_server: FakeServer) -> None:
     def fail(text: str) -> None:
         raise ZeroDivisionError
 
     with atoll.session() as session, pytest.raises(ZeroDivisionError):
         session.run(HOLD, on_stdout=fail)
-    (execution,) = outside.executions.values()
+    (execution,) = fake_server.executions.values()
     assert execution.cancelled
 
 
 # Ends
 
 
-def test_a_run_is_not_waited_for_longer_than_asked(atoll: Atoll, outside: Outside) -> None:
+def test_a_run_ends_after_the_requested_wait(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         with pytest.raises(TimeoutError, match=r"within 0.05 s and was cancelled"):
             session.run(HOLD, wait=0.05)
-        (execution,) = outside.executions.values()
+        (execution,) = fake_server.executions.values()
         assert execution.cancelled
         assert "timeout" not in execution.request
 
 
-def test_a_cancellation_says_why(atoll: Atoll, outside: Outside) -> None:
+def test_a_cancellation_has_a_reason(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         execution = session.submit(HOLD)
         assert execution.cancel("enough").status == "cancelled"
-        assert outside.executions[execution.id].reason == "enough"
+        assert fake_server.executions[execution.id].reason == "enough"
         assert execution.cancel().status == "cancelled"
 
 
-def test_what_has_ended_by_itself_is_cancelled_without_an_error(atoll: Atoll) -> None:
+def test_cancelling_an_ended_execution_is_no_error(atoll: Atoll) -> None:
     with atoll.session() as session:
         execution = session.submit("x")
         execution.wait()
@@ -199,7 +201,7 @@ def test_what_has_ended_by_itself_is_cancelled_without_an_error(atoll: Atoll) ->
     ],
     ids=["yes", "no", "value", "reason"],
 )
-def test_what_a_callback_returns_answers_the_question(
+def test_the_return_value_of_a_callback_answers_the_question(
     atoll: Atoll, returned: Any, told: dict[str, Any]
 ) -> None:
     asked: list[Approval] = []
@@ -215,25 +217,27 @@ def test_what_a_callback_returns_answers_the_question(
 
 
 @pytest.mark.parametrize("returned", ["no", "", 1, 0, {"approved": False}, ["yes"]])
-def test_what_is_no_answer_is_no_consent(atoll: Atoll, outside: Outside, returned: object) -> None:
+def test_a_truthy_value_is_no_consent(
+    atoll: Atoll, fake_server: FakeServer, returned: object
+) -> None:
     wrong = pytest.raises(TypeError, match=f"on_approval .* not {type(returned).__name__}")
     with atoll.session() as session, wrong:
         session.run(asking("a"), on_approval=lambda _: returned, execution_id="mine")
-    execution = outside.executions["mine"]
+    execution = fake_server.executions["mine"]
     assert (execution.answers, execution.cancelled) == ([], True)
 
 
-def test_an_answer_that_is_early_is_given_again(
-    atoll: Atoll, outside: Outside, monkeypatch: pytest.MonkeyPatch
+def test_an_early_answer_is_repeated(
+    atoll: Atoll, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.sdk.executions._ANSWER_DELAY", 60.0)
-    outside.unheard = 2
+    fake_server.unheard = 2
     with atoll.session() as session:
         result = session.run(asking("a", "b"), on_approval=lambda approval: approval.id == "1")
     assert result.return_value == [{"approved": True}, {"approved": False}]
 
 
-async def test_a_question_is_left_to_somebody_else(async_atoll: AsyncAtoll) -> None:
+async def test_a_callback_may_leave_a_question_to_others(async_atoll: AsyncAtoll) -> None:
     seen = asyncio.Event()
 
     async def see(approval: Approval) -> None:
@@ -260,7 +264,7 @@ async def test_a_question_is_left_to_somebody_else(async_atoll: AsyncAtoll) -> N
 # What it is told
 
 
-def test_a_message_and_input_are_sent(atoll: Atoll, outside: Outside) -> None:
+def test_a_message_and_input_are_sent(atoll: Atoll, fake_server: FakeServer) -> None:
     with atoll.session() as session:
         execution = session.submit(HOLD, stdin_open=True)
         assert execution.send("hello").status == "running"
@@ -268,42 +272,42 @@ def test_a_message_and_input_are_sent(atoll: Atoll, outside: Outside) -> None:
         execution.write(b"\xff", eof=True)
         execution.write("")
         execution.write("", eof=True)
-        injected = outside.executions[execution.id].injected
+        injected = fake_server.executions[execution.id].injected
         assert injected[0] == {"message": "hello"}
         given = [(base64.b64decode(one["stdin_base64"]), one["eof"]) for one in injected[1:]]
         assert given == [("é".encode(), False), (b"\xff", True), (b"", True)]
-        assert outside.bodies[-1]["stdin_open"] is True
+        assert fake_server.bodies[-1]["stdin_open"] is True
         execution.cancel()
         with pytest.raises(Conflict) as raised:
             execution.send("late")
         assert raised.value.code == "execution_not_running"
 
 
-def test_much_input_goes_in_pieces_and_waits_for_its_reader(
-    atoll: Atoll, outside: Outside, monkeypatch: pytest.MonkeyPatch
+def test_large_input_is_chunked_and_waits_for_its_reader(
+    atoll: Atoll, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = bytes(range(256)) * 4096
     with atoll.session() as session:
         execution = session.submit(HOLD, stdin_open=True)
-        outside.unread = 2
+        fake_server.unread = 2
         execution.write(data, eof=True)
-        injected = outside.executions[execution.id].injected
+        injected = fake_server.executions[execution.id].injected
         assert b"".join(base64.b64decode(one["stdin_base64"]) for one in injected) == data
         assert [one["eof"] for one in injected] == [False] * (len(injected) - 1) + [True]
         assert len(injected) == 4
         monkeypatch.setattr(Backoff, "limit", 0.0)
-        outside.unread = 10
+        fake_server.unread = 10
         with pytest.raises(TemporaryError) as raised:
             execution.write(data)
         assert raised.value.code == "queue_full"
 
 
-def test_an_id_of_ones_own_makes_a_request_repeatable(atoll: Atoll, outside: Outside) -> None:
+def test_a_chosen_id_makes_a_request_repeatable(atoll: Atoll, fake_server: FakeServer) -> None:
     session = atoll.sessions.create(capacity=4)
     assert session.info.capacity == 4
-    outside.keys.clear()
-    outside.lost_answers = 2
+    fake_server.keys.clear()
+    fake_server.lost_answers = 2
     assert session.run("1", execution_id="mine").execution_id == "mine"
     assert session.submit("1", execution_id="mine").id == "mine"
-    assert list(outside.executions) == ["mine"]
-    assert outside.keys == [None] * 4
+    assert list(fake_server.executions) == ["mine"]
+    assert fake_server.keys == [None] * 4

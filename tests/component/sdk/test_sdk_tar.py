@@ -18,7 +18,7 @@ from atoll.sdk.tar_unpack import MAX_DEPTH, MAX_EXTENSION, TarUnpacker
 
 if TYPE_CHECKING:
     from atoll import AsyncAtoll, Atoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ def seen(top: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("step", [1, 511, 512, 1000, 10**9])
-def test_a_tree_comes_back_as_it_was_however_it_is_cut(tmp_path: Path, step: int) -> None:
+def test_a_tree_survives_packing_and_unpacking_in_any_chunks(tmp_path: Path, step: int) -> None:
     source = tmp_path / "source"
     deep = source / "d" / ("long" * 50) / ("name" * 30)
     deep.mkdir(parents=True)
@@ -96,7 +96,9 @@ def test_a_tree_comes_back_as_it_was_however_it_is_cut(tmp_path: Path, step: int
     assert done.left_out == []
 
 
-def test_a_tree_goes_up_and_comes_down(atoll: Atoll, outside: Outside, tmp_path: Path) -> None:
+def test_a_tree_is_uploaded_and_downloaded(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
+) -> None:
     (tmp_path / "in" / "d").mkdir(parents=True)
     (tmp_path / "in" / "a").write_bytes(b"a" * 300_000)
     (tmp_path / "in" / "d" / "b").write_bytes(b"b")
@@ -123,7 +125,7 @@ def test_a_tree_goes_up_and_comes_down(atoll: Atoll, outside: Outside, tmp_path:
 
 
 def test_a_tree_that_cannot_be_read_is_not_sent(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"a")
     with atoll.session() as session:
@@ -131,10 +133,10 @@ def test_a_tree_that_cannot_be_read_is_not_sent(
             session.files.upload_tree(tmp_path / "none", "to")
         with pytest.raises(NotADirectoryError):
             session.files.upload_tree(tmp_path / "a", "to")
-    assert outside.files == {}
+    assert fake_server.files == {}
 
 
-def test_a_file_that_becomes_shorter_ends_the_upload(tmp_path: Path) -> None:
+def test_a_shrinking_file_fails_the_upload(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a" * 1_000_000)
     pieces = iter(TarPacker(tmp_path))
     next(pieces)
@@ -150,7 +152,7 @@ def test_a_file_that_becomes_shorter_ends_the_upload(tmp_path: Path) -> None:
     "name", ["../x", "/etc/x", "a/../../x", "..", "//x", "a/..", "x\0y"], ids=repr
 )
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
-def test_a_name_that_leads_out_ends_it(tmp_path: Path, name: str, form: int) -> None:
+def test_a_name_that_points_outside_is_an_error(tmp_path: Path, name: str, form: int) -> None:
     kinds = [entry(name, b"evil"), link(name, "a"), entry(name, type=tarfile.DIRTYPE)]
     for one in kinds:
         if "\0" in name:
@@ -171,14 +173,14 @@ def test_a_name_that_leads_out_ends_it(tmp_path: Path, name: str, form: int) -> 
     ["/etc/passwd", "..", "../x", "d/..", "d/../..", "../out/x", "", "./../x", "d/../../x"],
     ids=repr,
 )
-def test_a_link_that_could_lead_out_is_left_out(tmp_path: Path, target: str) -> None:
+def test_a_link_that_could_point_outside_is_skipped(tmp_path: Path, target: str) -> None:
     done = unpack(tar(link("l", target), link("hard", target, tarfile.LNKTYPE)), tmp_path / "out")
     assert seen(tmp_path / "out") == {}
     assert [text.partition(":")[0] for text in done.left_out] == ["l", "hard"]
 
 
 def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
+    (tmp_path / "fake_server").mkdir()
     for entries in (
         [entry("d", type=tarfile.DIRTYPE), link("l", "d"), entry("l/x", b"evil")],
         [entry("d/x", b"good"), link("l", "d/x"), entry("l", b"evil")],
@@ -194,7 +196,7 @@ def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path) -> Non
             assert seen(tmp_path / "a") == {"d": "dir", "l": "-> d"}
 
 
-def test_nothing_is_written_through_a_link_that_was_there(tmp_path: Path) -> None:
+def test_nothing_is_written_through_an_existing_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "kept").write_bytes(b"kept")
     (tmp_path / "out").mkdir()
@@ -233,7 +235,7 @@ def test_set_user_id_bits_are_dropped_and_rights_are_not_widened(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
-def test_devices_and_pipes_are_left_out(tmp_path: Path, kind: bytes) -> None:
+def test_devices_and_pipes_are_skipped(tmp_path: Path, kind: bytes) -> None:
     done = unpack(tar(entry("p", type=kind), entry("x", b"x")), tmp_path)
     assert seen(tmp_path) == {"x": b"x"}
     assert done.left_out == ["p: not a file, directory or link"]
@@ -269,33 +271,35 @@ def damaged() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("how", damaged())
-def test_a_damaged_archive_is_an_error_and_leaves_no_half_file(tmp_path: Path, how: str) -> None:
+def test_a_damaged_archive_is_an_error_and_leaves_no_partial_file(tmp_path: Path, how: str) -> None:
     with pytest.raises(PermanentError) as caught:
         unpack(damaged()[how], tmp_path / "out")
     assert caught.value.code == "bad_answer"
     assert [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".part"] == []
 
 
-def test_a_server_cannot_write_elsewhere(atoll: Atoll, outside: Outside, tmp_path: Path) -> None:
-    outside.archive = tar(entry("fine", b"1"), entry("../evil", b"2"))
+def test_a_server_cannot_write_elsewhere(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
+) -> None:
+    fake_server.archive = tar(entry("fine", b"1"), entry("../evil", b"2"))
     with atoll.session() as session, pytest.raises(InvalidRequest):
         session.files.download_tree("d", tmp_path / "out")
     assert seen(tmp_path) == {"out": "dir", "out/fine": b"1"}
 
 
-def test_an_archive_that_is_cut_is_said_to_be(
-    atoll: Atoll, outside: Outside, tmp_path: Path
+def test_a_truncated_archive_is_an_error(
+    atoll: Atoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.archive = tar(entry("x", b"x" * 5000))[:3000]
+    fake_server.archive = tar(entry("x", b"x" * 5000))[:3000]
     with atoll.session() as session, pytest.raises((PermanentError, TemporaryError)):
         session.files.download_tree("d", tmp_path / "out")
     assert seen(tmp_path / "out") == {}
 
 
-async def test_a_cancelled_tree_leaves_no_half_file(
-    async_atoll: AsyncAtoll, outside: Outside, tmp_path: Path
+async def test_a_cancelled_tree_leaves_no_partial_file(
+    async_atoll: AsyncAtoll, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    outside.archive = tar(entry("a", b"a"), entry("x", b"x" * 3_000_000))
+    fake_server.archive = tar(entry("a", b"a"), entry("x", b"x" * 3_000_000))
     begun, never = asyncio.Event(), asyncio.Event()
 
     async def hold(size: int, total: int | None) -> None:

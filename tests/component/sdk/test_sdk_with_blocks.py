@@ -9,14 +9,16 @@ import pytest
 
 if TYPE_CHECKING:
     from atoll import AsyncAtoll, Atoll
-    from tests.component.sdk.outside import Outside
+    from tests.component.sdk.fake_server import FakeServer
 
 
-def deleted(outside: Outside) -> list[str]:
-    return [path for method, path in outside.requests if method == "DELETE"]
+def deleted(fake_server: FakeServer) -> list[str]:
+    return [path for method, path in fake_server.requests if method == "DELETE"]
 
 
-def test_a_session_can_be_used_with_and_without_a_block(atoll: Atoll, outside: Outside) -> None:
+def test_a_session_can_be_used_with_and_without_a_block(
+    atoll: Atoll, fake_server: FakeServer
+) -> None:
     session = atoll.session()
     assert session.run("1").stdout == "1"
     session.delete()
@@ -24,11 +26,13 @@ def test_a_session_can_be_used_with_and_without_a_block(atoll: Atoll, outside: O
         assert session.run("2").stdout == "2"
     with atoll.sessions.create() as session:
         assert session.run("3").stdout == "3"
-    assert len(deleted(outside)) == 3
+    assert len(deleted(fake_server)) == 3
 
 
 @pytest.mark.anyio
-async def test_so_it_is_in_asynchronous_code(async_atoll: AsyncAtoll, outside: Outside) -> None:
+async def test_an_asynchronous_session_can_be_used_with_and_without_a_block(
+    async_atoll: AsyncAtoll, fake_server: FakeServer
+) -> None:
     session = await async_atoll.session()
     assert (await session.run("1")).stdout == "1"
     await session.delete()
@@ -38,18 +42,18 @@ async def test_so_it_is_in_asynchronous_code(async_atoll: AsyncAtoll, outside: O
         assert (await session.run("3")).stdout == "3"
     async with await async_atoll.sessions.create() as session:
         assert (await session.run("4")).stdout == "4"
-    assert len(deleted(outside)) == 4
+    assert len(deleted(fake_server)) == 4
 
 
 @pytest.mark.anyio
-async def test_what_was_not_awaited_says_so(async_atoll: AsyncAtoll) -> None:
+async def test_a_pending_session_explains_that_it_must_be_awaited(async_atoll: AsyncAtoll) -> None:
     opening = async_atoll.session()
     with pytest.raises(AttributeError, match=r"`await atoll\.session\(…\)`"):
         opening.run  # type: ignore[attr-defined] # noqa: B018
     await (await opening).delete()
 
 
-def test_what_is_left_open_is_warned_about(atoll: Atoll) -> None:
+def test_an_unclosed_session_causes_a_warning(atoll: Atoll) -> None:
     def leave_open() -> None:
         atoll.session()
         gc.collect()
@@ -58,7 +62,7 @@ def test_what_is_left_open_is_warned_about(atoll: Atoll) -> None:
         leave_open()
 
 
-def test_what_was_closed_or_made_to_last_is_not_warned_about(
+def test_a_closed_or_long_lived_session_causes_no_warning(
     atoll: Atoll, recwarn: pytest.WarningsRecorder
 ) -> None:
     atoll.sessions.create()
@@ -80,7 +84,7 @@ def test_what_was_closed_or_made_to_last_is_not_warned_about(
         ("set_timeout", r"extend\(seconds\)"),
     ],
 )
-def test_names_of_other_sandboxes_lead_to_ours(atoll: Atoll, name: str, instead: str) -> None:
+def test_names_of_other_libraries_lead_to_ours(atoll: Atoll, name: str, instead: str) -> None:
     with atoll.session() as session:
         with pytest.raises(AttributeError, match=f"'Session' .*{name}.* Use {instead}"):
             getattr(session, name)

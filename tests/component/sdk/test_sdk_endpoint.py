@@ -8,7 +8,7 @@ import trustme
 
 from atoll import AsyncAtoll, Atoll, InvalidRequest, TemporaryError
 from atoll.errors import Forbidden, Unauthenticated
-from tests.component.sdk.outside import KEY, Outside, ServerThread, problem
+from tests.component.sdk.fake_server import KEY, FakeServer, ServerThread, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def encrypted(tmp_path: Path) -> Iterator[Outside]:
+def encrypted(tmp_path: Path) -> Iterator[FakeServer]:
     """A server with TLS whose certificate is not trusted."""
     file = tmp_path / "server.pem"
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
-    outside = Outside()
-    with ServerThread(outside, str(file)):
-        yield outside
+    fake_server = FakeServer()
+    with ServerThread(fake_server, str(file)):
+        yield fake_server
 
 
 def refusal(url: str, **given: Any) -> str:
@@ -31,41 +31,41 @@ def refusal(url: str, **given: Any) -> str:
     return raised.value.message
 
 
-def test_an_unknown_key_is_named_by_where_it_comes_from(
-    outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_error_for_an_unknown_key_names_its_origin(
+    fake_server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "key"
-    assert f"There is no key file {file}." in refusal(outside.url, data_dir=tmp_path)
+    assert f"There is no key file {file}." in refusal(fake_server.url, data_dir=tmp_path)
     file.write_text("kept-key\n")
-    assert f"The key is from the file {file}." in refusal(outside.url, data_dir=tmp_path)
+    assert f"The key is from the file {file}." in refusal(fake_server.url, data_dir=tmp_path)
     monkeypatch.setenv("ATOLL_API_KEY", "a-key")
-    assert "The key is from ATOLL_API_KEY." in refusal(outside.url, data_dir=tmp_path)
-    assert "from the api_key argument" in refusal(outside.url, api_key="b-key")
+    assert "The key is from ATOLL_API_KEY." in refusal(fake_server.url, data_dir=tmp_path)
+    assert "from the api_key argument" in refusal(fake_server.url, api_key="b-key")
 
 
-def test_a_key_that_may_only_read_is_named_by_where_it_comes_from(
-    outside: Outside, atoll: Atoll
+def test_the_error_for_a_read_only_key_names_its_origin(
+    fake_server: FakeServer, atoll: Atoll
 ) -> None:
-    outside.failure = problem(403, "key_read_only", "This API key may only read.")
+    fake_server.failure = problem(403, "key_read_only", "This API key may only read.")
     with pytest.raises(Forbidden, match="from the api_key argument"):
         atoll.sessions.create()
 
 
 def test_white_space_around_a_key_is_stripped(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Atoll(outside.url, api_key=f"  {KEY}\r\n") as atoll:
+    with Atoll(fake_server.url, api_key=f"  {KEY}\r\n") as atoll:
         assert list(atoll.sessions.list()) == []
     monkeypatch.setenv("ATOLL_API_KEY", f"{KEY}\n")
-    with Atoll(outside.url) as atoll:
+    with Atoll(fake_server.url) as atoll:
         assert list(atoll.sessions.list()) == []
 
 
 @pytest.mark.parametrize("suffix", ["/", "/api/v1", "/api/v1/", " \n"])
-def test_a_url_may_end_like_the_address_of_the_api(outside: Outside, suffix: str) -> None:
-    with Atoll(outside.url + suffix, api_key=KEY) as atoll:
+def test_a_url_may_end_with_the_path_of_the_api(fake_server: FakeServer, suffix: str) -> None:
+    with Atoll(fake_server.url + suffix, api_key=KEY) as atoll:
         assert list(atoll.sessions.list()) == []
-        assert atoll.url == outside.url
+        assert atoll.url == fake_server.url
 
 
 @pytest.mark.parametrize("given", [{"url": 8000}, {"url": "http://a", "api_key": b"k"}])
@@ -74,15 +74,15 @@ def test_a_url_or_key_of_another_type_is_refused(given: dict[str, Any]) -> None:
         Atoll(**given)
 
 
-def test_https_to_a_server_without_tls_names_the_right_url(outside: Outside) -> None:
-    url = outside.url.replace("http", "https")
+def test_https_to_a_server_without_tls_names_the_right_url(fake_server: FakeServer) -> None:
+    url = fake_server.url.replace("http", "https")
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
     assert raised.value.code == "wrong_scheme"
-    assert raised.value.message.endswith(f"does not use TLS. Use {outside.url}")
+    assert raised.value.message.endswith(f"does not use TLS. Use {fake_server.url}")
 
 
-def test_http_to_a_server_with_tls_names_the_right_url(encrypted: Outside) -> None:
+def test_http_to_a_server_with_tls_names_the_right_url(encrypted: FakeServer) -> None:
     url = encrypted.url.replace("https", "http")
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
@@ -91,32 +91,34 @@ def test_http_to_a_server_with_tls_names_the_right_url(encrypted: Outside) -> No
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("server", ["outside", "encrypted"])
+@pytest.mark.parametrize("server", ["fake_server", "encrypted"])
 async def test_a_console_with_the_wrong_scheme_names_the_right_url(
     server: str, request: pytest.FixtureRequest
 ) -> None:
-    outside: Outside = request.getfixturevalue(server)
-    scheme, right = ("https", "http") if server == "outside" else ("http", "https")
-    async with AsyncAtoll(outside.url.replace(right, scheme), api_key=KEY) as atoll:
-        with pytest.raises(InvalidRequest, match=outside.url):
+    fake_server: FakeServer = request.getfixturevalue(server)
+    scheme, right = ("https", "http") if server == "fake_server" else ("http", "https")
+    async with AsyncAtoll(fake_server.url.replace(right, scheme), api_key=KEY) as atoll:
+        with pytest.raises(InvalidRequest, match=fake_server.url):
             async with atoll.execution("exec_1").console():
                 pass
 
 
 def test_a_proxy_that_asks_for_https_is_an_error_that_names_the_right_url(
-    outside: Outside, atoll: Atoll
+    fake_server: FakeServer, atoll: Atoll
 ) -> None:
-    outside.failure = problem(400, "bad_request", "The plain HTTP request went to an HTTPS port")
-    outside.failure.headers["content-type"] = "text/html"
+    fake_server.failure = problem(
+        400, "bad_request", "The plain HTTP request went to an HTTPS port"
+    )
+    fake_server.failure.headers["content-type"] = "text/html"
     with pytest.raises(InvalidRequest, match="uses TLS"):
         atoll.sessions.get("sess_1")
-    outside.failure = problem(308, "moved")
-    outside.failure.headers["location"] = outside.url.replace("http", "https")
+    fake_server.failure = problem(308, "moved")
+    fake_server.failure.headers["location"] = fake_server.url.replace("http", "https")
     with pytest.raises(InvalidRequest, match="uses TLS"):
         atoll.sessions.get("sess_1")
 
 
-def test_a_certificate_that_is_not_trusted_is_said_to_be_one(encrypted: Outside) -> None:
+def test_an_untrusted_certificate_is_reported_as_such(encrypted: FakeServer) -> None:
     with Atoll(encrypted.url, api_key=KEY) as atoll, pytest.raises(TemporaryError) as raised:
         atoll.sessions.get("sess_1")
     assert raised.value.code == "certificate_untrusted"

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.sdk.embedded import EmbeddedServer
-from tests.component.sdk.outside import Outside
+from tests.component.sdk.fake_server import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def test_a_response_is_read_while_it_is_written() -> None:
     assert [turn for turn in turns if turn.startswith("read")] == ["read 0", "read 1", "read 2"]
 
 
-async def test_a_request_body_is_taken_as_it_is_asked_for() -> None:
+async def test_a_request_body_is_read_on_demand() -> None:
     made: list[int] = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -82,7 +82,7 @@ async def test_an_early_close_is_a_disconnect() -> None:
         await gone.wait()
 
 
-async def test_a_writer_that_waits_for_its_reader_is_let_go() -> None:
+async def test_closing_releases_a_waiting_writer() -> None:
     ended = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ async def test_a_writer_that_waits_for_its_reader_is_let_go() -> None:
         await ended.wait()
 
 
-async def test_a_request_that_is_given_up_is_a_disconnect_and_closing_ends_what_lingers() -> None:
+async def test_a_cancelled_request_is_a_disconnect_and_closing_ends_the_rest() -> None:
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -137,7 +137,7 @@ async def test_an_application_that_fails_is_a_lost_connection(started: bool) -> 
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-async def test_an_error_behind_a_whole_answer_does_not_spoil_it() -> None:
+async def test_an_error_after_a_complete_response_is_ignored() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({**START, "status": 500})
         await send({"type": "http.response.body", "body": b"problem"})
@@ -147,7 +147,7 @@ async def test_an_error_behind_a_whole_answer_does_not_spoil_it() -> None:
         assert (await http.get("/")).text == "problem"
 
 
-async def test_an_application_that_never_answers_is_not_waited_for_forever() -> None:
+async def test_an_application_that_never_responds_causes_a_timeout() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await receive()
@@ -157,14 +157,14 @@ async def test_an_application_that_never_answers_is_not_waited_for_forever() -> 
             await http.get("/", timeout=0.01)
 
 
-async def test_the_whole_wire_works_in_process() -> None:
-    outside = Outside(key=None)
-    async with client(outside) as http:
+async def test_all_requests_work_in_process() -> None:
+    fake_server = FakeServer(key=None)
+    async with client(fake_server) as http:
         session = (await http.post("/api/v1/sessions", json={})).json()
         url = f"/api/v1/sessions/{session['id']}/files/a%20b"
         assert (await http.put(url, content=b"data")).status_code == 201
         assert (await http.get(url)).content == b"data"
-        assert outside.files == {"a b": b"data"}
+        assert fake_server.files == {"a b": b"data"}
 
 
 async def test_the_application_is_opened_and_closed_by_one_task() -> None:
@@ -174,7 +174,7 @@ async def test_the_application_is_opened_and_closed_by_one_task() -> None:
     async def application() -> AsyncIterator[ASGIApp]:
         tasks.append(asyncio.current_task())
         async with asyncio.TaskGroup():
-            yield Outside()
+            yield FakeServer()
         tasks.append(asyncio.current_task())
 
     host = EmbeddedServer(application())
@@ -184,11 +184,11 @@ async def test_the_application_is_opened_and_closed_by_one_task() -> None:
     assert tasks[0] is tasks[1]
 
 
-async def test_an_application_that_cannot_start_says_why() -> None:
+async def test_the_error_of_a_failed_start_propagates() -> None:
     @asynccontextmanager
     async def application() -> AsyncIterator[ASGIApp]:
         raise PermissionError("not yours")
-        yield Outside()
+        yield FakeServer()
 
     with pytest.raises(PermissionError, match="not yours"):
         await EmbeddedServer(application()).start()
