@@ -129,7 +129,7 @@ def test_an_image_with_only_a_static_program_works(api: Api) -> None:
         assert api.run(made, "print(open('a.txt').read())")["stdout"] == "kept\n"
         lost = api.run(made, "echo 1", language="shell")
         assert (lost["exit_code"], lost["error"]["code"]) == (127, "interpreter_missing")
-        assert "bash or sh is not in this sandbox" in lost["stderr"]
+        assert "bash or sh is not installed in this sandbox" in lost["stderr"]
 
 
 def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:

@@ -349,7 +349,7 @@ def test_a_time_out_and_a_signal_are_told_by_the_exit_code(server: Server, sessi
     assert atoll(server, session, "-c", "kill -9 $$").returncode == 137
     gone = atoll(server, session, "--", "no-such-program")
     assert gone.returncode == 127
-    assert b"no-such-program is not in this sandbox" in gone.stderr
+    assert b"no-such-program is not installed in this sandbox" in gone.stderr
 
 
 def test_a_wrong_use_is_told(server: Server) -> None:

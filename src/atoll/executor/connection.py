@@ -1,9 +1,9 @@
 """
-One connection of the control plane: frames in, frames out, credit both ways.
+One connection of a control plane: frames in both directions, with credit.
 
-A stream may send only as many bytes as the other end granted, so what waits here is bounded by the
-number of streams. What is written goes out at the end of the loop's turn; an event may wait a
-little longer, to travel with what follows it.
+A stream sends only as many bytes as the other end has granted, so the number of streams bounds the
+buffered data. Frames are sent at the end of the loop's turn; events may wait a little longer, to
+travel with the next frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-LAZY_SECONDS = 0.002
+LAZY_DELAY = 0.002
 
 
 class Refusal(Exception):
@@ -42,7 +42,7 @@ class Stream:
         self.on_reset: Callable[[], None] | None = None
 
     def send(self, kind: int, payload: bytes) -> None:
-        """DATA or OUTPUT; the caller has made sure of the credit."""
+        """Send DATA or OUTPUT; the caller has checked the credit."""
         self.credit -= len(payload)
         self.connection.write(frames.encode(self.number, kind, payload))
 
@@ -82,7 +82,7 @@ class Connection:
         self._on_request = request
         self._on_closed = closed
         self.greeted = False
-        """Whether its hello was accepted."""
+        """Whether the connection's hello was accepted."""
         self._flush_due = False
         self._lazy = loop.after(0, lambda: None)
         self._lazy.cancel()
@@ -115,7 +115,7 @@ class Connection:
             self.greeted = self._on_hello(self, frames.decode_json(payload))
             return
         if not self.greeted:
-            raise frames.ProtocolError("the first frame must be a HELLO that is taken")
+            raise frames.ProtocolError("the first frame must be a HELLO that is accepted")
         if kind == frames.OPEN:
             if number in self._streams or len(self._streams) >= MAX_STREAMS:
                 raise frames.ProtocolError("stream %d cannot be opened" % number)
@@ -124,7 +124,7 @@ class Connection:
             return
         found = self._streams.get(number)
         if found is None:
-            return  # Ended by us while this was on its way.
+            return  # The stream has ended while this frame was in flight.
         if kind == frames.DATA and found.on_data is not None:
             found.on_data(payload)
         elif kind == frames.FINISH and found.on_finish is not None:
@@ -151,7 +151,7 @@ class Connection:
             self._flush_due = True
             self._loop.at_end_of_turn(self._flush)
         elif self._lazy.call is None:
-            self._lazy = self._loop.after(LAZY_SECONDS, self._flush)
+            self._lazy = self._loop.after(LAZY_DELAY, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -171,7 +171,7 @@ class Connection:
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was written is on its way."""
+        """Whether all written frames have been sent."""
         return not self._out
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """
 A small event loop: file descriptors, timers, and work for the end of a turn.
 
-It exists because importing asyncio would take longer than all the rest of the start. What a
-callback raises is written to stderr and ends nothing but that callback: the loop is PID 1's.
+It exists because importing asyncio would take longer than the rest of the start. An exception of a
+callback is written to stderr and ends only that callback, because PID 1 runs the loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
-MAX_COMPLAINTS = 100
-"""A callback that fails in every turn does not fill the log."""
+MAX_TRACEBACKS = 100
+"""A callback that fails in every turn must not fill the log."""
 
 
 class Timer:
@@ -40,7 +40,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._count = 0
         self._end_of_turn: list[Callable[[], None]] = []
-        self._complaints = 0
+        self._tracebacks = 0
         self.running = True
 
     def add(self, fd: int, mask: int, call: Callable[[int], None]) -> None:
@@ -52,7 +52,8 @@ class Loop:
 
     def remove(self, fd: int) -> None:
         """
-        Before the descriptor is closed: a forked child that still has it keeps the entry alive.
+        To be called before the descriptor is closed: a forked child that still has it keeps the
+        epoll entry alive.
         """
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
@@ -80,26 +81,26 @@ class Loop:
                 if call is not None:
                     try:
                         call(mask)
-                    except Exception:  # noqa: BLE001 - see the top
-                        self._complain()
+                    except Exception:  # noqa: BLE001 - see the module docstring
+                        self._print_exception()
             now = time.monotonic() if timers else 0.0
             while timers and timers[0][0] <= now:
                 timer = heapq.heappop(timers)[2]
-                due, timer.call = timer.call, None  # Whoever keeps it is not kept by it.
+                due, timer.call = timer.call, None  # Avoids a reference cycle.
                 if due is not None:
                     try:
                         due()
-                    except Exception:  # noqa: BLE001 - see the top
-                        self._complain()
+                    except Exception:  # noqa: BLE001 - see the module docstring
+                        self._print_exception()
             while self._end_of_turn:
                 pending, self._end_of_turn = self._end_of_turn, []
                 for work in pending:
                     try:
                         work()
-                    except Exception:  # noqa: BLE001 - see the top
-                        self._complain()
+                    except Exception:  # noqa: BLE001 - see the module docstring
+                        self._print_exception()
 
-    def _complain(self) -> None:
-        self._complaints += 1
-        if self._complaints <= MAX_COMPLAINTS:
+    def _print_exception(self) -> None:
+        self._tracebacks += 1
+        if self._tracebacks <= MAX_TRACEBACKS:
             sys.__excepthook__(*sys.exc_info())

@@ -1,7 +1,7 @@
 """
-What runs in this PID namespace, and ending all of a tree.
+Processes of this PID namespace, and killing a whole tree.
 
-A process cannot leave its execution's tree: the leader is a subreaper, so orphans come back to it.
+A process cannot leave its run's tree: the leader is a subreaper, so orphans become its children.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 """
-How often a tree is searched for processes that are not stopped yet. A tree that still has some is a
-swarm. Beside it a search may take a second, because PID 1 gets no more CPU time than a member.
+Searches for processes of a tree that are not stopped yet. A tree that still has some is a swarm: a
+search beside it may take a second, because PID 1 gets no more CPU time than any of its processes.
 """
 
 
@@ -43,7 +43,7 @@ def read(pid: int) -> Process | None:
             text = file.read()
     except OSError:
         return None
-    # The name may hold spaces and brackets; what follows its last bracket does not.
+    # The name may contain spaces and brackets; the fields after its last bracket do not.
     start, end = text.index(b"("), text.rindex(b")")
     fields = text[end + 2 :].split()
     name = text[start + 1 : end].decode("utf-8", "replace")
@@ -53,8 +53,8 @@ def read(pid: int) -> Process | None:
 
 def with_memory(process: Process) -> Process:
     """
-    The process, or a thread of one whose first thread has ended: the kernel reports neither memory
-    nor descriptors of such a process, and of its threads it does.
+    The process, or one of its threads if its first thread has ended: then the kernel reports memory
+    and descriptors only for the other threads.
     """
     if process.state != "Z":
         return process
@@ -71,8 +71,8 @@ def with_memory(process: Process) -> Process:
 
 def share(process: Process) -> tuple[int, int]:
     """
-    Bytes of anonymous and of shared memory, each page divided by the processes that have it. Of a
-    process that is not dumpable, as the zygote's spare child, pages count that others have too.
+    Bytes of anonymous and of shared memory, each page divided by the number of processes that share
+    it. For a process that is not dumpable, such as a spare child, shared pages count in full.
     """
     try:
         try:
@@ -87,7 +87,7 @@ def share(process: Process) -> tuple[int, int]:
 
 
 def _sizes(path: str, *names: bytes) -> list[int]:
-    """Bytes of these lines of a file; -1 of one that it does not have."""
+    """Values in bytes of these lines of a file; -1 for a missing line."""
     found = [-1] * len(names)
     with open(path, "rb") as file:
         for line in file:
@@ -108,13 +108,13 @@ def everything() -> list[Process]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it is there and has not ended."""
+    """Whether the process exists and has not exited."""
     process = read(pid)
     return process is not None and process.state not in "ZX"
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process; cheap, for the usual case that there are none or few."""
+    """The children of a process; cheap if there are none or few."""
     try:
         with open("/proc/%d/task/%d/children" % (pid, pid), "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -141,22 +141,22 @@ def descendants(roots: Iterable[int]) -> set[int]:
 
 
 def send(pid: int, number: int) -> bool:
-    """Whether the process was there to get the signal."""
+    """Send a signal; returns whether the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # Of another user: what the owner of the machine started in here.
+        pass  # A process of another user, started from outside.
     return True
 
 
 def kill_tree(*roots: int) -> None:
     """
-    End processes and all below them.
+    Kill processes and all their descendants.
 
-    They are stopped first, because a stopped process cannot fork. A tree that wakes its members, or
-    replaces them faster than they are found, ends together with everything else.
+    They are stopped first, because a stopped process cannot fork. If a tree wakes its processes, or
+    replaces them faster than they are found, all processes of the namespace are killed.
     """
     stopped = set(roots)
     for pid in roots:
@@ -175,6 +175,6 @@ def kill_tree(*roots: int) -> None:
 
 
 def kill_everything() -> None:
-    """End all of the namespace but PID 1: one step to the kernel, which no fork gets around."""
+    """Kill all processes except PID 1 in one system call, which no fork can escape."""
     if os.getpid() == 1:
         send(-1, signal.SIGKILL)

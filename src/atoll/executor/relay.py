@@ -1,10 +1,10 @@
 """
-The link of an instance that has no socket outside: between PID 1 and this process's standard
-streams, which are the control plane's.
+Relay: forwards between the executor's socket and this process's standard streams.
 
-It runs as a user of its own in the instance, so that user code can neither signal it, nor trace it,
-nor pass for it. Of each direction no more is held than was read at once, so whoever is slow slows
-the other end. It ends when either end does.
+It carries the link of an instance whose socket cannot be reached from outside; the control plane
+owns the standard streams. It runs as a user of its own in the instance, so that user code can
+neither signal, trace nor impersonate it. It buffers only one read in each direction, so a slow end
+slows the other. It exits when either end closes.
 """
 
 from __future__ import annotations
@@ -17,58 +17,58 @@ import sys
 
 SCM_CREDENTIALS = 2
 GREETING = b"\n"
-"""The message that bears our credentials."""
+"""The message that carries this process's credentials."""
 PIECE = 262_144
 FAILED = 71
 TRIES, PAUSE = 1000, 0.01
-"""For a place in the queue of the executor's socket, which user code may have filled."""
+"""Attempts to connect: user code may have filled the queue of the executor's socket."""
 
 
-class Way:
-    """One direction."""
+class Direction:
+    """Copies from one descriptor to another."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
         self.target = target
-        self.held = memoryview(b"")
+        self.buffer = memoryview(b"")
         self.over = False
-        """Whether nothing more comes, or nobody takes it."""
+        """Whether the source has ended or the target is closed."""
 
     def move(self) -> None:
-        """As much as goes without waiting."""
+        """Copy as much as possible without blocking."""
         try:
-            if not self.held:
+            if not self.buffer:
                 piece = os.read(self.source, PIECE)
                 self.over = not piece
-                self.held = memoryview(piece)
-            if self.held:
-                self.held = self.held[os.write(self.target, self.held) :]
+                self.buffer = memoryview(piece)
+            if self.buffer:
+                self.buffer = self.buffer[os.write(self.target, self.buffer) :]
         except BlockingIOError:
             pass
         except OSError:
-            self.held, self.over = memoryview(b""), True
+            self.buffer, self.over = memoryview(b""), True
 
 
-def copy(*ways: Way) -> None:
-    """Until one of them is over: what that has read before is written by then."""
-    while not any(way.over for way in ways):
-        sources = [way.source for way in ways if not way.held]
-        targets = [way.target for way in ways if way.held]
+def copy(*directions: Direction) -> None:
+    """Copy until one direction is over; what it has read is written by then."""
+    while not any(direction.over for direction in directions):
+        sources = [direction.source for direction in directions if not direction.buffer]
+        targets = [direction.target for direction in directions if direction.buffer]
         readable, writable, _ = select.select(sources, targets, [])
-        for way in ways:
-            if way.target in writable if way.held else way.source in readable:
-                way.move()
+        for direction in directions:
+            if direction.target in writable if direction.buffer else direction.source in readable:
+                direction.move()
 
 
 def connect(socket: _socket.socket, name: bytes) -> None:
-    """Linux waits while the queue is full; gVisor refuses."""
+    """Retries, because gVisor refuses a connection while the queue is full; Linux waits."""
     for _ in range(TRIES):
         try:
             socket.connect(name)
             return
         except BlockingIOError:
             select.select([], [], [], PAUSE)
-    raise OSError("too many connections wait for it")
+    raise OSError("the queue of the socket is full")
 
 
 def main() -> None:
@@ -78,9 +78,9 @@ def main() -> None:
         who = struct.pack("3i", os.getpid(), os.getuid(), os.getgid())
         socket.sendmsg([GREETING], [(_socket.SOL_SOCKET, SCM_CREDENTIALS, who)])
     except OSError as error:
-        os.write(2, b"atoll: the executor is not reached: %s\n" % str(error).encode())
+        os.write(2, b"atoll: the executor cannot be reached: %s\n" % str(error).encode())
         os._exit(FAILED)
     for fd in (0, 1, socket.fileno()):
         os.set_blocking(fd, False)
-    copy(Way(0, socket.fileno()), Way(socket.fileno(), 1))
+    copy(Direction(0, socket.fileno()), Direction(socket.fileno(), 1))
     os._exit(0)

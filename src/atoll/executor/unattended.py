@@ -1,12 +1,11 @@
 """
 Ends an instance that no control plane is connected to any more.
 
-A server may be killed, or stopped and never started again, and its data directory may be removed.
-Its instances do not know: they would run for ever. So the executor counts the time without a
-connection, and ends the instance when it is too long. The session keeps its files: a server that
-comes back later makes it a new instance.
+A server may be killed or never started again, and its data directory may be removed. Its instances
+would then run for ever. So the executor counts the time without a connection, and exits when it is
+too long. The session keeps its files: a server that returns later starts a new instance.
 
-Time during which the whole instance was frozen, or the machine suspended, does not count.
+Time during which the instance was frozen, or the machine suspended, does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from .event_loop import Timer
 
 TICK = 60.0
-"""Seconds at most between two looks at the clock, so that a pause in between is recognised."""
+"""Seconds between two checks of the clock at most, so that a pause in between is noticed."""
 
 
 class Unattended:
@@ -34,13 +33,13 @@ class Unattended:
         leave: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit` is for an instance without a session, in seconds."""
+        """`limit` is the time in seconds for an instance without a session."""
         self._loop = loop
         self._monotonic = monotonic
         self._limit = limit
         self._grace = limit
         self._ends_at: float | None = None
-        """When the session ends, by the monotonic clock; null without a session."""
+        """When the session ends, by the monotonic clock; None without a session."""
         self._leave = leave
         self._allowed = 0.0
         self._waited = 0.0
@@ -48,7 +47,7 @@ class Unattended:
         self._timer: Timer | None = None
 
     def configure(self, stream: Stream, request: dict[str, Any]) -> None:
-        """The request `unattended`. Nothing answers."""
+        """The request `unattended`, which has no answer."""
         stream.connection.close_stream(stream.number)
         self._limit = float(request["limit"])
         self._grace = float(request["grace"])

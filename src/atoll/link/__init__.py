@@ -1,1 +1,3 @@
-"""The control plane's end of the connection to an executor."""
+"""
+The control plane's client of the executor protocol. Nothing that an executor sends is trusted.
+"""

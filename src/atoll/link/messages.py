@@ -1,9 +1,9 @@
 """
-The messages of an executor, each as a type with checked values.
+The messages of an executor, converted to types with checked values.
 
-One function for each kind of message. What is missing, of a wrong type or beyond a bound is a
-`ProtocolViolation`; fields that are not known are left out, so that nothing unchecked goes further.
-docs/reference/executor-protocol.md describes them.
+There is a function for each kind of message. A missing field, a wrong type or a value beyond a
+limit is a `ProtocolViolation`; unknown fields are dropped, so that nothing unchecked goes further.
+docs/reference/executor-protocol.md describes the messages.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MAX_RUNS = 10_000
 MAX_FEATURES = 64
 MAX_PID = 2**22
 MAX_ENTRIES = 10_000
-"""Of a page of a list."""
+"""Entries of one page of a list."""
 MAX_ARTIFACTS = 10_000
 MAX_SECONDS = 10 * 366 * 86_400.0
 MAX_MOMENT = 2.0**36
-"""Seconds since 1970: a year that every calendar here has."""
+"""Seconds since 1970; later years are beyond Python's calendar."""
 MAX_SIGNAL = 64
 MAX_NOTICE = 256 * 1024
 MAX_QUESTION = 64 * 1024
 SHORT_EVENT = 1024
-"""Bytes of an event that is a word."""
+"""Bytes of an event without content."""
 TYPES = ("file", "directory", "symlink", "other")
 REASONS = (None, "timeout", "cancelled", "memory", "disk", "shutdown")
 STATES = ("idle", "busy", "dead")
@@ -92,7 +92,7 @@ class RunResult(TypedDict):
     artifacts: list[ArtifactEntry]
     artifacts_cut: bool
     entries: int
-    """The number of the last entry of its log."""
+    """Number of the last entry in the run's log."""
 
 
 def hello(raw: dict[str, Any]) -> Hello:
@@ -117,7 +117,7 @@ def _journal_entry(item: dict[str, Any]) -> JournalEntry:
 
 
 def zygote(raw: dict[str, Any]) -> int | None:
-    """The pid of a new zygote; None of an event that is not known."""
+    """The pid of a new zygote; None for an unknown event."""
     if raw.get("event") != "zygote":
         return None
     return check.integer(raw.get("pid"), "pid", least=1, most=MAX_PID)
@@ -132,7 +132,7 @@ def refused(operation: str, raw: dict[str, Any]) -> ExecutorError:
 
 
 def result(raw: dict[str, Any], intake: Intake | None) -> RunResult:
-    """How a run ended; sizes and artifacts within what `intake` knows of it."""
+    """The result of a run; sizes and artifacts are limited by `intake`."""
     exit_code, signal, error = raw.get("exit_code"), raw.get("signal"), raw.get("error")
     reason = raw.get("reason")
     if exit_code is None and signal is None:
@@ -205,7 +205,7 @@ def _nanoseconds(value: object) -> int:
 
 
 def approval(raw: dict[str, Any]) -> dict[str, Any] | None:
-    """A question of a run, or what became of it; None for anything else."""
+    """A question of a run, or its outcome; None for anything else."""
     try:
         return _approval(raw)
     except ProtocolViolation:
@@ -249,7 +249,7 @@ def entry(raw: object) -> FileEntry:
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
-    """The file that is about to be sent, and which of its bytes."""
+    """The file that is about to be sent, and the range of its bytes."""
     found = entry(raw.get("entry"))
     size = found["size"]
     start, stop = raw["entry"].get("start", 0), raw["entry"].get("stop", size)
@@ -263,7 +263,7 @@ def _word(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collected(raw: dict[str, Any]) -> dict[str, Any]:
-    """Of a file that is being sent: it begins, has a hole, is over; or it is gone."""
+    """An event of a file transfer: start, hole, end, or that the file is gone."""
     name = raw.get("event")
     if name == "hole":
         return {"event": name, "length": check.integer(raw.get("length"), "hole")}
@@ -278,7 +278,7 @@ def _collected(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def scanned(fields: object) -> list[Any]:
-    """An entry of a scan, as `model.manifest` reads it."""
+    """An entry of a scan, which `model.manifest` parses."""
     try:
         if isinstance(fields, list):
             parse_entry(fields)
@@ -289,7 +289,7 @@ def scanned(fields: object) -> list[Any]:
 
 
 def notice(line: bytes) -> dict[str, Any]:
-    """What happened to a file that is watched."""
+    """A change of a watched file."""
     try:
         raw = check.fields(json.loads(line), "notice")
     except (ValueError, RecursionError):
@@ -414,13 +414,13 @@ _EVENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def answer(op: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """The END of a request; of one that only says that it is done, nothing is taken."""
+    """The END of a request; empty for requests without a result."""
     checked = _ANSWERS.get(op)
     return {} if checked is None else checked(raw)
 
 
 def event(op: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """An EVENT of a request that sends some."""
+    """An EVENT of a request that may send events."""
     checked = _EVENTS.get(op)
     if checked is None:
         raise check.wrong(f"event for {op}")

@@ -1,9 +1,9 @@
 """
-What a run may send, counted over all links by which it is followed.
+Limits of a run's output, counted over all links that follow it.
 
-The limits are those that the control plane knows, never what the executor says. One that was sent
-them with the request and exceeds them violates the protocol. Of a run that another process
-requested, perhaps with other settings, the excess is dropped.
+The limits are the control plane's own. An executor that received them with the request and exceeds
+them violates the protocol. Of a run that another process requested, perhaps with other settings,
+the excess is dropped.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from atoll.protocol import frames
 from atoll.protocol.limits import MAX_APPROVAL_BYTES
 
 VALUE_MARGIN = 64 * 1024
-"""What an error's traceback, which comes in place of a value, may have beyond its limit."""
+"""Added to the limit of the value, because an error with its traceback may take its place."""
 LINES_MARGIN = 2 * MAX_APPROVAL_BYTES
-"""Questions and answers, which the limit of displays does not count."""
+"""For questions and answers, which the limit of displays does not include."""
 MAX_ENTRIES = 200_000
-"""An executor gathers output; a run of hours does not come near this."""
+"""An executor collects output into entries; even a run of hours has fewer."""
 ENTRIES_PER_SECOND = 1000
-"""Of a terminal, which may be used for as long as one likes."""
+"""For terminals, which may be used without a time limit."""
 SMALL_ENTRY = 4096
-"""Bytes. Larger entries of a terminal are bounded by credit alone: it may print for hours."""
+"""Bytes; larger entries of a terminal are limited by credit alone."""
 CHANNELS = (frames.STDOUT, frames.STDERR, frames.VALUE, frames.APPROVAL, frames.DISPLAY)
 
 
@@ -35,14 +35,14 @@ class RunLimits:
     """Bytes of stdout, and of stderr."""
     value: int
     results: int
-    """Bytes of what a context shows."""
+    """Bytes of displays of a context."""
     artifacts: int
     terminal: bool = False
     """Whether output is kept in a ring, and has no total."""
 
     @classmethod
     def of(cls, request: dict[str, Any]) -> RunLimits:
-        """Those that a `run` request has."""
+        """The limits in a `run` request."""
         return cls(
             output=request["output_limit"],
             value=request["return_limit"],
@@ -53,7 +53,7 @@ class RunLimits:
 
 
 class Intake:
-    """What has come of one attempt."""
+    """The output of one run so far."""
 
     def __init__(self, limits: RunLimits, *, requested: bool) -> None:
         self.limits = limits
@@ -75,11 +75,11 @@ class Intake:
 
     @property
     def sequence(self) -> int:
-        """Number of the last entry that came, taken or not."""
+        """Number of the last entry that was received, accepted or not."""
         return self._sequence
 
     def take(self, sequence: int, channel: int, data: bytes) -> bytes:
-        """What of an entry is taken: all of it, unless the executor had other limits."""
+        """Count an entry; returns the part that is accepted."""
         if channel not in self._most:
             raise ProtocolViolation(f"The executor sent output on channel {channel}.")
         if not data or sequence <= self._sequence:
@@ -106,7 +106,7 @@ class Intake:
 
     def size(self, channel: int, claimed: int) -> int:
         """
-        The full size of an output. What the executor claims counts only where it had to drop some.
+        The full size of an output. The executor's claim is used only if it had to drop some.
         """
         most, received = self._most[channel], self._received[channel]
         if most is not None and received < most:

@@ -1,10 +1,9 @@
 """
-Checks of values that come over a link: type, size, and what later code relies on.
+Checks of values that come over a link: type, size, and range.
 
-Each function returns what it was given when that is what it should be, and raises
-`ProtocolViolation` when it is not. JSON is bounded before it is parsed: by its length and by the
-number of its values. Parsing holds the interpreter's lock wherever it is done, so these bounds are
-what keeps it from delaying others.
+Each function returns a valid value unchanged and raises `ProtocolViolation` otherwise. JSON is
+limited before it is parsed, by its length and by the number of its values: parsing holds the
+interpreter's lock, so a large document would delay all other work.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from atoll.protocol import frames
 
 MAX_JSON = 1024 * 1024
 MAX_EVENT = 128 * 1024
-"""An entry of a file travels in an event, and its path has up to 16 Ki characters."""
+"""An event may hold a file's entry, whose path has up to 16 Ki characters."""
 MAX_ERROR = 64 * 1024
 MAX_PIECE = 256 * 1024
-"""Of DATA: a batch of the entries of a scan, with the longest that there may be at its end."""
+"""Bytes of DATA: a batch of the entries of a scan, of which the last may be long."""
 PAYLOADS = {
     frames.HELLO: MAX_JSON,
     frames.DATA: MAX_PIECE,
@@ -33,11 +32,11 @@ PAYLOADS = {
     frames.ERROR: MAX_ERROR,
     frames.CREDIT: frames.CREDIT_BODY.size,
 }
-"""Most bytes of each kind of frame that an executor may send."""
+"""Largest payload of each kind of frame that an executor may send."""
 MAX_VALUES = 64 * 1024
-"""Of one frame of JSON, keys among them."""
+"""Values in one frame of JSON, including keys."""
 SMALL_JSON = 16 * 1024
-"""Bytes of JSON whose parsing takes no time, whatever it is."""
+"""Bytes of JSON that are parsed quickly whatever they contain."""
 MAX_DIGITS = 32
 LARGEST = 2**63 - 1
 MAX_PATH = 16 * 1024
@@ -45,7 +44,7 @@ MAX_NAME = 256
 MAX_TEXT = 4096
 
 _NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
-"""A byte of a path that is not UTF-8 is one of the other surrogates."""
+"""The other surrogates stand for bytes of a path that are not UTF-8."""
 _CODE = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
@@ -54,26 +53,26 @@ def wrong(what: str) -> ProtocolViolation:
 
 
 def decoded(payload: bytes) -> dict[str, Any]:
-    """A JSON object of bounded cost."""
+    """Parse a JSON object at bounded cost."""
     if len(payload) <= SMALL_JSON:
         try:
             return frames.decode_json(payload)  # type: ignore[no-any-return]
         except frames.ProtocolError as error:
-            raise ProtocolViolation(f"The executor sent no JSON object: {error}.") from None
+            raise ProtocolViolation(f"The executor sent an invalid JSON object: {error}.") from None
     if not json_size.has_at_most(payload, MAX_VALUES):
         raise ProtocolViolation(f"The executor sent JSON of more than {MAX_VALUES} values.")
     try:
         text = payload.decode("utf-8", "surrogatepass")
         value = json.loads(text, parse_int=_digits, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ProtocolViolation(f"The executor sent no JSON: {error}.") from None
+        raise ProtocolViolation(f"The executor sent invalid JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise ProtocolViolation("The executor sent JSON that is no object.")
+        raise ProtocolViolation("The executor sent JSON that is not an object.")
     return value
 
 
 def _digits(text: str) -> int:
-    # The time that a conversion takes grows with the square of the digits.
+    # The time of a conversion grows with the square of the number of digits.
     if len(text) > MAX_DIGITS:
         raise ValueError("a number of too many digits")
     return int(text)
@@ -90,7 +89,7 @@ def integer(value: object, what: str, *, least: int = 0, most: int = LARGEST) ->
 
 
 def number(value: object, what: str, most: float) -> float:
-    """From 0 on; neither NaN nor infinite."""
+    """A number from 0 to `most`; neither NaN nor infinite."""
     if type(value) not in (int, float):
         raise wrong(what)
     # An integer may be too large for a float.
@@ -106,14 +105,14 @@ def flag(value: object, what: str) -> bool:
 
 
 def text(value: object, what: str, most: int = MAX_TEXT) -> str:
-    """Text that every encoding and database takes: a lone surrogate becomes U+FFFD."""
+    """Text that every encoding and database accepts: a lone surrogate becomes U+FFFD."""
     if not isinstance(value, str) or len(value) > most:
         raise wrong(what)
     return value if value.isascii() else _encodable(value)
 
 
 def shortened(value: object, what: str, most: int = MAX_TEXT) -> str:
-    """The same of text that is for people and may be long."""
+    """Like `text`, but cuts text that is too long."""
     if not isinstance(value, str):
         raise wrong(what)
     return text(value[:most], what, most)
@@ -124,7 +123,7 @@ def _encodable(value: str) -> str:
 
 
 def code(value: object) -> str:
-    """A word of an error or an event."""
+    """The code of an error, or the name of an event."""
     if not isinstance(value, str) or _CODE.fullmatch(value) is None:
         raise wrong("code")
     return value

@@ -1,7 +1,5 @@
 """
-JSON that user code made: return values, and lines that a context shows.
-
-A process may have written anything; nothing here assumes that our own code wrote it.
+Parses JSON that user code may have written: return values, and displays of a context.
 """
 
 from __future__ import annotations
@@ -11,14 +9,13 @@ import math
 from typing import Any
 
 DEPTH = 512
-"""Most levels of a return value: what is deeper some reader, or ourselves, could not read again."""
+"""Levels of a return value; some readers could not parse a deeper one."""
 
 
 def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] | None]:
     """
-    What a process said of its own result: the JSON of its return value, or an error.
-
-    The process may have written anything; what is not what our own code writes becomes an error.
+    Parse what a process wrote to its result pipe: returns the JSON of its return value, or an
+    error. The process may have written anything; invalid content becomes an error.
     """
     if not data:
         return None, None
@@ -49,7 +46,7 @@ def parse_value(data: bytes, limit: int) -> tuple[bytes | None, dict[str, Any] |
 
 
 def is_within(value: Any, depth: int) -> bool:
-    """Whether JSON is nested no deeper than so many levels."""
+    """Whether a value has at most `depth` levels."""
     level = [value]
     for _ in range(depth):
         level = [
@@ -64,7 +61,7 @@ def is_within(value: Any, depth: int) -> bool:
 
 
 def strict_json(text: bytes) -> Any:
-    """What JSON allows and nothing else; raises ValueError or RecursionError."""
+    """Parse standard JSON only; raises ValueError or RecursionError."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
@@ -73,7 +70,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _finite(text: str) -> float:
-    """JSON has no infinity; a number that is too large for us must not become one."""
+    """Rejects numbers that are too large for a float: JSON has no infinity."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(text)

@@ -151,7 +151,7 @@ def test_a_file_in_which_nothing_waits_is_emptied_when_it_has_grown(tmp_path: Pa
             kept.append(str(number), {}, [(1, frames.STDOUT, b"x" * 10_000)])
             kept.drop(str(number))
             most = max(most, os.fstat(fds[0]).st_size)
-        assert 10_000 < most < journal.IDLE + 20_000
+        assert 10_000 < most < journal.EMPTY_ABOVE + 20_000
         kept.append("last", {}, [])
         found = [run[0] for run in Journal(fds).load()]
         # Those behind the last emptying are found again, as nobody wrote that they were taken.
@@ -161,7 +161,7 @@ def test_a_file_in_which_nothing_waits_is_emptied_when_it_has_grown(tmp_path: Pa
 def test_a_crowded_file_is_moved_without_what_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "CROWDED", 100_000)
+    monkeypatch.setattr(journal, "COMPACT_ABOVE", 100_000)
     with opened(tmp_path) as fds:
         kept = Journal(fds)
         kept.load()
@@ -176,7 +176,7 @@ def test_a_crowded_file_is_moved_without_what_was_taken(
 def test_a_move_that_was_interrupted_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "CROWDED", 5_000)
+    monkeypatch.setattr(journal, "COMPACT_ABOVE", 5_000)
     taken: list[Ended] = [("b", {}, [(1, 1, b"x" * 4000)])]
     before = written([("a", {"n": 1}, []), *taken])
     with memory(before) as fds:
@@ -202,7 +202,7 @@ def test_more_than_a_file_may_hold_stays_in_memory(
             kept.append(str(number), {}, [(1, 1, b"x" * 1000)])
         assert os.fstat(fds[0]).st_size <= 10_000
         assert [run[0] for run in Journal(fds).load()] == [str(n) for n in range(9)]
-    assert capfd.readouterr().err.count("in memory alone") == 1
+    assert capfd.readouterr().err.count("only in memory") == 1
 
 
 def test_a_file_that_cannot_be_written_is_said_once_and_raises_nothing(
@@ -214,7 +214,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_raises_nothing(
     for name in "ab":
         kept.append(name, {}, [])
         kept.drop(name)
-    assert capfd.readouterr().err.count("in memory alone") == 1
+    assert capfd.readouterr().err.count("only in memory") == 1
     for fd in fds:
         os.close(fd)
 
@@ -243,4 +243,4 @@ def test_a_record_that_a_full_disk_cut_does_not_spoil_the_next(tmp_path: Path) -
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.stdout.strip() == "['a', 'b']"
-    assert done.stderr.count("in memory alone") == 1
+    assert done.stderr.count("only in memory") == 1

@@ -31,7 +31,7 @@ for code in json.loads(cells):
     error = found.run(code)
     kernel.shown.append(["error", None if error is None else type(error).__name__])
     if error is not None:
-        told.append(found.told(error))
+        told.append(found.traceback(error))
 sys.__stdout__.write("\\n" + json.dumps([type(found).__name__, kernel.shown, told]))
 """
 

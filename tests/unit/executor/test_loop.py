@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from atoll.executor.event_loop import MAX_COMPLAINTS, READ, Loop
+from atoll.executor.event_loop import MAX_TRACEBACKS, READ, Loop
 
 
 def fail(*arguments: int) -> None:
@@ -53,7 +53,7 @@ def test_a_callback_that_raises_in_every_turn_does_not_fill_the_log(
     def ready(mask: int) -> None:
         nonlocal turns
         turns += 1
-        loop.running = turns < 3 * MAX_COMPLAINTS
+        loop.running = turns < 3 * MAX_TRACEBACKS
         fail()
 
     read, write = os.pipe()
@@ -63,7 +63,7 @@ def test_a_callback_that_raises_in_every_turn_does_not_fill_the_log(
     loop.close()
     os.close(read)
     os.close(write)
-    assert capsys.readouterr().err.count("PermissionError:") == MAX_COMPLAINTS
+    assert capsys.readouterr().err.count("PermissionError:") == MAX_TRACEBACKS
 
 
 def test_an_exit_is_an_exit() -> None:

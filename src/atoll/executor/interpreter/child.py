@@ -1,9 +1,9 @@
 """
-The process of one execution, from taking the job to its exit.
+The process of one run, from taking its job to its exit.
 
-Everything here runs with the rights of user code and is trusted as little: the supervisor believes
-only what the kernel says of this process. The return value goes through a pipe of its own, as one
-byte that says what follows (a value, or an error) and JSON.
+Everything here runs with the rights of user code and is not trusted: the supervisor relies only on
+what the kernel reports about this process. The return value goes through a pipe of its own: one
+byte for its kind (a value, or an error), and JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 VALUE = b"V"
 FAILURE = b"E"
 SOURCE_NAME = "<code>"
-OUR_FRAMES = __name__.partition(".")[0] + "/"
+BUNDLE_PREFIX = __name__.partition(".")[0] + "/"
 ARGUMENT_LIMIT = 100_000
 OUT_OF_MEMORY = 137
-"""Exit code of a Python process that got no more memory, where no control group tells of it."""
+"""Exit code of a Python process that ran out of memory, where there is no control group."""
 PACKAGES = "ATOLL_PACKAGES"
-"""Variable with the directory of the session's own packages."""
+"""Variable that names the directory of the session's own packages."""
 
 _leader = 0
 
@@ -42,7 +42,7 @@ INTERPRETERS = {
 
 
 def rehearse() -> None:
-    """Take the way that a run takes, so that its code and caches are warm and its pages touched."""
+    """Do what a run does, so that its code and caches are warm and its pages are touched."""
     path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
     _limit({})
     environment({"id": "", "env": {}, "workspace": "/nonexistent"})
@@ -60,10 +60,10 @@ def wait_and_run(jobs: Any, receive: Callable[[Any], Any], oom_score: int) -> No
     os.dup2(stderr, 2)
     for fd in (stdin, stdout, stderr):
         os.close(fd)
-    # Not before: user code of an earlier run could reach what this process shares with the zygote.
+    # Not before: user code of an earlier run could access what this process shares with the zygote.
     syscalls.set_dumpable(True)
     if oom_score:
-        # Only now does that file belong to this process.
+        # Before that, the file in /proc belongs to root.
         syscalls.set_oom_score(oom_score)
     if job.get("terminal"):
         terminal.control(0)
@@ -75,7 +75,7 @@ def _run(job: dict[str, Any], value: int) -> int:
     _leader = os.getpid()
     try:
         _limit(job["limits"])
-        # On top of the instance's own, which is there already.
+        # In addition to the instance's own variables.
         for name, text in environment(job).items():
             os.environ[name] = text
         os.umask(0o022)
@@ -98,25 +98,25 @@ def _run(job: dict[str, Any], value: int) -> int:
 
 
 def environment(job: dict[str, Any]) -> dict[str, str]:
-    """The run's own variables, and its staging area, which is made."""
+    """The run's own variables. Also makes its staging area."""
     env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
     if job.get("staging", True):
         env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
     packages = env.get(PACKAGES)
     if packages:
-        # In front of the template's, behind the user's.
+        # Before the template's packages, after those of the user.
         env["PYTHONPATH"] = ":".join(search_path(env))
         programs = packages + "/bin"
         given, own = env.get("PATH"), os.environ.get("PATH", os.defpath)
         env["PATH"] = "%s:%s" % ((given, programs) if given else (programs, own))
     if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
-        # Behind theirs stays the instance's own, where `atoll_session` is.
+        # Followed by the instance's own path, which has `atoll_session`.
         env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
     return env
 
 
 def search_path(env: dict[str, str]) -> list[str]:
-    """Where modules are looked for first: where the variable says, then among the packages."""
+    """The first entries of the module path: PYTHONPATH, then the session's packages."""
     entries = [entry for entry in env.get("PYTHONPATH", "").split(":") if entry]
     packages = env.get(PACKAGES)
     return entries if not packages or packages in entries else [*entries, packages]
@@ -124,12 +124,12 @@ def search_path(env: dict[str, str]) -> list[str]:
 
 def add_user_site() -> None:
     """
-    Find what `pip install` puts into the home directory, because the template's own is read-only,
-    as an interpreter does that user code starts. Of user code's processes alone.
+    Add the directory in the home directory into which `pip install` puts packages, because the
+    template's own is read-only. Only in processes of user code.
     """
     if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
-        return  # A virtual environment has none.
-    site.USER_BASE = site.USER_SITE = None  # Looked up with the zygote's variables, if at all.
+        return  # A virtual environment has no user site.
+    site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
     place = site.getusersitepackages()
     if place in sys.path or not os.path.isdir(place):
         return
@@ -154,7 +154,7 @@ def _failure(code: str, message: str, **more: str) -> bytes:
 
 
 def _report(fd: int, kind: bytes, body: bytes) -> None:
-    """Of the execution's own process alone: what it forked says nothing about its result."""
+    """Write to the result pipe; only the run's first process may, not its forks."""
     if os.getpid() != _leader:
         return
     view = memoryview(kind + body)
@@ -166,8 +166,8 @@ def _report(fd: int, kind: bytes, body: bytes) -> None:
 
 
 def _execute(job: dict[str, Any], value: int) -> int:
-    """Replace this process by the command; comes back only when that cannot be done."""
-    # Python takes these for itself; a program that it starts should not find them so.
+    """Replace this process by the command; returns only if that fails."""
+    # Python changes these signals; programs that it starts expect the defaults.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -184,7 +184,7 @@ def _execute(job: dict[str, Any], value: int) -> int:
             problem = problem if isinstance(problem, PermissionError) else error
     assert problem is not None
     if isinstance(problem, (FileNotFoundError, NotADirectoryError)):
-        message = "%s is not in this sandbox" % " or ".join(candidates)
+        message = "%s is not installed in this sandbox" % " or ".join(candidates)
         _report(value, FAILURE, _failure(missing, message))
         os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
         return 127
@@ -246,14 +246,14 @@ def _user_code(job: dict[str, Any], value: int) -> int:
             handler = getattr(sys.modules[module], name, None)
         except ModuleNotFoundError as error:
             if not (module + ".").startswith("%s." % error.name):
-                raise  # It is there, and what it needs is not.
+                raise  # The module exists, but one that it imports does not.
             name = "%s:%s" % (module, name)
     if not callable(handler):
         if name is None:
             return 0
-        message = "there is no function %s" % name
+        message = "function %s does not exist" % name
         _report(value, FAILURE, _failure("function_not_found", message))
-        _say("atoll: %s\n" % message)
+        _write_stderr("atoll: %s\n" % message)
         return 1
     result = handler(_input(job))
     if hasattr(result, "__await__"):
@@ -268,7 +268,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
     except (TypeError, ValueError, RecursionError) as error:
         message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
         _report(value, FAILURE, _failure("return_value_not_json", message))
-        _say("atoll: %s\n" % message)
+        _write_stderr("atoll: %s\n" % message)
         return 1
     if len(text) > job["return_limit"]:
         message = "the return value has %d bytes of JSON; %d are allowed" % (
@@ -276,7 +276,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
             job["return_limit"],
         )
         _report(value, FAILURE, _failure("return_value_too_large", message))
-        _say("atoll: %s\n" % message)
+        _write_stderr("atoll: %s\n" % message)
         return 1
     _report(value, VALUE, text)
     return 0
@@ -291,7 +291,7 @@ def _input(job: dict[str, Any]) -> Any:
 
 
 def _reseed() -> None:
-    """Forks of one process would all draw the same numbers from a generator without a fork hook."""
+    """Otherwise all forks would draw the same numbers from numpy's generator."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -307,20 +307,20 @@ def _exit_status(exit: SystemExit) -> int:
         text = "%s\n" % (code,)
     except BaseException:  # noqa: BLE001 - __str__ is user code
         return 1
-    _say(text)
+    _write_stderr(text)
     return 1
 
 
-def _say(text: str) -> None:
-    """To stderr, whatever user code made of that."""
+def _write_stderr(text: str) -> None:
+    """Write to stderr, which user code may have replaced."""
     try:
         sys.stderr.write(text)
-    except BaseException:  # noqa: BLE001 - what stands there is user code, or nothing
+    except BaseException:  # noqa: BLE001 - it may be user code, or None
         pass
 
 
 def _exception(error: BaseException, source: str, value: int) -> int:
-    # Every step below can run user code: __str__, excepthook, what stands in sys, a metaclass.
+    # Every step below can run user code: __str__, excepthook, attributes of sys, a metaclass.
     message = lines = ""
     name = type.__dict__["__name__"].__get__(type(error))
     try:
@@ -329,20 +329,20 @@ def _exception(error: BaseException, source: str, value: int) -> int:
 
         linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(True), SOURCE_NAME)
         trace = error.__traceback__
-        # Ours is the outermost frame; a syntax error has no other.
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OUR_FRAMES):
+        # The outermost frame is this module's; a syntax error has no other.
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(BUNDLE_PREFIX):
             trace = trace.tb_next
         error.__traceback__ = trace
         if sys.excepthook is not sys.__excepthook__:
             sys.excepthook(type(error), error, trace)
         else:
             lines = "".join(traceback.format_exception(type(error), error, trace))
-            _say(lines)
-        # As the type itself does it: the result may be of a class that user code made.
+            _write_stderr(lines)
+        # By the type itself: the result may be of a class of user code.
         message = str.__getitem__(str(error), slice(0, 10_000))
     except BaseException:  # noqa: BLE001 - see above
         if not lines:
-            _say("%s\n" % name)
+            _write_stderr("%s\n" % name)
     try:
         _report(
             value,
@@ -355,7 +355,7 @@ def _exception(error: BaseException, source: str, value: int) -> int:
 
 
 def _finish(status: int) -> int:
-    """What the interpreter does at its end, without tearing it down: threads, atexit, buffers."""
+    """Do what the interpreter does at its end: threads, atexit, buffers."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None:

@@ -33,7 +33,7 @@ def make(kernel: Kernel) -> IPythonShell:
     from traitlets.config import Config
 
     class Profile(ProfileDir):
-        """A place that is never made."""
+        """A profile directory that is never created."""
 
         def check_dirs(self, change: Any = None) -> None: ...
 
@@ -65,9 +65,9 @@ def make(kernel: Kernel) -> IPythonShell:
         compiler_class = Type(Compiler)
         display_pub_class = Type(Publisher)
         displayhook_class = Type(Hook)
-        # Straight to the execution's own output, without a terminal in between.
+        # Write directly to the run's output, without a terminal in between.
         system = interactiveshell.InteractiveShell.system_raw
-        told = ""
+        traceback_text = ""
 
         def init_ipython_dir(self, ipython_dir: Any) -> None: ...
 
@@ -84,15 +84,15 @@ def make(kernel: Kernel) -> IPythonShell:
         def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
             error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
             if type(error).__name__ == "UsageError":
-                self.told = "UsageError: %s\n" % error
+                self.traceback_text = "UsageError: %s\n" % error
                 self.show_usage_error(error)  # type: ignore[no-untyped-call]
             elif error is not None and not isinstance(error, SystemExit):
-                self.told = shell.format_error(error)
+                self.traceback_text = shell.format_error(error)
 
         def showsyntaxerror(self, *_: Any, **__: Any) -> None:
             self.showtraceback()
 
-    # Whoever asks for these makes them.
+    # The originals would create these directories.
     paths.get_ipython_dir = lambda: os.path.dirname(PROFILE)
     if hasattr(interactiveshell, "PickleShareDB"):
         interactiveshell.PickleShareDB = lambda path: {}
@@ -118,12 +118,12 @@ class IPythonShell:
         self._shell = found
 
     def run(self, code: str) -> BaseException | None:
-        """What it raised, which was told on stderr."""
-        self._shell.told = ""
+        """Run a cell; returns what it raised, after writing the traceback to stderr."""
+        self._shell.traceback_text = ""
         result = self._shell.run_cell(code, store_history=True)
         error: BaseException | None = result.error_before_exec or result.error_in_exec
         return error
 
-    def told(self, error: BaseException) -> str:
-        """The traceback that was told of it."""
-        return str(self._shell.told)
+    def traceback(self, error: BaseException) -> str:
+        """The traceback that was written for this exception."""
+        return str(self._shell.traceback_text)

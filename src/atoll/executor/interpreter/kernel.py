@@ -1,12 +1,11 @@
 """
-The process of a context: what one execution leaves behind is there for the next.
+The process of a context, whose state each run leaves to the next.
 
-A fork of the zygote like any other, which takes its executions from a socket. Each comes with
-descriptors of its own, which are 0, 1 and 2 as long as it runs; between two they are /dev/null.
-SIGINT becomes KeyboardInterrupt while user code runs, and nothing at all in between.
+It is a fork of the zygote that receives runs on a socket. Each run comes with descriptors of its
+own, which are 0, 1 and 2 while it runs; in between these are /dev/null. SIGINT becomes
+KeyboardInterrupt while user code runs, and is ignored in between.
 
-Runs with the rights of user code and is trusted as little: the supervisor takes what it says here
-for what it is, the word of the code about itself.
+It runs with the rights of user code, so the supervisor does not trust what it reports.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ INTERRUPTED = 130
 
 
 def serve(job: dict[str, Any], control: int) -> NoReturn:
-    """Never returns: the process ends when it is told to, or by what user code does."""
+    """Never returns: the process is killed, or user code ends it."""
     try:
         Kernel(_socket.socket(fileno=control)).run(job["env"])
     finally:
@@ -54,23 +53,23 @@ class Kernel:
 
         self.shell = shell.make(self)
         matplotlib_figures.prepare(self)
-        # Last, so that no file of the user's is taken for a module of ours.
+        # Last, so that no file of the user hides a module of the executor.
         sys.path.insert(0, "")
         sys.path[1:1] = child.search_path(env)
         self._packages = env.get(child.PACKAGES, "")
         os.environ.pop("ATOLL_EXECUTION_ID", None)
         child._reseed()
-        self._tell(READY)
+        self._send(READY)
         while True:
             number, job, descriptors = jobs.receive(self._control)
             status = self._execute(number, job, descriptors)
-            self._tell(DONE + DONE_BODY.pack(number, status))
+            self._send(DONE + DONE_BODY.pack(number, status))
 
-    # One execution
+    # One run
 
     def _execute(self, number: int, job: dict[str, Any], descriptors: list[int]) -> int:
         value = descriptors.pop()
-        self._put(descriptors)
+        self._set_streams(descriptors)
         for fd in descriptors:
             os.close(fd)
         self._number, self._room = number, job["results_limit"]
@@ -91,19 +90,19 @@ class Kernel:
             status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         self._busy = False
         if os.getpid() != self._pid:
-            # A fork that user code let run to the end of its own: it is not the context.
+            # A fork of user code that has reached this point: it is not the context.
             os._exit(status)
         for name, text in kept.items():
             if text is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = text
-        self._put([self._null] * 3)
+        self._set_streams([self._null] * 3)
         os.close(value)
         return status
 
     def _change_packages(self, packages: str) -> None:
-        """The session has others since the context was made: they are in the place of those."""
+        """Replace the session's packages, which may have changed since the context was made."""
         old, self._packages = self._packages, packages
         if packages == old:
             return
@@ -120,10 +119,10 @@ class Kernel:
             os.environ[name] = ":".join(entry for entry in entries if entry)
         os.environ[child.PACKAGES] = packages
 
-    def _put(self, descriptors: list[int]) -> None:
+    def _set_streams(self, descriptors: list[int]) -> None:
         for number, fd in enumerate(descriptors):
             os.dup2(fd, number)
-        # What an earlier execution did not read of its own is not this one's.
+        # A new object: the buffer may hold unread input of an earlier run.
         stdin: Any = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
         sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
         for name, number in (("stdout", 1), ("stderr", 2)):
@@ -149,7 +148,7 @@ class Kernel:
     def _report(self, error: BaseException, value: int) -> None:
         # As in `child`: all of this may run user code.
         name = type.__dict__["__name__"].__get__(type(error))
-        lines = self.shell.told(error)
+        lines = self.shell.traceback(error)
         message = ""
         try:
             message = str.__getitem__(str(error), slice(0, 10_000))
@@ -158,15 +157,15 @@ class Kernel:
         report = child._failure("exception", message, name=name, traceback=lines[-50_000:])
         child._report(value, child.FAILURE, report)
 
-    # What it shows
+    # Displays
 
     def show(self, kind: str, data: dict[Any, Any], metadata: Any = None) -> None:
-        """A MIME bundle, as `display` or as the `result` of the last expression."""
+        """Show a MIME bundle, as `display` or as the `result` of the last expression."""
         if not self._busy or os.getpid() != self._pid:
             return
         try:
             sys.stdout.flush()
-        except Exception:  # noqa: BLE001 - what stands there is user code
+        except Exception:  # noqa: BLE001 - it may be user code
             pass
         size = sum(len(item) for item in data.values() if isinstance(item, (str, bytes)))
         payload = b""
@@ -176,19 +175,19 @@ class Kernel:
             size = len(payload)
         with self._lock:
             if size > self._room:
-                self._tell(DROPPED + SIZE.pack(self._number, size))
+                self._send(DROPPED + SIZE.pack(self._number, size))
                 return
             self._room -= size
-            self._tell(SHOW + SIZE.pack(self._number, size))
+            self._send(SHOW + SIZE.pack(self._number, size))
             for start in range(0, size, MAX_PIECE):
-                self._tell(PIECE + payload[start : start + MAX_PIECE])
+                self._send(PIECE + payload[start : start + MAX_PIECE])
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         self._control.send(message)
 
 
 def _ignore_interrupts() -> None:
-    """By a function, not by SIG_IGN, which the programs that user code starts would inherit."""
+    """By a handler: programs that user code starts would inherit SIG_IGN."""
     while True:
         try:
             signal.signal(signal.SIGINT, _nothing)
@@ -201,7 +200,7 @@ def _nothing(number: int, frame: Any) -> None: ...
 
 
 def _plain(data: dict[Any, Any]) -> dict[str, Any]:
-    """A bundle as JSON can hold it: bytes as base64, and without what has no form there."""
+    """The bundle as JSON: bytes in base64, and without values that cannot be encoded."""
     found: dict[str, Any] = {}
     for name, item in data.items():
         if isinstance(item, (bytes, bytearray)):

@@ -1,7 +1,7 @@
 """
-What the process of a context says to the supervisor, one message a time.
+Messages from the process of a context to the supervisor.
 
-Before it is ready it may say why it will not be, as every run does (`child.FAILURE` and JSON).
+Before it is ready it may report why it cannot start, as every run does (`child.FAILURE` and JSON).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 
 READY = b"r"
-SHOW = b"s"  # SIZE: a display of so many bytes follows
+SHOW = b"s"  # SIZE: a display of this size follows
 PIECE = b"p"  # bytes of it
-DROPPED = b"o"  # SIZE: a display was larger than what is kept
+DROPPED = b"o"  # SIZE: a display exceeded the limit and was dropped
 DONE = b"d"  # DONE_BODY
 
 SIZE = struct.Struct("!QQ")  # run, bytes

@@ -1,7 +1,7 @@
 """
-Figures of matplotlib: drawn without a screen, shown by `plt.show()` or at the end of an execution.
+Figures of matplotlib: drawn without a screen, shown by `plt.show()` or at the end of a run.
 
-Nothing here imports matplotlib; it is looked at when user code has.
+This module never imports matplotlib; it acts when user code has imported it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PYPLOT = "matplotlib.pyplot"
 _shown: list[Any] = []
-"""Figures that this execution has shown already."""
+"""Figures that the current run has shown already."""
 
 
 def prepare(kernel: Kernel) -> None:
@@ -95,7 +95,7 @@ def flush(kernel: Kernel, show: bool) -> None:
                     kernel.show("display", data)
         if pyplot.get_fignums():
             pyplot.close("all")
-    except Exception as error:  # noqa: BLE001 - what is drawn is user code
+    except Exception as error:  # noqa: BLE001 - drawing may run user code
         from . import shell
 
         shell.format_error(error)

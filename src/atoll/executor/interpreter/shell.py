@@ -1,7 +1,8 @@
 """
-How a context runs code: by IPython where the interpreter has it, else by the little that is here.
+Runs the code of a context: with IPython if the interpreter has it, or else with `PlainShell`.
 
-Either gives back what the code raised, shows the value of its last expression, and has `display`.
+Both return the exception that the code raised, show the value of its last expression, and provide
+`display`.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def make(kernel: Kernel) -> Any:
             from . import ipython
 
             return ipython.make(kernel)
-        except Exception as error:  # noqa: BLE001 - it is not there, or not one that we know
+        except Exception as error:  # noqa: BLE001 - it is missing, or of an unknown version
             if not isinstance(error, ImportError):
                 traceback.print_exc()
     return PlainShell(kernel)
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback from the first cell on, as Python prints it; said on stderr."""
+    """The traceback from the first cell on, as Python prints it; also written to stderr."""
     name = type.__dict__["__name__"].__get__(type(error))
     lines = ""
     try:
@@ -60,30 +61,30 @@ def format_error(error: BaseException) -> str:
         lines = "%s\n" % name
     try:
         sys.stderr.write(lines)
-    except Exception:  # noqa: BLE001 - what stands there is user code
+    except Exception:  # noqa: BLE001 - it may be user code
         pass
     return lines
 
 
 class Exit:
-    """`exit` and `quit`: the execution's end and not the context's, whose stdin stays open."""
+    """`exit` and `quit`: they end the run and not the context."""
 
     def __repr__(self) -> str:
-        return "Use exit() or a semicolon; the context lives on."
+        return "Use exit(); the context lives on."
 
     def __call__(self, code: Any = None) -> None:
         raise SystemExit(code)
 
 
 class PlainShell:
-    """Python as it is: the last expression of a cell is shown, and `_` is its value."""
+    """Plain Python: the value of a cell's last expression is shown and is stored in `_`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._count = 0
         self._flags = 0
         self._loop: Any = None
-        self._told = ""
+        self._traceback = ""
         main = type(sys)("__main__")
         main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = main
@@ -93,19 +94,19 @@ class PlainShell:
             setattr(builtins, name, value)
 
     def run(self, code: str) -> BaseException | None:
-        """What it raised, which was told on stderr."""
+        """Run a cell; returns what it raised, after writing the traceback to stderr."""
         try:
             self._run(code)
         except SystemExit as error:
             return error
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
-            self._told = format_error(error)
+            self._traceback = format_error(error)
             return error
         return None
 
-    def told(self, error: BaseException) -> str:
-        """The traceback that was told of it."""
-        return self._told
+    def traceback(self, error: BaseException) -> str:
+        """The traceback that was written for this exception."""
+        return self._traceback
 
     def _run(self, source: str) -> None:
         import ast
@@ -150,14 +151,14 @@ class PlainShell:
                 self._loop.run_until_complete(asyncio.wait([task]))
 
     def display(self, *objects: Any, raw: bool = False, metadata: Any = None, **_: Any) -> None:
-        """Show something in the forms that it has; with `raw`, a MIME bundle as it is."""
+        """Show objects in all their forms; with `raw`, MIME bundles unchanged."""
         for shown in objects:
             data, known = (shown, {}) if raw else bundle(shown)
             self._kernel.show("display", data, metadata or known)
 
 
 def bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The forms that a value has, and what is to be known of them."""
+    """The forms of a value by MIME type, and their metadata."""
     from . import matplotlib_figures
 
     data: dict[str, Any] = {}
@@ -188,7 +189,7 @@ def _form(value: Any, name: str, **arguments: Any) -> Any:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """A value that cannot be shown in one form may have another."""
+    """Call user code; None if it fails, because the value may have another form."""
     try:
         return call()
     except NotImplementedError:

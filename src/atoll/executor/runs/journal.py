@@ -1,14 +1,14 @@
 """
-Results that nobody has taken yet, kept in two files beside the workspace.
+The journal: results that were not acknowledged, in two files beside the workspace.
 
-A record is one write, made before anybody is told the result; what was written whole is read whole
-by whichever executor has the workspace next. The files are the host's: they were opened before the
-sandbox was closed, PID 1 alone has the descriptors, and what they take is not the user's disk.
+A record is one write, made before any client learns of the result. The next executor with this
+workspace reads all complete records. The files belong to the host: only PID 1 has their
+descriptors, and their size does not count as the user's disk.
 
-What is read may be anything, cut or damaged: the records before the first that is not whole count,
-the rest does not. What cannot be written is said once and stays in memory alone; no error comes out
-of here. Acknowledgements are not written, so a record may be found again after it was taken.
-Nothing is forced to the disk: the journal outlives processes, not a power cut.
+The files may be cut or damaged; records from the first invalid one on are ignored. If a result
+cannot be written, that is logged once and the result stays in memory; no method raises an error.
+Acknowledgements are not written, so a record may be found again after it was acknowledged. Nothing
+is flushed to disk: the journal survives processes but not a power failure.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     Ended = tuple[str, dict[str, Any], list[tuple[int, int, bytes]]]
     """Id, result and log of a run."""
 
-CROWDED = 32 * 1024 * 1024
-"""A file beyond this is rewritten without what was taken, if that is half of it or more."""
-IDLE = 256 * 1024
-"""A file beyond this is emptied when nothing in it waits."""
+COMPACT_ABOVE = 32 * 1024 * 1024
+"""Size from which on a file is rewritten, if half of it or more is acknowledged."""
+EMPTY_ABOVE = 256 * 1024
+"""Size from which on a file is emptied when everything in it is acknowledged."""
 
 MAGIC = b"atoll\0j1"
 HEADER = struct.Struct("!8sQ8s")  # magic, generation and its checksum
@@ -41,51 +41,55 @@ HEAD = struct.Struct("!I")  # length of the JSON; the log's bytes come after it
 
 def checksum(data: bytes) -> bytes:
     """
-    SipHash, as the importer uses it: in every interpreter, at no cost. The module with CRC-32 needs
-    a library that an image may not have. Python 3.11 changed it, and reads nothing of before.
+    SipHash, as the importer uses it: every interpreter has it. The module with CRC-32 needs a
+    library that an image may lack. Python 3.11 changed it, and cannot read older files.
     """
     return _imp.source_hash(0x61746F6C6C, data)
 
 
 class Journal:
-    """Without descriptors nothing is kept, and nothing is found."""
+    """Without descriptors it stores nothing."""
 
     def __init__(self, fds: Sequence[int] = ()) -> None:
         self._fds = list(fds)
         """The file in use, and the other."""
         self._generation = 1
         self._size = 0
-        self._waiting: dict[str, tuple[int, int]] = {}
-        """Place and length of the records that were not taken."""
-        self._complained = False
+        self._unacknowledged: dict[str, tuple[int, int]] = {}
+        """Offset and length of the unacknowledged records."""
+        self._warned = False
 
     def append(self, run_id: str, result: dict[str, Any], log: Sequence[Entry]) -> None:
         if not self._fds:
             return
         record = _encode(run_id, result, log)
         try:
-            if self._size + len(record) > CROWDED:
-                self._make_room()
+            if self._size + len(record) > COMPACT_ABOVE:
+                self._compact()
             if HEADER.size + self._size + len(record) > JOURNAL_FILE_SIZE:
-                raise OSError("%d bytes are waiting already" % self._size)
+                raise OSError("%d bytes are not acknowledged yet" % self._size)
             start = self._size or HEADER.size
             self._write(record if self._size else _header(self._generation) + record)
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
             return
-        self._waiting[run_id] = (start, len(record))
+        self._unacknowledged[run_id] = (start, len(record))
 
     def drop(self, run_id: str) -> None:
-        """It was taken: nobody will ask for it again."""
-        if self._waiting.pop(run_id, None) is None or self._waiting or self._size <= IDLE:
+        """The result was acknowledged: no client will ask for it again."""
+        if (
+            self._unacknowledged.pop(run_id, None) is None
+            or self._unacknowledged
+            or self._size <= EMPTY_ABOVE
+        ):
             return
         try:
             self._empty()
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
 
     def load(self) -> list[Ended]:
-        """What is in the files; to be called once, before anything is written."""
+        """Read the files. To be called once, before anything is written."""
         best: tuple[int, int, bytes] | None = None
         for place, fd in enumerate(self._fds):
             data = _read(fd)
@@ -98,7 +102,7 @@ class Journal:
                 self._generation, place, data = best
                 self._fds.insert(0, self._fds.pop(place))
                 ended = self._take_in(data)
-            # What was not understood must not stand behind, or before, what is written now.
+            # Invalid data must not stay before or after what is written from now on.
             for fd, size in zip(self._fds, (self._size, 0)):
                 os.ftruncate(fd, size)
         except OSError as error:
@@ -116,10 +120,10 @@ class Journal:
                 return list(found.values())
             self._size += RECORD.size + len(record)
             found[ended[0]] = ended
-            self._waiting[ended[0]] = (start, self._size - start)
+            self._unacknowledged[ended[0]] = (start, self._size - start)
 
     def _write(self, data: bytes) -> None:
-        """All of it, or nothing that would stand between two records."""
+        """Write completely, or leave nothing between two records."""
         try:
             written = os.pwrite(self._fds[0], data, self._size)
             if written < len(data):
@@ -132,18 +136,18 @@ class Journal:
             raise
         self._size += len(data)
 
-    def _make_room(self) -> None:
-        """Without what was taken, in the other file, which counts when its header is there."""
-        if not self._waiting:
+    def _compact(self) -> None:
+        """Copy unacknowledged records to the other file; its header makes it the current one."""
+        if not self._unacknowledged:
             self._empty()
-        elif sum(length for _, length in self._waiting.values()) * 2 <= self._size:
+        elif sum(length for _, length in self._unacknowledged.values()) * 2 <= self._size:
             self._move()
 
     def _move(self) -> None:
         old, new = self._fds
         moved, size = {}, HEADER.size
         os.ftruncate(new, 0)
-        for run_id, (start, length) in self._waiting.items():
+        for run_id, (start, length) in self._unacknowledged.items():
             record = os.pread(old, length, start)
             if len(record) < length or os.pwrite(new, record, size) < length:
                 raise OSError("a record could not be moved")
@@ -152,7 +156,7 @@ class Journal:
         header = _header(self._generation + 1)
         if os.pwrite(new, header, 0) < len(header):
             raise OSError("a header could not be written")
-        self._fds, self._waiting, self._size = [new, old], moved, size
+        self._fds, self._unacknowledged, self._size = [new, old], moved, size
         self._generation += 1
         os.ftruncate(old, 0)
 
@@ -161,16 +165,16 @@ class Journal:
         self._size = 0
 
     def _give_up(self, error: OSError) -> None:
-        """A file that cannot be brought back into order is not written to any more."""
+        """Stop writing: the file could not be restored to a valid state."""
         self._fds = []
-        self._waiting = {}
-        self._complain(error)
+        self._unacknowledged = {}
+        self._warn(error)
 
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
             try:
-                os.write(2, ("atoll: a result is in memory alone: %s\n" % error).encode())
+                os.write(2, ("atoll: results are only in memory: %s\n" % error).encode())
             except OSError:
                 pass  # The log may be on the same full disk.
 
@@ -180,12 +184,12 @@ def _header(generation: int) -> bytes:
 
 
 def _generation(data: bytes) -> int:
-    """0 of what is no journal, or not a whole one."""
+    """0 for an invalid file."""
     if len(data) < HEADER.size:
         return 0
     magic, generation, claimed = HEADER.unpack_from(data)
     right = magic == MAGIC and claimed == checksum(b"%d" % generation)
-    # One that could not be counted on from would be the last.
+    # A larger number could not be incremented.
     return int(generation) if right and generation < 1 << 63 else 0
 
 
@@ -224,7 +228,7 @@ def _encode(run_id: str, result: dict[str, Any], log: Sequence[Entry]) -> bytes:
 
 
 def _decode(record: bytes) -> Ended | None:
-    """None of what was not written by `_encode`, however well its checksum fits."""
+    """None for a record that `_encode` did not write, even if its checksum is valid."""
     try:
         (length,) = HEAD.unpack_from(record)
         place = HEAD.size + length

@@ -1,9 +1,9 @@
 """
-Memory that the kernel holds for user code and that is in no process's resident size.
+Memory that the kernel holds for user code and that no process's resident size includes.
 
-Buffers of sockets, memory files that only a descriptor holds, pipes, System V segments, messages
-and semaphores, page tables. All of it is what the kernel itself reports; a look does a bounded
-amount of work, and raises `TooMany` when there is more to look at than that.
+Buffers of sockets, memory files that only a descriptor refers to, pipes, System V segments,
+messages and semaphores, page tables. All values come from the kernel. A measurement does a bounded
+amount of work, and raises `TooMany` if there is more to measure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 MAX_SOCKETS = 32_768
 MAX_DESCRIPTORS = 32_768
-"""Sockets, and descriptors, of an instance that one look counts."""
+"""Sockets, and descriptors, of an instance that one measurement counts."""
 MAX_SMAPS = 4 << 20
-"""Bytes of mappings' descriptions that one look reads."""
+"""Bytes of /proc/PID/smaps that one measurement reads."""
 
 SOCKET_MEMORY = 4096
-"""Of a socket with nothing in its buffers: its structure, its inode and its file."""
+"""A socket with empty buffers: its structure, its inode and its file."""
 PIPE_MEMORY = 8192
-"""Of a pipe beyond the pages that the kernel allows each user (`fs.pipe-user-pages-soft`)."""
+"""A pipe beyond the pages that each user may have (`fs.pipe-user-pages-soft`)."""
 MEMFD = "/memfd:"
 DELETED = " (deleted)"
 PIPE = "pipe:"
@@ -52,34 +52,34 @@ _CLOSED_PEER, _LISTENING = 3, 10
 
 _IPC_RMID = 0
 _SHM_INFO, _MSG_INFO, _SEM_INFO = 14, 12, 19
-# Unlike the older ones, these report of objects that are closed to their owner too.
+# Unlike the older commands, these also report objects that their owner cannot read.
 _SHM_STAT_ANY, _MSG_STAT_ANY, _SEM_STAT_ANY = 15, 13, 20
 _SHM_STRUCT = struct.Struct("i4x5L")
 _MSG_STRUCT = struct.Struct("7iH2x")
 _SEM_STRUCT = struct.Struct("10i")
 MESSAGE_MEMORY, SEMAPHORE_MEMORY = 64, 64
-"""Of a message beside its text, and of a semaphore."""
+"""A message without its text, and a semaphore."""
 
 
 class TooMany(Exception):
-    """More than one look counts."""
+    """There is more than one measurement counts."""
 
 
 class Descriptors:
     """
-    What the descriptors of user code hold, each thing once however many have it: memory, and files
-    beneath `root` that have no name any more.
+    What the descriptors of user code refer to, counted once: memory files, pipes, and files beneath
+    `root` that have no name any more.
     """
 
     def __init__(self, root: str) -> None:
-        self._looked_at = 0
+        self._count = 0
         self._beneath = root + "/"
         self._unnamed: dict[tuple[int, int], int] = {}
         self._pipes: set[str] = set()
         self.files: dict[tuple[int, int], int] = {}
         """Bytes of memory files, by device and inode."""
         self.closed: list[int] = []
-        """Processes that do not let their descriptors be looked at."""
+        """Processes whose descriptors cannot be read."""
 
     def add(self, pid: int) -> None:
         place = "/proc/%d/fd" % pid
@@ -90,13 +90,13 @@ class Descriptors:
             return
         except OSError:
             return  # It has ended.
-        self._looked_at += len(names)
-        if self._looked_at > MAX_DESCRIPTORS:
+        self._count += len(names)
+        if self._count > MAX_DESCRIPTORS:
             raise TooMany
         for name in names:
             path = "%s/%s" % (place, name)
             try:
-                # Not `stat` at once: a file system that does not answer would hold it.
+                # `stat` comes later: a file system that does not answer would block it.
                 target = os.readlink(path)
                 if target.startswith(PIPE):
                     self._pipes.add(target)
@@ -116,21 +116,23 @@ class Descriptors:
 
     @property
     def disk(self) -> int:
-        """Bytes of files on the disk that nothing but a descriptor leads to."""
+        """Bytes of files on disk that only a descriptor refers to."""
         return sum(self._unnamed.values())
 
 
 class Mappings:
-    """Shared memory that processes have mapped and that is found nowhere else."""
+    """Shared memory that only mappings of processes refer to."""
 
     def __init__(self, files: Iterable[tuple[int, int]], places: Iterable[int]) -> None:
-        """`files` are counted elsewhere, and so is all on the devices `places`."""
+        """
+        Leaves out `files` and everything on the devices `places`, which are counted elsewhere.
+        """
         self._files = frozenset(files)
         self._places = frozenset(places)
         self._read = 0
 
     def shared(self, pid: int, most: int) -> int:
-        """Bytes of it, of which there are at most `most`; as much where it cannot be looked at."""
+        """Bytes that a process has mapped, at most `most`; `most` if they cannot be read."""
         total = 0
         counts = False
         try:
@@ -190,7 +192,7 @@ def system_v() -> int:
 
 
 def remove_system_v() -> None:
-    """Remove all of them: they outlive the processes that made them."""
+    """Remove all System V objects, which outlive the processes that made them."""
     for function, info, status in (
         ("shmctl", _SHM_INFO, _SHM_STAT_ANY),
         ("msgctl", _MSG_INFO, _MSG_STAT_ANY),
@@ -232,8 +234,8 @@ def network_sockets() -> int:
 
 def unix_sockets() -> int:
     """
-    Bytes in the buffers of this network namespace's unix sockets. What is queued is its sender's;
-    of a sender that was closed, as much as it could have sent is counted.
+    Bytes in the buffers of this network namespace's unix sockets. Queued data is charged to its
+    sender; for a closed sender the most that it could have sent is counted.
     """
     total = found = 0
     show = _UNIX_SHOW_QUEUE | _UNIX_SHOW_MEMORY
@@ -254,10 +256,10 @@ def unix_sockets() -> int:
             elif name == _UNIX_SHUTDOWN:
                 closed = value[0] == _CLOSED_PEER
         if body[2] == _LISTENING:
-            # Connections that wait to be accepted are not listed, and may have closed senders.
+            # Connections that wait to be accepted are not listed; their senders may be closed.
             total += largest * waiting
         elif kind == _DATAGRAM:
-            # The kernel reports the first message alone, and others' senders may be gone.
+            # The kernel reports only the first message; senders of others may be gone.
             total += largest * (_datagrams() + 1)
         elif closed and (waiting or kind == _SEQPACKET):
             total += max(largest, waiting)
@@ -271,7 +273,7 @@ def _datagrams() -> int:
 
 
 def _in_use(name: str) -> list[int]:
-    """The protocols of a kind that this namespace has sockets of."""
+    """Protocols of an address family that this namespace has sockets of."""
     try:
         with open("/proc/net/%s" % name, "rb") as file:
             lines = file.read().split(b"\n")
@@ -281,7 +283,7 @@ def _in_use(name: str) -> list[int]:
     found = []
     for line in lines:
         words = line.split()
-        # An orphan is in use no more, and its buffers may be full.
+        # Orphaned sockets are not in use, but their buffers may be full.
         if words and words[0] in protocols and any(count != b"0" for count in words[2:5:2]):
             found.append(protocols[words[0]])
     return found
@@ -301,7 +303,7 @@ def _netlink() -> int:
 
 
 def _dump(request: bytes) -> Iterator[bytes]:
-    """The kernel's answers to a question about sockets."""
+    """The kernel's answers to a sock_diag request."""
     asked = _socket.socket(_NETLINK, _SOCK_RAW | _SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
     try:
         size = _HEADER.size + len(request)

@@ -1,12 +1,13 @@
 """
-What a run has told so far, in order, and who hears it.
+The log of a run: its output in numbered entries, and the streams that follow it.
 
-An entry has a number, a channel and bytes. As long as nobody was sent an entry it may grow, so what
-comes in small pieces is gathered and the log goes by the bytes and not by the writes; from then on
-it stays as it is, and one who comes back asks from the last number on. JSON on a channel of its own
-(questions, displays) is one line, which may take several entries.
+An entry has a number, a channel and bytes. It may grow until it is sent for the first time, so the
+size of the log depends on the bytes and not on the number of writes. After that it never changes,
+so that a follower can continue from the last number that it has. A line of JSON (questions,
+displays) may take several entries.
 
-A log with a ring keeps the last bytes and lets old entries go; their numbers are not used again.
+The log of a terminal is a ring: it keeps the last bytes and drops old entries, whose numbers are
+not used again.
 """
 
 from __future__ import annotations
@@ -14,36 +15,36 @@ from __future__ import annotations
 import time
 
 from ...protocol import frames
-from ..connection import LAZY_SECONDS, Stream
+from ..connection import LAZY_DELAY, Stream
 from ..event_loop import Loop, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-GATHER = 32_768
-"""So many bytes of output are sent without waiting for more."""
-GATHER_SECONDS = 0.1
-"""The longest wait for more, of a run that has written often."""
-OFTEN = 4096
-"""From so many entries on the wait is longer still: an entry costs more than its bytes."""
+BATCH = 32_768
+"""Bytes of output that are sent without waiting for more."""
+MAX_BATCH_DELAY = 0.1
+"""The longest wait for more output of a run that has written often."""
+MANY_ENTRIES = 4096
+"""From this number of entries on the wait is longer still: each entry has a cost."""
 
-RING_SECONDS = 0.02
-"""The wait for more in a ring that was sent just before: echoes of keys are not held up longer."""
-QUIET_SECONDS = 0.05
+RING_DELAY = 0.02
+"""The wait of a terminal that was just sent something; short, because keys are echoed."""
+QUIET_AFTER = 0.05
 RING_ENTRIES = 8192
-"""The most entries of a ring, however small they are."""
+"""Entries of a ring."""
 
 
 class Follower:
-    """One who hears of a run, at their own pace."""
+    """A stream that receives a run's log at its own pace."""
 
     __slots__ = ("announced", "sent", "stream")
 
     def __init__(self, stream: Stream, sent: int) -> None:
         self.stream = stream
         self.sent = sent
-        """Number of the last entry that went out."""
+        """Number of the last entry that was sent."""
         self.announced = False
 
 
@@ -53,18 +54,18 @@ class Log:
         self._ring = ring
         self._size = 0
         self._tails: dict[int, bytearray] = {}
-        """By channel, the last entry as long as it may grow."""
-        self._gathered = 0
-        """Bytes that came since they were last sent."""
-        self._gathering: Timer | None = None
+        """The last entry of each channel, while it may grow."""
+        self._unsent = 0
+        """Bytes since the last `send`."""
+        self._send_timer: Timer | None = None
         self._sent_at = 0.0
         self.entries: list[tuple[int, bytes | bytearray]] = []
         """Channel and content."""
         self.dropped = 0
-        """How many entries have left at the front."""
+        """Entries that were dropped at the front."""
         self.followers: list[Follower] = []
         self.begun = False
-        """Whether followers are told that it has started."""
+        """Whether the run has started, which followers are told."""
         self.result: dict[str, Any] | None = None
 
     @property
@@ -73,19 +74,19 @@ class Log:
         return self.dropped + len(self.entries)
 
     def numbered(self) -> list[tuple[int, int, bytes | bytearray]]:
-        """Number, channel and content of what is there."""
+        """Number, channel and content of the entries."""
         first = self.dropped + 1
         return [(first + n, channel, data) for n, (channel, data) in enumerate(self.entries)]
 
     def restore(self, numbered: list[tuple[int, int, bytes]], result: dict[str, Any]) -> None:
-        """Be the log of a run that ended in another executor."""
+        """Load the log of a run that ended in an earlier executor."""
         self.dropped = numbered[0][0] - 1 if numbered else 0
         self.entries = [(channel, data) for _, channel, data in numbered]
         self.result = result
 
-    def keep(self, channel: int, data: bytes) -> None:
-        """Sent soon, with what follows it, or at once if it is much."""
-        self._gathered += len(data)
+    def write(self, channel: int, data: bytes) -> None:
+        """Add output. It is sent soon together with what follows, or at once if there is much."""
+        self._unsent += len(data)
         self._size += len(data)
         while data:
             tail = self._tails.get(channel)
@@ -95,33 +96,33 @@ class Log:
             room = frames.CHUNK - len(tail)
             tail += data[:room]
             data = data[room:]
-        self._forget()
-        if self._gathered >= GATHER:
+        self._drop_old()
+        if self._unsent >= BATCH:
             self.send()
-        elif self._gathering is None and self.followers:
-            self._gathering = self._loop.after(self._wait(), self.send)
+        elif self._send_timer is None and self.followers:
+            self._send_timer = self._loop.after(self._wait(), self.send)
 
     def _wait(self) -> float:
-        """How long to wait for more, in seconds."""
+        """Seconds to wait for more output."""
         if self._ring is not None:
-            # A terminal may be used for hours; who types sees it at once, first and last.
-            quiet = time.monotonic() - self._sent_at > QUIET_SECONDS
-            return LAZY_SECONDS if quiet else RING_SECONDS
-        seconds = min(LAZY_SECONDS * (1 + self.last / 256), GATHER_SECONDS)
-        if self.last > OFTEN:
-            seconds = min(1.0, seconds * self.last / OFTEN)
+            # Somebody may be typing and must see the echo at once.
+            quiet = time.monotonic() - self._sent_at > QUIET_AFTER
+            return LAZY_DELAY if quiet else RING_DELAY
+        seconds = min(LAZY_DELAY * (1 + self.last / 256), MAX_BATCH_DELAY)
+        if self.last > MANY_ENTRIES:
+            seconds = min(1.0, seconds * self.last / MANY_ENTRIES)
         return seconds
 
     def add(self, channel: int, line: bytes) -> None:
-        """A line of JSON, sent at once."""
+        """Add a line of JSON and send it at once."""
         line += b"\n"
         self._size += len(line)
         for start in range(0, len(line), frames.CHUNK):
             self.entries.append((channel, line[start : start + frames.CHUNK]))
-        self._forget()
+        self._drop_old()
         self.send()
 
-    def _forget(self) -> None:
+    def _drop_old(self) -> None:
         while self._ring is not None and (
             (self._size > self._ring and len(self.entries) > 1) or len(self.entries) > RING_ENTRIES
         ):
@@ -131,7 +132,7 @@ class Log:
             if self._tails.get(channel) is data:
                 del self._tails[channel]
 
-    # Those who hear it
+    # Followers
 
     def follow(self, follower: Follower) -> None:
         self.followers.append(follower)
@@ -142,7 +143,7 @@ class Log:
         self._send_to(follower)
 
     def _leave(self, follower: Follower) -> None:
-        # A log may be large: nothing that is over keeps it.
+        # A log may be large: a stream that has ended must not keep it in memory.
         follower.stream.on_credit = follower.stream.on_reset = None
         if follower in self.followers:
             self.followers.remove(follower)
@@ -158,23 +159,23 @@ class Log:
             follower.stream.event({"event": "heartbeat"})
 
     def end(self, result: dict[str, Any]) -> None:
-        """All has been told: each follower gets the result after the last entry."""
+        """The log is complete: each follower receives the result after the last entry."""
         self.result = result
         self.announce()
         self.send()
 
     def send(self) -> None:
-        self._gathered = 0
+        self._unsent = 0
         self._sent_at = time.monotonic()
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
         for follower in self.followers[:]:
             self._send_to(follower)
 
     def _send_to(self, follower: Follower) -> None:
         stream = follower.stream
-        # What a slow one missed of a ring is gone.
+        # Entries of a ring that a slow follower has missed are lost.
         follower.sent = max(follower.sent, self.dropped)
         while follower.sent < self.last:
             index = follower.sent - self.dropped
@@ -183,7 +184,7 @@ class Log:
                 return
             self.announce()
             if isinstance(data, bytearray):
-                # From now on somebody may ask for what follows it: it stays as it is.
+                # From now on a follower may continue after this entry, so it must not grow.
                 if self._tails.get(channel) is data:
                     del self._tails[channel]
                 data = bytes(data)

@@ -170,7 +170,7 @@ class Pipes:
         kept = data if pipe.limit is None else data[: max(0, pipe.limit - pipe.kept)]
         if kept:
             pipe.kept += len(kept)
-            self._log.keep(pipe.channel, kept)
+            self._log.write(pipe.channel, kept)
         return True
 
     def take(self) -> None:

@@ -1,7 +1,7 @@
 """
-Terminals of runs: a pair whose one end the supervisor reads and writes, the other is the run's.
+Terminals of runs: pseudo-terminal pairs, one end for the supervisor and one for the run.
 
-What is imported is imported when a terminal is: most instances never have one.
+Modules are imported only when needed: most instances never have a terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import struct
 
 END_OF_INPUT = b"\x04"
-"""What a terminal takes for the end of its input, at the beginning of a line."""
+"""Ends a terminal's input, at the beginning of a line."""
 _SIZE = struct.Struct("HHHH")
 MAX_SIZE = 0xFFFF
 
@@ -23,7 +23,7 @@ def open(rows: int, columns: int) -> tuple[int, int]:
 
 
 def resize(fd: int, rows: int, columns: int) -> None:
-    """Those in the foreground are told by SIGWINCH."""
+    """The foreground process group receives SIGWINCH."""
     import fcntl
     import termios
 
@@ -32,7 +32,7 @@ def resize(fd: int, rows: int, columns: int) -> None:
 
 
 def foreground(fd: int) -> int:
-    """The process group that signals from the keyboard go to; 0 when there is none."""
+    """The foreground process group; 0 if there is none."""
     try:
         return max(0, os.tcgetpgrp(fd))
     except OSError:
@@ -40,7 +40,7 @@ def foreground(fd: int) -> int:
 
 
 def control(fd: int) -> None:
-    """In the leader of a new session: this is its terminal from now on."""
+    """Make it the controlling terminal; to be called in the leader of a new session."""
     import fcntl
     import termios
 

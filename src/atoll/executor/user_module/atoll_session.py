@@ -1,5 +1,5 @@
 """
-What code in an Atoll sandbox can say to the outside, and hear from it.
+Lets code in an Atoll sandbox ask a person, receive messages, and stage files.
 
     import atoll_session
 
@@ -10,7 +10,7 @@ What code in an Atoll sandbox can say to the outside, and hear from it.
     open(atoll_session.staging() + "/report.csv", "w")
 
 and from the shell `atoll-session ask|messages|staging`. Works in every process of an execution, in
-threads, and in several at once. No call waits without an end.
+threads, and concurrently. Every call ends.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 
 ADDRESS = "\0atoll"
 PATIENCE = 10.0
-"""Seconds beyond what was asked for, after which the other end is taken for lost."""
+"""Seconds beyond the requested time after which the executor counts as lost."""
 EXIT_REFUSED, EXIT_UNAVAILABLE = 1, 3
 
 
 class Unavailable(RuntimeError):
-    """There is nobody to talk to, or what was said is not accepted; `code` says why."""
+    """The executor cannot be reached or rejects the request; `code` tells why."""
 
     def __init__(self, message: str, code: str = "unavailable") -> None:
         super().__init__(message)
@@ -58,9 +58,11 @@ class Answer:
     def __init__(self, approved: bool, answer: Any = None, reason: str | None = None) -> None:
         self.approved = approved
         self.answer = answer
-        """What the person said beyond yes or no: any JSON value, or None."""
+        """The answer beyond yes or no: any JSON value, or None."""
         self.reason = reason
-        """Of a refusal: "timeout", "cancelled", "shutdown", "ended", or the person's own words."""
+        """
+        Why it was refused: "timeout", "cancelled", "shutdown", "ended", or the person's own reason.
+        """
 
     def __bool__(self) -> bool:
         return self.approved
@@ -72,22 +74,22 @@ class Answer:
 
 def ask(question: str, data: Any = None, *, timeout: float | None = None) -> Answer:
     """
-    Ask a person, and wait for the answer.
+    Ask a person and wait for the answer.
 
-    Refused when nobody answers within `timeout` seconds (at most, and by default, 300), and when
-    the execution is cancelled or its sandbox shut down. Question and data (any JSON value) together
-    have at most 64 KiB.
+    The question is refused if there is no answer within `timeout` seconds (300 at most and by
+    default), or if the execution is cancelled or its sandbox shut down. Question and data (any JSON
+    value) have at most 64 KiB together.
     """
     lines = _talk({"op": "ask", "question": question, "data": data, "timeout": timeout}, PATIENCE)
     first = next(lines)
     if "timeout" in first:
-        # Asked. From now on the other end has this long, and says so itself when it is over.
+        # The question was accepted; the executor refuses it when its time is over.
         first = lines.send(first["timeout"] + PATIENCE)
     return Answer(bool(first["approved"]), first.get("answer"), first.get("reason"))
 
 
 def messages(wait: float = 0.0) -> list[str]:
-    """What was sent to this execution and not read yet; waits so many seconds for the first."""
+    """Unread messages to this execution; waits up to `wait` seconds for the first."""
     found: list[str] = []
     while True:
         seconds = 0.0 if found else max(0.0, wait)
@@ -99,14 +101,14 @@ def messages(wait: float = 0.0) -> list[str]:
 
 def staging() -> str:
     """
-    A directory of this execution's own in the workspace: what is in it is moved into the workspace
-    when the execution succeeds, and removed when it does not.
+    The staging directory of this execution: its content is moved into the workspace when the
+    execution succeeds, and removed otherwise.
     """
     return _variable("ATOLL_STAGING", "has no staging area: another file is called /workspace/.tmp")
 
 
 def __getattr__(name: str) -> str:
-    # Read anew each time: one process may serve several executions, one after the other.
+    # Read each time: one process may run several executions in turn.
     if name == "execution_id":
         return _variable("ATOLL_EXECUTION_ID", "has no execution")
     if name == "invocation_id":
@@ -124,22 +126,22 @@ def _variable(name: str, words: str) -> str:
 
 
 def _talk(request: dict[str, Any], patience: float) -> Generator[Any, float, None]:
-    """Send a request; yields the replies. What is sent in is how long to wait for the next one."""
+    """Send a request and yield the replies; `send` sets how long to wait for the next one."""
     import json
     import struct
 
     line = json.dumps(request, ensure_ascii=False, allow_nan=False)
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        # A time-out of Python's would not wait for a place in the queue at all.
+        # With a time-out of Python's, connect would not wait for a place in the queue at all.
         limit = struct.pack("ll", int(PATIENCE), 0)
         peer.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
         try:
             peer.connect(ADDRESS)
         except BlockingIOError:
-            raise Unavailable("The sandbox is too busy to listen.", "busy") from None
+            raise Unavailable("The sandbox is busy. Retry later.", "busy") from None
         except OSError as error:
-            message = "This is not an Atoll sandbox: nobody listens (%s)." % error.strerror
+            message = "This is not an Atoll sandbox: cannot connect (%s)." % error.strerror
             raise Unavailable(message) from None
         try:
             peer.sendall(line.encode("utf-8", "surrogatepass") + b"\n")
