@@ -1,9 +1,9 @@
 """
 The frames of the executor protocol: length, stream id, kind, payload.
 
-Both ends use this codec. It keeps at most one incomplete frame, refuses a length beyond
-the limit of its kind before any of it is stored, and leaves the meaning of a payload to others.
-docs/reference/executor-protocol.md describes the conversation.
+Both ends use this codec. It buffers at most one incomplete frame, and rejects a length beyond the
+limit of its kind before it stores any of it. It does not interpret payloads.
+docs/reference/executor-protocol.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ HELLO = 1  # both ways, JSON: versions and features
 OPEN = 2  # to the executor, JSON: a request on a new stream
 DATA = 3  # both ways, bytes: content of a file
 OUTPUT = 4  # from the executor: sequence number, channel, bytes of a run
-EVENT = 5  # from the executor, JSON: something happened to a run
-END = 6  # from the executor, JSON: the request is answered, the stream is closed
+EVENT = 5  # from the executor, JSON: an event of a request
+END = 6  # from the executor, JSON: the answer; the stream is closed
 ERROR = 7  # from the executor, JSON: code and message, the stream is closed
-CREDIT = 8  # both ways: so many more bytes of DATA or OUTPUT may be sent on this stream
+CREDIT = 8  # both ways: how many more bytes of DATA or OUTPUT may be sent
 FINISH = 9  # to the executor: no more DATA will come
-RESET = 10  # to the executor: drop the stream; what it was doing is undone or left to itself
+RESET = 10  # to the executor: drop the stream; a write is undone, a run goes on
 
 KINDS = frozenset((HELLO, OPEN, DATA, OUTPUT, EVENT, END, ERROR, CREDIT, FINISH, RESET))
 
-EVERY_KIND = dict.fromkeys(KINDS, MAX_PAYLOAD)
+ALL_KINDS = dict.fromkeys(KINDS, MAX_PAYLOAD)
 
 STDOUT = 1
 STDERR = 2
-VALUE = 3  # what the process wrote about its own result: the return value, or an error
-APPROVAL = 4  # JSON: a question to a person, and what became of it
-DISPLAY = 5  # JSON: a MIME bundle that a context shows
+VALUE = 3  # the process's own result: the return value, or an error
+APPROVAL = 4  # JSON: a question to a person, or its outcome
+DISPLAY = 5  # JSON: a MIME bundle that a context displays
 
 HEADER = struct.Struct("!IIB")
 OUTPUT_HEADER = struct.Struct("!IB")
@@ -55,7 +55,7 @@ EXTENT = struct.Struct("!QI")
 
 
 class ProtocolError(Exception):
-    """The peer does not speak this protocol; the connection is of no more use."""
+    """The peer violates the protocol; the connection must be closed."""
 
 
 def encode(stream: int, kind: int, payload: bytes = b"") -> bytes:
@@ -69,11 +69,11 @@ def encode_json(stream: int, kind: int, value: Any) -> bytes:
 
 
 def decode_json(payload: bytes) -> Any:
-    """A JSON object; anything else, however deep or odd, is a `ProtocolError`."""
+    """Decode a JSON object; anything else is a `ProtocolError`."""
     try:
         value = minijson.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("a payload is not JSON: %s" % error) from None
+        raise ProtocolError("a payload is invalid JSON: %s" % error) from None
     if not isinstance(value, dict):
         raise ProtocolError("a payload is not a JSON object")
     return value
@@ -94,9 +94,9 @@ def decode_credit(payload: bytes) -> int:
 
 
 class Decoder:
-    """Bytes in, whole frames out; `limits` are the kinds that may come, and their most bytes."""
+    """Splits bytes into frames. `limits` has the accepted kinds and their largest payloads."""
 
-    def __init__(self, limits: dict[int, int] = EVERY_KIND) -> None:
+    def __init__(self, limits: dict[int, int] = ALL_KINDS) -> None:
         self._buffer = bytearray()
         self._limits = limits
 
@@ -110,7 +110,7 @@ class Decoder:
             length, stream, kind = HEADER.unpack_from(buffer, position)
             limit = self._limits.get(kind)
             if limit is None:
-                raise ProtocolError("kind %d is not known" % kind)
+                raise ProtocolError("unknown frame kind %d" % kind)
             if length > limit:
                 raise ProtocolError("a frame of kind %d announces %d bytes" % (kind, length))
             end = position + HEADER.size + length
