@@ -141,7 +141,7 @@ async def test_a_question_is_asked_and_answered(box: Box) -> None:
     assert heard.text.decode() == "Answer(approved=True, answer={'é': 1}, reason=None)\n"
 
 
-async def test_a_refusal_is_false_and_says_why(box: Box) -> None:
+async def test_a_refusal_is_false_and_has_a_reason(box: Box) -> None:
     heard, running = await box.start("one", "x = a.ask('?')\nprint(bool(x), x.answer, x.reason)")
     await heard.approval()
     await box.answer("one", "1", approved=False, answer="never", reason="too dear")
@@ -149,7 +149,7 @@ async def test_a_refusal_is_false_and_says_why(box: Box) -> None:
     assert heard.text == b"False never too dear\n"
 
 
-async def test_nobody_answers_in_time(box: Box) -> None:
+async def test_a_question_without_an_answer_times_out(box: Box) -> None:
     code = "x = a.ask('?', timeout=0.05)\nprint(bool(x), x.reason)\nprint(a.ask('!').reason)"
     heard, running = await box.start("one", code, approval_timeout=0.1)
     assert (await heard.approval())["timeout"] == 0.05
@@ -164,7 +164,7 @@ async def test_nobody_answers_in_time(box: Box) -> None:
     assert late.value.code == "not_running"
 
 
-async def test_a_cancelled_execution_is_told_so_while_it_may_still_act(box: Box) -> None:
+async def test_a_cancelled_execution_learns_of_it_during_its_grace(box: Box) -> None:
     code = (
         "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "print(a.ask('?').reason, flush=True)\nprint(a.ask('again').reason, flush=True)\n"
@@ -273,7 +273,7 @@ async def test_a_question_that_is_too_large_is_refused(box: Box, size: int) -> N
     ],
     ids=lambda line: line[:60].decode("ascii", "replace"),
 )  # fmt: skip
-async def test_what_is_no_request_is_told_so(box: Box, line: bytes) -> None:
+async def test_an_invalid_request_gets_an_error(box: Box, line: bytes) -> None:
     code = (
         "import socket\n"
         "peer = socket.socket(socket.AF_UNIX); peer.connect(a.ADDRESS)\n"
@@ -321,11 +321,11 @@ async def test_unread_messages_have_a_bound(box: Box) -> None:
     assert heard.text == b"None\n1000\n"
 
 
-async def test_who_waits_for_a_message_in_vain_gets_none(box: Box) -> None:
+async def test_waiting_for_a_message_in_vain_returns_none(box: Box) -> None:
     assert await box.run("one", "print(a.messages(wait=0.05))") == "[]\n"
 
 
-async def test_what_is_said_to_no_run_is_refused(box: Box) -> None:
+async def test_messages_and_answers_to_an_unknown_run_are_refused(box: Box) -> None:
     for op, fields in (("message", {"text": "x"}), ("answer", {"approval": "1", "answer": {}})):
         with pytest.raises(ExecutorError) as unknown:
             await box.link.call(op, id="none", **fields)
@@ -336,7 +336,7 @@ async def test_what_is_said_to_no_run_is_refused(box: Box) -> None:
     assert over.value.code == "not_running"
 
 
-async def test_a_process_that_an_execution_left_behind_is_in_none(box: Box) -> None:
+async def test_a_background_process_belongs_to_no_execution(box: Box) -> None:
     os.mkfifo(box.path.parent / "said")
     code = (
         "import os, sys\n"
@@ -388,7 +388,7 @@ async def test_a_shutdown_refuses_what_is_asked(box: Box) -> None:
         await running
 
 
-def test_outside_of_a_sandbox_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_sandbox_every_call_explains_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atoll_session, "ADDRESS", f"\0nobody-{os.urandom(8).hex()}")
     for call in (lambda: atoll_session.ask("?"), atoll_session.messages, atoll_session.staging):
         with pytest.raises(atoll_session.Unavailable, match="not an Atoll sandbox"):

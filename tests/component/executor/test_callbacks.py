@@ -94,7 +94,7 @@ def path(run: str, what: str) -> str:
     return f"/at/internal/executions/{run}/{what}"
 
 
-async def test_it_says_once_that_it_is_ready(program: Executor, address: Address) -> None:
+async def test_readiness_is_reported_once(program: Executor, address: Address) -> None:
     post = await address.next("/at/internal/instances/inst_1/ready")
     assert post.headers["authorization"] == f"Bearer {TOKEN}"
     assert post.headers["idempotency-key"] == "inst_1_ready"
@@ -104,7 +104,7 @@ async def test_it_says_once_that_it_is_ready(program: Executor, address: Address
         await address.next(post.path, 1)
 
 
-async def test_a_result_that_nobody_took_is_reported_with_its_whole_log(
+async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     program: Executor, address: Address
 ) -> None:
     link = await program.connect_released()
@@ -183,7 +183,9 @@ async def test_an_acknowledgement_ends_the_repeating(program: Executor, address:
 
 
 @pytest.mark.slow
-async def test_what_runs_is_reported_by_heartbeats(program: Executor, address: Address) -> None:
+async def test_running_executions_are_reported_by_heartbeats(
+    program: Executor, address: Address
+) -> None:
     link = await program.connect_released()
     running = asyncio.create_task(link.run(job("one", "import time\ntime.sleep(60)"), Heard()))
     post = await address.next(path("one", "heartbeat"))
@@ -293,7 +295,7 @@ async def test_user_code_does_not_find_the_token(
     link.close()
 
 
-async def test_the_sandbox_s_own_loopback_is_not_told_the_token(
+async def test_the_token_is_not_sent_to_the_sandbox_s_own_loopback(
     bubblewrap: str, tmp_path: Path, address: Address
 ) -> None:
     callback = {"instance": "inst_1", "url": address.url, "token": TOKEN}
@@ -306,9 +308,7 @@ async def test_the_sandbox_s_own_loopback_is_not_told_the_token(
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://", "nonsense", "http://127.0.0.1:1"])
-async def test_an_address_that_is_none_does_no_harm(
-    bubblewrap: str, tmp_path: Path, url: str
-) -> None:
+async def test_an_invalid_url_does_no_harm(bubblewrap: str, tmp_path: Path, url: str) -> None:
     callback = {"instance": "inst_1", "url": url, "token": TOKEN, "loopback": True}
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 MEGABYTE = 1 << 20
 
 
-async def test_a_watcher_hears_all_there_was_and_all_that_comes(executor: Executor) -> None:
+async def test_a_watcher_receives_earlier_and_later_output(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "import sys\nprint('first', flush=True)\nsys.stderr.write(sys.stdin.readline())"
     running = await start(link, output, code=code, stdin_open=True)
@@ -44,7 +44,7 @@ async def test_a_watcher_hears_all_there_was_and_all_that_comes(executor: Execut
     link.close()
 
 
-async def test_a_watcher_who_comes_back_goes_on_behind_the_last_piece(executor: Executor) -> None:
+async def test_a_returning_watcher_continues_after_the_last_piece(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "for n in range(200): print(n, 'x' * 5000, flush=True)"
     await (await start(link, output, code=code, output_limit=2 * MEGABYTE))
@@ -66,7 +66,7 @@ async def test_a_watcher_who_comes_back_goes_on_behind_the_last_piece(executor: 
     link.close()
 
 
-async def test_a_slow_watcher_of_pipes_loses_nothing_and_holds_up_nobody(
+async def test_a_slow_watcher_of_pipes_loses_nothing_and_delays_no_other(
     executor: Executor,
 ) -> None:
     link, output = await ready(executor), Output()
@@ -111,7 +111,7 @@ async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executo
     slow.close()
 
 
-async def test_a_run_that_has_not_come_can_be_waited_for(executor: Executor) -> None:
+async def test_a_watcher_can_wait_for_a_run(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     watching = link.watch("one", 0, expected=True)
     coming = asyncio.ensure_future(anext(watching))
@@ -126,7 +126,7 @@ async def test_a_run_that_has_not_come_can_be_waited_for(executor: Executor) -> 
     link.close()
 
 
-async def test_a_watcher_is_told_of_a_lost_link(executor: Executor) -> None:
+async def test_a_watcher_learns_of_a_lost_link(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
     running = await start(link, output, code=code)
@@ -141,7 +141,7 @@ async def test_a_watcher_is_told_of_a_lost_link(executor: Executor) -> None:
     link.close()
 
 
-async def test_many_watch_and_each_hears_the_same(executor: Executor) -> None:
+async def test_all_watchers_receive_the_same(executor: Executor) -> None:
     link = await ready(executor)
 
     async def watched() -> bytes:
@@ -157,7 +157,7 @@ async def test_many_watch_and_each_hears_the_same(executor: Executor) -> None:
 
 
 @pytest.mark.parametrize("language", ["python", "command"])
-async def test_code_hears_of_interrupts_whatever_its_instance_ignores(
+async def test_code_receives_interrupts_that_its_instance_ignores(
     executor: Executor, language: str
 ) -> None:
     link, output = await ready(executor), Output()

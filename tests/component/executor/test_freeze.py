@@ -118,7 +118,7 @@ async def test_a_list_is_of_one_moment(executor: Executor) -> None:
 
 
 @pytest.mark.slow
-async def test_code_that_wakes_forks_and_ignores_signals_stands_still(executor: Executor) -> None:
+async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
     # One who wakes all others all the time is stopped in the end, not each time in time.
@@ -214,7 +214,7 @@ async def test_all_go_on_when_the_time_is_over(executor: Executor) -> None:
     link.close()
 
 
-async def test_two_at_once_stand_still_together(executor: Executor) -> None:
+async def test_two_holds_share_one_freeze(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     other = await executor.connect()
     for _ in range(TRIES):
@@ -231,7 +231,7 @@ async def test_two_at_once_stand_still_together(executor: Executor) -> None:
     other.close()
 
 
-async def test_a_request_that_changes_files_meanwhile_is_told(executor: Executor) -> None:
+async def test_a_request_that_changes_files_meanwhile_is_reported(executor: Executor) -> None:
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
@@ -245,7 +245,7 @@ async def test_a_request_that_changes_files_meanwhile_is_told(executor: Executor
     link.close()
 
 
-async def test_runs_that_come_meanwhile_run_afterwards(executor: Executor) -> None:
+async def test_runs_that_are_requested_meanwhile_run_afterwards(executor: Executor) -> None:
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task

@@ -72,7 +72,7 @@ async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[RunRe
     return running
 
 
-async def test_stdin_that_stays_open_hears_what_comes_later(executor: Executor) -> None:
+async def test_open_stdin_receives_later_input(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "import sys\nfor line in sys.stdin: print('got', line, end='', flush=True)"
     running = await start(link, output, code=code, stdin="first\n", stdin_open=True)
@@ -88,7 +88,7 @@ async def test_stdin_that_stays_open_hears_what_comes_later(executor: Executor) 
     link.close()
 
 
-async def test_stdin_takes_so_much_that_nobody_reads_and_no_more(executor: Executor) -> None:
+async def test_unread_input_is_limited(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     running = await start(link, output, code="import time; time.sleep(60)", stdin_open=True)
     megabyte = base64.b64encode(b"x" * (1 << 20)).decode()
@@ -170,7 +170,7 @@ async def test_a_terminal_keeps_the_last_of_what_was_written(executor: Executor)
     second.close()
 
 
-async def test_a_run_that_is_silent_is_heard_of(executor: Executor) -> None:
+async def test_a_silent_run_sends_heartbeats(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     running = await start(link, output, code="import time; time.sleep(60)", heartbeat=0.05)
     await output.wait(lambda: output.beats > 2)
@@ -201,7 +201,7 @@ async def test_a_function_is_called_by_its_name(executor: Executor, tmp_path: Pa
     link.close()
 
 
-async def test_an_executor_that_is_told_to_end_says_what_crashed(executor: Executor) -> None:
+async def test_a_shutdown_reports_which_runs_crashed(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
     running = await start(link, output, code=code)

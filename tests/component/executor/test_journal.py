@@ -77,7 +77,7 @@ def loaded(*contents: bytes) -> list[Ended]:
 
 
 @given(runs)
-def test_what_was_written_comes_back_the_same(ended: list[Ended]) -> None:
+def test_written_records_are_read_unchanged(ended: list[Ended]) -> None:
     assert loaded(written(ended)) == ended
 
 
@@ -91,7 +91,7 @@ def test_a_journal_cut_anywhere_gives_the_records_before_the_cut(
 
 
 @given(runs, st.lists(st.tuples(st.integers(0), st.integers(1, 255)), min_size=1, max_size=4))
-def test_a_damaged_journal_gives_a_prefix_of_whole_records(
+def test_a_damaged_journal_yields_a_prefix_of_complete_records(
     ended: list[Ended], flips: list[tuple[int, int]]
 ) -> None:
     data = bytearray(written(ended))
@@ -205,7 +205,7 @@ def test_more_than_a_file_may_hold_stays_in_memory(
     assert capfd.readouterr().err.count("only in memory") == 1
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_raises_nothing(
+def test_a_file_that_cannot_be_written_is_logged_once_and_raises_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fds = [os.open(tmp_path / str(n), os.O_RDONLY | os.O_CREAT) for n in (0, 1)]

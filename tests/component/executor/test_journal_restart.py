@@ -70,7 +70,7 @@ async def test_what_a_shutdown_ended_is_not_its_end_to_the_next_executor(
         link.close()
 
 
-async def test_a_terminal_s_log_comes_back_with_its_numbers(
+async def test_a_terminal_s_log_is_restored_with_its_numbers(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     code = "for n in range(3000): print(n, 'x' * 500, flush=True)"
@@ -108,7 +108,9 @@ async def test_an_executor_starts_with_a_journal_full_of_garbage(
 
 
 @pytest.mark.slow
-async def test_a_result_is_on_the_disk_before_it_is_told(bubblewrap: str, tmp_path: Path) -> None:
+async def test_a_result_is_in_the_journal_before_it_is_sent(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     for turn in range(5):
         name = f"run{turn}"
         with executor(bubblewrap, tmp_path, journal=True) as program:

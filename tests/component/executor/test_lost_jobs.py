@@ -109,7 +109,7 @@ async def test_a_run_that_is_cancelled_meanwhile_does_not_begin(executor: Execut
     link.close()
 
 
-async def test_a_context_starts_all_the_same(executor: Executor) -> None:
+async def test_a_context_is_handed_over_again(executor: Executor) -> None:
     link = await executor.connect_released()
     await link.run(job("first", "pass"), Heard())
     thief = Thief(executor)

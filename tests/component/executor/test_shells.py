@@ -60,7 +60,7 @@ def test_names_stay_and_the_last_expression_is_shown(kind: str) -> None:
     assert [item for item in shown if item[0] == "result"] == [["result", {"text/plain": "22"}]]
 
 
-def test_an_error_is_told_from_the_first_cell_on(kind: str) -> None:
+def test_a_traceback_starts_at_the_first_cell(kind: str) -> None:
     shown, told, _ = run(
         kind, "def f():\n    1/0", "x = 1\n\nf()", "f(", "from __future__ import nope"
     )
@@ -71,13 +71,13 @@ def test_an_error_is_told_from_the_first_cell_on(kind: str) -> None:
     assert all("atoll" not in text and "\x1b" not in text for text in told)
 
 
-def test_an_exit_is_an_error_that_is_not_told(kind: str) -> None:
+def test_an_exit_is_an_error_without_a_traceback(kind: str) -> None:
     shown, told, _ = run(kind, "exit()", "quit(2)", "import sys; sys.exit(3)")
     assert shown == [["error", "SystemExit"]] * 3
     assert told == [""] * 3
 
 
-def test_display_is_there_and_takes_a_bundle(kind: str) -> None:
+def test_display_accepts_a_bundle(kind: str) -> None:
     shown, _, _ = run(kind, "display(1, 'a')\ndisplay({'text/html': '<b>'}, raw=True)")
     assert shown[:-1] == [
         ["display", {"text/plain": "1"}],

@@ -129,7 +129,7 @@ def test_an_empty_area_goes(root: Path, area: Path, settle: Settle, keep: bool) 
     assert (root / STAGING).is_dir()
 
 
-def test_what_stands_in_the_way_keeps_all_of_it_out(root: Path, area: Path, settle: Settle) -> None:
+def test_a_conflict_keeps_all_staged_files_out(root: Path, area: Path, settle: Settle) -> None:
     put(root / "z" / "taken" / "f", "mine")
     put(area / "a", "a")
     put(area / "z" / "taken", "staged")
@@ -212,7 +212,7 @@ def test_where_a_file_has_the_name_there_is_no_area(root: Path, settle: Settle) 
     assert (root / STAGING).read_text() == "mine"
 
 
-def test_an_area_that_was_put_behind_a_link_is_none(root: Path) -> None:
+def test_a_staging_area_behind_a_link_is_ignored(root: Path) -> None:
     (root / STAGING).symlink_to(root.parent / "outside")
 
     assert staging.make(str(root), RUN) == ""

@@ -42,7 +42,7 @@ async def test_a_run_that_waits_for_the_zygote_has_a_deadline(executor: Executor
     link.close()
 
 
-async def test_a_run_that_waits_is_in_the_journal_whoever_sent_it(executor: Executor) -> None:
+async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Executor) -> None:
     first = await executor.connect()
     running = asyncio.create_task(first.run(job("one", "print(1)", stdin="in"), Heard()))
     await asyncio.sleep(0)

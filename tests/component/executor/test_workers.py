@@ -428,7 +428,7 @@ async def test_a_tree_is_copied(link: Link, root: Path) -> None:
     assert os.listdir(root / "deep/inside") == ["copy"]
 
 
-async def test_a_file_is_copied_and_overwrites_only_when_told(link: Link, root: Path) -> None:
+async def test_a_file_is_copied_and_overwrites_only_on_request(link: Link, root: Path) -> None:
     write(root, a="A", b="B")
     (root / "a").chmod(0o600)
     (root / "link").symlink_to("/etc/passwd")
@@ -478,7 +478,7 @@ async def test_a_part_of_a_file(
     assert entry["size"] == 10
 
 
-async def test_a_part_of_another_version_is_the_whole(link: Link, root: Path) -> None:
+async def test_a_range_of_another_version_is_the_complete_file(link: Link, root: Path) -> None:
     write(root, a="0123456789")
     entry, _ = await link.read("a", head=True)
     for tag, content in ((entry["etag"], b"01"), ("other", b"0123456789")):
@@ -526,7 +526,7 @@ class Notices:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("poll", [False, True], ids=["told", "looked at"])
-async def test_what_happens_is_told(link: Link, root: Path, poll: bool) -> None:
+async def test_changes_are_reported(link: Link, root: Path, poll: bool) -> None:
     (root / "d").mkdir()
     _, content = await link.fetch("follow", path="", recursive=True, poll=poll)
     notices = Notices(content)
@@ -550,7 +550,7 @@ async def test_what_happens_is_told(link: Link, root: Path, poll: bool) -> None:
 
 
 @pytest.mark.slow
-async def test_a_flood_of_changes_is_no_memory_and_is_told_as_missed(
+async def test_a_flood_of_changes_takes_bounded_memory_and_is_reported_as_overflow(
     link: Link, root: Path, executor: Executor
 ) -> None:
     _, content = await link.fetch("follow", path="", recursive=True)

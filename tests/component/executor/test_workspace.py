@@ -111,7 +111,7 @@ def test_what_is_no_regular_file_is_not_read(root: Path, workspace: Workspace, k
     assert code(workspace.open, "x") in ("not_a_file", "is_directory")
 
 
-def test_an_upload_appears_whole_or_not_at_all(root: Path, workspace: Workspace) -> None:
+def test_an_upload_appears_completely_or_not_at_all(root: Path, workspace: Workspace) -> None:
     upload = workspace.upload("new/deep/file", 0o600)
     upload.write(b"half")
     assert not (root / "new/deep/file").exists()
@@ -160,7 +160,7 @@ def test_a_listing_goes_in_pages_by_name(root: Path, workspace: Workspace) -> No
     assert seen == sorted([*names, "\udcff"])
 
 
-def test_a_move_does_not_overwrite_unless_told(root: Path, workspace: Workspace) -> None:
+def test_a_move_overwrites_only_on_request(root: Path, workspace: Workspace) -> None:
     (root / "other").write_text("other")
     assert code(workspace.move, "a/f", "other", False) == "file_exists"
     workspace.move("a/f", "other", True)
@@ -207,7 +207,7 @@ def test_removing_follows_no_link(root: Path, workspace: Workspace) -> None:
     assert not (root / "tree").exists()
 
 
-def test_a_directory_that_is_not_empty_is_kept_unless_told(
+def test_a_directory_that_is_not_empty_is_removed_only_on_request(
     root: Path, workspace: Workspace
 ) -> None:
     assert code(workspace.remove, "a", False) == "not_empty"

@@ -217,7 +217,7 @@ async def test_of_a_run_with_other_limits_the_excess_is_dropped() -> None:
     assert (len(told["artifacts"]), told["artifacts_cut"]) == (1, True)
 
 
-async def test_events_of_files_have_a_bound_though_nobody_takes_them(
+async def test_unread_events_of_files_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(credit, "MAX_WAITING", 100_000)
@@ -229,7 +229,7 @@ async def test_events_of_files_have_a_bound_though_nobody_takes_them(
         assert link.violation is not None
 
 
-async def test_a_hello_that_never_comes_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_missing_hello_times_out(tmp_path: Path) -> None:
     over = asyncio.Event()
 
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -332,7 +332,7 @@ HELLOS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("greeting", HELLOS.values(), ids=HELLOS.keys())
-async def test_a_hello_that_is_none_is_a_violation(greeting: dict[str, Any]) -> None:
+async def test_an_invalid_hello_is_a_violation(greeting: dict[str, Any]) -> None:
     with pytest.raises(ProtocolViolation):
         async with linked(lambda _: [], say(frames.HELLO, greeting, 0)):
             pass
@@ -348,7 +348,7 @@ async def test_of_400_megabytes_of_output_no_more_than_the_limit_is_taken(channe
     assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 
-async def test_what_nobody_takes_is_not_sent_without_credit() -> None:
+async def test_unread_data_is_not_sent_without_credit() -> None:
     data = Said(OWN, frames.DATA, CHUNK)
     pieces = [piece(CHUNK, number) for number in range(1, 10)]
     async with linked(lambda op: pieces if op == "attach" else [data] * 9, stays=True) as link:

@@ -22,7 +22,7 @@ def test_the_list_is_bounded_by_its_length_as_json(tmp_path: Path) -> None:
     assert artifacts.MAX_LIST - 4096 < len(minijson.dumps(listed)) <= artifacts.MAX_LIST + 4096
 
 
-def test_a_list_that_fits_is_whole(tmp_path: Path) -> None:
+def test_a_list_within_the_limit_is_complete(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()
     for limit, expected in ((3, (["a", "b", "c"], False)), (2, (["a", "b"], True))):

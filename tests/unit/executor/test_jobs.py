@@ -23,7 +23,7 @@ def pair() -> Iterator[Pair]:
         yield ours, theirs
 
 
-def test_a_job_is_told_as_taken_or_not_run(pair: Pair) -> None:
+def test_a_job_is_reported_as_taken_or_not_run(pair: Pair) -> None:
     ours, theirs = pair
     for number in (1, 2):
         jobs.send(ours, number, {}, [])

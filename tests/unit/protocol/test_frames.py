@@ -30,7 +30,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(FRAMES, st.lists(st.integers(0, 4000), max_size=30))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
+def test_frames_are_decoded_however_the_bytes_are_split(
     sent: list[frames.Frame], cuts: list[int]
 ) -> None:
     decoder = frames.Decoder()
@@ -40,7 +40,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 
 
 @given(FRAMES)
-def test_frames_come_out_byte_by_byte(sent: list[frames.Frame]) -> None:
+def test_frames_are_decoded_byte_by_byte(sent: list[frames.Frame]) -> None:
     decoder = frames.Decoder()
     data = b"".join(frames.encode(*frame) for frame in sent)
     assert [f for n in range(len(data)) for f in decoder.feed(data[n : n + 1])] == sent
