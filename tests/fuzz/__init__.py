@@ -1,1 +1,1 @@
-"""A fuzzer that plays executor: what it sends, and what must hold whatever that is."""
+"""A fuzzer that plays the executor, and the invariants that must hold."""

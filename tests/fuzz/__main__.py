@@ -1,4 +1,4 @@
-"""`make fuzz`: round after round until the time is over, each from the next seed."""
+"""`make fuzz`: runs rounds with consecutive seeds until the time is over."""
 
 from __future__ import annotations
 

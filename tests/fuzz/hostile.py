@@ -1,4 +1,4 @@
-"""Frames that a hostile executor sends: right ones, nearly right ones, and nonsense."""
+"""Frames that a hostile executor sends: valid, nearly valid, and nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real link against an executor that says what it was given to say."""
+"""The real link against an executor that sends a given script."""
 
 from __future__ import annotations
 

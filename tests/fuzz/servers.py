@@ -1,4 +1,4 @@
-"""A real server whose sessions have a hostile image, and what holds whatever that image sends."""
+"""A real server whose sessions have a hostile image, and its invariants."""
 
 from __future__ import annotations
 

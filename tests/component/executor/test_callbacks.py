@@ -1,4 +1,4 @@
-"""What the executor tells a callback address, which is a small web server here."""
+"""The executor's HTTP callbacks, against a small web server."""
 
 from __future__ import annotations
 

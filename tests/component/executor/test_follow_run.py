@@ -1,4 +1,4 @@
-"""Following a run at a pace of one's own."""
+"""Following a run at the caller's pace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User code that stands still while the list of its files is made."""
+"""Freezing user code while its files are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run hears while it runs: stdin, a terminal, signals, and the end of its executor."""
+"""Interaction with a run: stdin, a terminal, signals, and the shutdown of its executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor's journal: what was written whole is read whole, whatever became of the rest."""
+"""The executor's journal: complete records are read, whatever happened to the rest."""
 
 from __future__ import annotations
 

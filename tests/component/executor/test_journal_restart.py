@@ -1,4 +1,4 @@
-"""An executor that begins where another ended, with the journal that it left."""
+"""An executor that starts with the journal of its predecessor."""
 
 from __future__ import annotations
 

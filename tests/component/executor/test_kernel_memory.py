@@ -1,4 +1,4 @@
-"""What the executor counts of memory that the kernel holds, on processes of the test's own."""
+"""Memory that the kernel holds, measured on processes of the test."""
 
 from __future__ import annotations
 

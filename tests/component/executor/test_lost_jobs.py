@@ -1,4 +1,4 @@
-"""Jobs that leave the zygote's socket with a child that dies before it can announce them."""
+"""Jobs that a child of the zygote receives before it dies without announcing them."""
 
 from __future__ import annotations
 

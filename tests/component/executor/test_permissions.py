@@ -1,4 +1,4 @@
-"""Changing rights of files that other processes move about at the same time, as root too."""
+"""Changing modes of files that other processes swap at the same time, also as root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moments between the end of a run's process and its result."""
+"""The time between the exit of a run's process and its result."""
 
 from __future__ import annotations
 

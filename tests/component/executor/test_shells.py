@@ -1,4 +1,4 @@
-"""The shells of a context, in processes of their own: they change all of an interpreter."""
+"""The shells of a context, in separate processes because they change the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an execution staged, and where it is afterwards."""
+"""Files that an execution has staged, and where they are afterwards."""
 
 from __future__ import annotations
 

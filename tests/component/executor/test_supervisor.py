@@ -1,4 +1,4 @@
-"""A supervisor of its own, whose zygote nobody releases until the test does."""
+"""A supervisor without a driver; the tests release its zygote."""
 
 from __future__ import annotations
 

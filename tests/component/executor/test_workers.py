@@ -1,4 +1,4 @@
-"""Long requests about files, on a real executor: trees, search, archives, copies, notices."""
+"""Long file requests to a real executor: trees, search, archives, copies, changes."""
 
 from __future__ import annotations
 

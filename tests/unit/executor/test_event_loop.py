@@ -1,4 +1,4 @@
-"""PID 1's loop outlives what its callbacks do."""
+"""The event loop survives exceptions of its callbacks."""
 
 from __future__ import annotations
 

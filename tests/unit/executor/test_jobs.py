@@ -1,4 +1,4 @@
-"""Jobs on their way to the zygote's children."""
+"""Jobs between the supervisor and the zygote's children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor sees of the disk where it has to look itself. Of use to an ordinary user."""
+"""Measuring the disk usage of a workspace. Also run as an ordinary user."""
 
 from __future__ import annotations
 

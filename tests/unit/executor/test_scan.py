@@ -1,4 +1,4 @@
-"""What is told of a workspace's contents, step by step."""
+"""Reading the contents of files for a checkpoint, step by step."""
 
 from __future__ import annotations
 

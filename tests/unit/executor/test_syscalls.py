@@ -1,4 +1,4 @@
-"""Who sent a signal, as far as it can be believed."""
+"""Whether a signal was sent from outside the namespace."""
 
 from __future__ import annotations
 
