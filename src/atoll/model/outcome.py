@@ -1,4 +1,4 @@
-"""How an execution ended, from what the executor, the kernel and the process itself say of it."""
+"""Outcomes, derived from the reports of the executor, the kernel and the process itself."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ _REASONS: dict[str, tuple[ExecutionStatus, Cause, int | None, str]] = {
         ExecutionStatus.TIMEOUT,
         Cause.TIMEOUT,
         EXIT_TIMEOUT,
-        "ran longer than its time-out",
+        "exceeded its timeout",
     ),
     "cancelled": (ExecutionStatus.CANCELLED, Cause.USER, EXIT_SIGNAL + 15, "was cancelled"),
-    "memory": (ExecutionStatus.FAILED, Cause.OOM, EXIT_SIGNAL + 9, "used more memory than it may"),
-    "disk": (ExecutionStatus.FAILED, Cause.DISK, EXIT_SIGNAL + 9, "filled its workspace"),
+    "memory": (ExecutionStatus.FAILED, Cause.OOM, EXIT_SIGNAL + 9, "exceeded its memory limit"),
+    "disk": (
+        ExecutionStatus.FAILED,
+        Cause.DISK,
+        EXIT_SIGNAL + 9,
+        "exceeded its disk limit",
+    ),
     "shutdown": (
         ExecutionStatus.CRASHED,
         Cause.EVICTED,
         None,
-        "was ended because its instance was told to end",
+        "ended because its instance was shut down",
     ),
 }
 
@@ -47,16 +52,16 @@ def conclude(
     out_of_memory: bool,
 ) -> Outcome:
     """
-    The outcome of a run that came to an end; `raw` is what `atoll.link.messages` has checked.
+    The outcome of a run that ended; `raw` was checked by `atoll.link.messages`.
 
-    What the process said of itself (`return_json`, `error`) counts only where it fits what the
-    kernel said: a value of a process that failed is dropped.
+    What the process reported (`return_json`, `error`) counts only as far as it agrees with the
+    kernel: the return value of a failed process is dropped.
     """
     reason, number = raw.get("reason"), raw.get("signal")
     name = None if number is None else _signal_name(int(number))
     exit_code: int | None = raw.get("exit_code")
     if exit_code == 0 and raw.get("error"):
-        # Its process was content, but what it staged is not in its place.
+        # The process succeeded, but its staged files could not be put in place.
         error = raw["error"]
     if reason in _REASONS:
         status, cause, exit_code, words = _REASONS[reason]
@@ -66,7 +71,7 @@ def conclude(
     elif out_of_memory and exit_code != 0:
         status, cause = ExecutionStatus.FAILED, Cause.OOM
         exit_code = EXIT_SIGNAL + 9 if exit_code is None else exit_code
-        error = {"code": "oom", "message": "The execution used more memory than it may."}
+        error = {"code": "oom", "message": "The execution exceeded its memory limit."}
     elif number is not None:
         status, cause, exit_code = ExecutionStatus.FAILED, Cause.SIGNAL, EXIT_SIGNAL + int(number)
         error = {"code": "signal", "message": f"The process was ended by {name}."}
@@ -114,7 +119,7 @@ def lost(
     stderr: bytes,
 ) -> Outcome:
     """
-    The outcome of a run that ended without a result of its own; with what had been heard of it.
+    The outcome of a run that ended without a result, with the output received so far.
     """
     return Outcome(
         status=status,
@@ -129,12 +134,12 @@ def lost(
 
 
 def timed_out(*, stdout: bytes, stderr: bytes) -> Outcome:
-    """The outcome of a run that its executor did not end at its time-out."""
+    """The outcome of a run that its executor did not end in time."""
     outcome = lost(
         ExecutionStatus.TIMEOUT,
         Cause.TIMEOUT,
-        "The execution ran longer than its time-out, and was ended with its instance because the "
-        "executor did not end it.",
+        "The execution exceeded its timeout. Its instance was ended, because the executor did not "
+        "end the execution.",
         stdout=stdout,
         stderr=stderr,
     )

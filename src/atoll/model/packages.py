@@ -1,8 +1,8 @@
 """
-Python packages that a session is given, and how far their installation has come.
+Requirements of Python packages: parsing, normalising and comparing.
 
-What a user asks for is read by `packaging` here, and written out again by us: no text of a user's
-reaches an installer that is not a name with extras and version specifiers.
+What users ask for is parsed here and written anew, so that an installer only ever gets names with
+extras and version specifiers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.model.install import Dependency
 MAX_DEPENDENCIES = 50
 ANY_VERSION = SpecifierSet()
 WITH_PYTHON = ("pip", "setuptools")
-"""What interpreters come with."""
+"""Packages that come with an interpreter."""
 
 INSTALL_CPU = 2.0
 """Cores of an installation."""
@@ -35,26 +35,25 @@ INSTALL_PROCESSES = 512
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A template's Python, as it says itself, and the image that it is of."""
+    """A template's Python as it reports itself, and its image."""
 
     version: str
     platform: str
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what it has, by normalised name."""
+    """Versions of installed packages, by normalised name."""
     gives_way: bool = False
     """
-    Whether it is the machine's own: what somebody put there, for ends of their own, is no promise
-    to sessions.
+    Whether it is the host's own interpreter, whose packages may change and so do not bind sessions.
     """
     image: tuple[str, ...] = ()
     """
-    Which image it is of, by what the driver knows and the image cannot choose: an image's id, or a
-    root file system and its layers.
+    Identifies its image by what the image itself cannot choose: an image id, or a root file system
+    and its layers.
     """
 
     @property
     def held(self) -> Mapping[str, str]:
-        """What other packages may not replace by other versions, unless that is allowed."""
+        """Packages whose versions must not be replaced, unless that is allowed."""
         if not self.gives_way:
             return self.packages
         return {name: self.packages[name] for name in WITH_PYTHON if name in self.packages}
@@ -62,8 +61,8 @@ class Interpreter:
     @property
     def fingerprint(self) -> str:
         """
-        What two interpreters have in common for which the same packages are right. The image is
-        part of it: what an interpreter says may be a lie, and then concerns its own image alone.
+        Equal for interpreters that can share installed packages. Includes the image, so that an
+        interpreter that lies affects its own image only.
         """
         told = [self.version, self.platform, sorted(self.packages.items()), self.gives_way]
         return hashlib.sha256(json.dumps([self.image, told]).encode()).hexdigest()
@@ -71,7 +70,7 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class PackageSet:
-    """What a set of requirements came to."""
+    """The result of installing a set of requirements."""
 
     environment: str | None
     installed: tuple[str, ...]
@@ -94,7 +93,7 @@ def parsed(dependency: Dependency) -> Requirement:
     if names_location(f"{dependency.name}{dependency.version}"):
         raise _invalid(LOCATION)
     try:
-        # Each by itself: together, a part of one can be taken for the other's.
+        # Parsed separately: together, a part of one could be taken for the other.
         requirement = Requirement(dependency.name)
     except InvalidRequirement:
         raise _invalid(f"{dependency.name[:120]!r} is not the name of a package.") from None
@@ -102,41 +101,41 @@ def parsed(dependency: Dependency) -> Requirement:
         specifier = SpecifierSet(dependency.version)
     except InvalidSpecifier:
         raise _invalid(
-            f"{dependency.version[:120]!r}, for {dependency.name[:120]}, says nothing of versions "
-            f"in the way of PEP 440, like {_EXAMPLE}."
+            f"{dependency.version[:120]!r}, for {dependency.name[:120]}, is not a version "
+            f"specifier (PEP 440) like {_EXAMPLE}."
         ) from None
     if requirement.marker is not None:
-        raise _invalid(f"{shown!r} has an environment marker; leave it out.")
+        raise _invalid(f"{shown!r} has an environment marker. Remove it.")
     if requirement.specifier != ANY_VERSION:
         raise _invalid(f"{shown!r} has a version in its name.")
     if any(each.operator == "===" for each in specifier):
-        raise _invalid(f"{shown!r} compares versions as text; use ==.")
+        raise _invalid(f"{shown!r} compares versions as text. Use == instead.")
     requirement.specifier = specifier
     return requirement
 
 
-# Without the text: an address may have a password in it.
+# Does not show the text: a URL may contain a password.
 LOCATION = (
-    "A URL, repository or file cannot be installed. Packages come from the server's index: "
+    "URLs, repositories and files cannot be installed. Packages come from the server's index: "
     'write a name and versions, like "requests" or "requests>=2.31,<3".'
 )
 _LOCATION = re.compile(r"[/\\@]|\.(?:whl|zip|tar\.gz)\s*$")
 
 
 def names_location(requirement: str) -> bool:
-    """Whether it is a URL, a repository or a file, none of which can be installed."""
+    """Whether it is a URL, a repository or a file."""
     return _LOCATION.search(requirement) is not None
 
 
 _EXAMPLE = '"==1.4.2" or ">=2.31,<3"'
 
 
-def _invalid(words: str) -> InvalidRequest:
-    return InvalidRequest(f"dependencies: {words}", field="dependencies")
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(f"dependencies: {message}", field="dependencies")
 
 
 def read(text: str) -> Dependency:
-    """A requirement as it is written in one piece, like `requests>=2.31,<3`."""
+    """Parse a requirement in one piece, like `requests>=2.31,<3`."""
     if names_location(text):
         raise _invalid(LOCATION)
     try:
@@ -144,20 +143,20 @@ def read(text: str) -> Dependency:
     except InvalidRequirement:
         raise _invalid(f"{text[:120]!r} is not a requirement (PEP 508).") from None
     if requirement.marker is not None:
-        raise _invalid(f"{text[:120]!r} has an environment marker; leave it out.")
+        raise _invalid(f"{text[:120]!r} has an environment marker. Remove it.")
     extras = ",".join(sorted(requirement.extras))
     name = f"{requirement.name}[{extras}]" if extras else requirement.name
     return Dependency(name, str(requirement.specifier))
 
 
 def normalised(dependencies: Iterable[Dependency]) -> tuple[Dependency, ...]:
-    """The same set in the one way to write it; each package once."""
+    """The set in its canonical form; raises `InvalidRequest` if a package is named twice."""
     found: dict[str, Dependency] = {}
     for dependency in dependencies:
         requirement = parsed(dependency)
         name = canonicalize_name(requirement.name)
         if name in found:
-            raise _invalid(f"{name} is there twice.")
+            raise _invalid(f"{name} is named twice.")
         extras = ",".join(sorted(canonicalize_name(extra) for extra in requirement.extras))
         bracketed = f"[{extras}]" if extras else ""
         found[name] = Dependency(f"{name}{bracketed}", str(requirement.specifier))
@@ -167,14 +166,14 @@ def normalised(dependencies: Iterable[Dependency]) -> tuple[Dependency, ...]:
 
 
 def merged(old: Iterable[Dependency], new: Iterable[Dependency]) -> tuple[Dependency, ...]:
-    """Both sets; what both name is as the new one has it."""
+    """The union of both sets; of packages in both, the new requirement."""
     kept = {canonicalize_name(parsed(each).name): each for each in normalised(old)}
     kept.update({canonicalize_name(parsed(each).name): each for each in normalised(new)})
     return normalised(kept.values())
 
 
 def is_pinned(dependencies: Iterable[Dependency]) -> bool:
-    """Whether each names one version, which an index does not change."""
+    """Whether each requires one exact version."""
     for dependency in dependencies:
         specifiers = list(parsed(dependency).specifier)
         exact = [each for each in specifiers if each.operator == "==" and "*" not in each.version]
@@ -187,12 +186,12 @@ def _satisfies(specifier: SpecifierSet, version: str) -> bool:
     try:
         return specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
-        # A version that PEP 440 does not know is no version of these; with none named, any will do.
+        # A version that is not PEP 440 satisfies no specifier, only the absence of one.
         return specifier == ANY_VERSION
 
 
 def conflicts(dependencies: Iterable[Dependency], has: Mapping[str, str]) -> list[dict[str, str]]:
-    """What was asked for in other versions than the template has."""
+    """Dependencies that require other versions than the template has."""
     found = []
     for dependency in dependencies:
         requirement = parsed(dependency)
@@ -205,7 +204,7 @@ def conflicts(dependencies: Iterable[Dependency], has: Mapping[str, str]) -> lis
 
 
 def covered(dependencies: Iterable[Dependency], has: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The template's own packages if they are all that was asked for; none if they are not."""
+    """The template's packages that satisfy all dependencies; None if some are not satisfied."""
     found = []
     for dependency in dependencies:
         requirement = parsed(dependency)

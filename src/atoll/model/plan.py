@@ -1,9 +1,9 @@
 """
-What has to be done so that a session becomes what is wanted of it.
+What to do next so that a session reaches its wanted status.
 
-The table is the whole of it: for what is wanted and what is observed, one step. A session for which
-it says `rest` is left alone until a timer of its own runs out, which changes what is wanted. The
-documentation's diagram is drawn from the table.
+`TABLE` has one step for each pair of wanted and observed status. With `REST`, nothing happens until
+a timer of the session expires and changes the wanted status. The diagram in the documentation is
+generated from the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Observed(StrEnum):
-    """A session's status, with all ends as one and the way there as another."""
+    """A session's status, with one value for all final ones and one for the cleanup before."""
 
     CREATING = "creating"
     STARTING = "starting"
@@ -34,35 +34,35 @@ class Observed(StrEnum):
     ARCHIVED = "archived"
     ERROR = "error"
     DESTROYING = "destroying"
-    """It has ended, and something of it is on its node still."""
+    """It has ended, and its instance or files are still on its node."""
     DESTROYED = "destroyed"
-    """Nothing of it is left but its record, its results and, for a while, its last checkpoint."""
+    """Only its record, its results and, for a while, its last checkpoint are left."""
 
 
 class Step(StrEnum):
     REST = "rest"
-    """Nothing, until a timer runs out or something else is wanted."""
+    """Nothing, until a timer expires or another status is wanted."""
     START = "start"
-    """Make an instance, with the files that are there or those of the blob store."""
+    """Create an instance, with the files on the node or those in the blob store."""
     PAUSE = "pause"
-    """Let the instance stand still; it keeps its memory."""
+    """Freeze the instance; it keeps its memory."""
     RESUME = "resume"
-    """Let it go on."""
+    """Unfreeze the instance."""
     STOP = "stop"
-    """End the instance; the files stay."""
+    """End the instance and keep the files."""
     ARCHIVE = "archive"
     """Move the files to the blob store."""
     HEAL = "heal"
-    """Look at what is really there, and go on from that."""
+    """Find out what exists on the node, and continue from there."""
     CLEAR = "clear"
-    """Remove what an ended session has on its node."""
+    """Remove the instance and files of an ended session from its node."""
 
 
-_UP = (Observed.CREATING, Observed.STARTING, Observed.RESTORING)
-"""On the way to run."""
+_STARTING = (Observed.CREATING, Observed.STARTING, Observed.RESTORING)
+"""Statuses on the way to running."""
 
 TABLE: dict[tuple[Wanted, Observed], Step] = {
-    **{(Wanted.RUNNING, observed): Step.START for observed in _UP},
+    **{(Wanted.RUNNING, observed): Step.START for observed in _STARTING},
     (Wanted.RUNNING, Observed.RUNNING): Step.REST,
     (Wanted.RUNNING, Observed.PAUSING): Step.RESUME,
     (Wanted.RUNNING, Observed.PAUSED): Step.RESUME,
@@ -71,7 +71,7 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     (Wanted.RUNNING, Observed.ARCHIVING): Step.START,
     (Wanted.RUNNING, Observed.ARCHIVED): Step.START,
     (Wanted.RUNNING, Observed.ERROR): Step.HEAL,
-    **{(Wanted.PAUSED, observed): Step.START for observed in _UP},
+    **{(Wanted.PAUSED, observed): Step.START for observed in _STARTING},
     (Wanted.PAUSED, Observed.RUNNING): Step.PAUSE,
     (Wanted.PAUSED, Observed.PAUSING): Step.PAUSE,
     (Wanted.PAUSED, Observed.PAUSED): Step.REST,
@@ -80,7 +80,7 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     (Wanted.PAUSED, Observed.ARCHIVING): Step.ARCHIVE,
     (Wanted.PAUSED, Observed.ARCHIVED): Step.REST,
     (Wanted.PAUSED, Observed.ERROR): Step.HEAL,
-    **{(Wanted.STOPPED, observed): Step.STOP for observed in _UP},
+    **{(Wanted.STOPPED, observed): Step.STOP for observed in _STARTING},
     (Wanted.STOPPED, Observed.RUNNING): Step.STOP,
     (Wanted.STOPPED, Observed.PAUSING): Step.STOP,
     (Wanted.STOPPED, Observed.PAUSED): Step.STOP,
@@ -89,7 +89,7 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     (Wanted.STOPPED, Observed.ARCHIVING): Step.STOP,
     (Wanted.STOPPED, Observed.ARCHIVED): Step.REST,
     (Wanted.STOPPED, Observed.ERROR): Step.HEAL,
-    **{(Wanted.ARCHIVED, observed): Step.STOP for observed in _UP},
+    **{(Wanted.ARCHIVED, observed): Step.STOP for observed in _STARTING},
     (Wanted.ARCHIVED, Observed.RUNNING): Step.STOP,
     (Wanted.ARCHIVED, Observed.PAUSING): Step.STOP,
     (Wanted.ARCHIVED, Observed.PAUSED): Step.STOP,
@@ -98,14 +98,14 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     (Wanted.ARCHIVED, Observed.ARCHIVING): Step.ARCHIVE,
     (Wanted.ARCHIVED, Observed.ARCHIVED): Step.REST,
     (Wanted.ARCHIVED, Observed.ERROR): Step.HEAL,
-    # Whatever a session is when it is given up, it has ended with that, in the same write.
+    # Wanting it destroyed and ending it are the same write, whatever its status is.
     **{(Wanted.DESTROYED, observed): Step.CLEAR for observed in Observed},
     **{(wanted, Observed.DESTROYING): Step.CLEAR for wanted in Wanted},
     **{(wanted, Observed.DESTROYED): Step.REST for wanted in Wanted},
 }
 
 
-_LEADS: dict[Step, tuple[Observed, ...]] = {
+_NEXT: dict[Step, tuple[Observed, ...]] = {
     Step.REST: (),
     Step.START: (Observed.STARTING, Observed.RESTORING),
     Step.PAUSE: (Observed.PAUSING,),
@@ -116,26 +116,26 @@ _LEADS: dict[Step, tuple[Observed, ...]] = {
     Step.CLEAR: (Observed.DESTROYED,),
 }
 _ENDS = {
-    **{(Step.START, observed): Observed.RUNNING for observed in _UP},
+    **{(Step.START, observed): Observed.RUNNING for observed in _STARTING},
     (Step.PAUSE, Observed.PAUSING): Observed.PAUSED,
     (Step.STOP, Observed.STOPPING): Observed.STOPPED,
     (Step.ARCHIVE, Observed.ARCHIVING): Observed.ARCHIVED,
 }
 
 
-def leads_to(wanted: Wanted, observed: Observed) -> tuple[Observed, ...]:
-    """What the step makes of a session next, if it goes well: one of these, by what is there."""
+def next_statuses(wanted: Wanted, observed: Observed) -> tuple[Observed, ...]:
+    """The statuses that the step may lead to if it succeeds."""
     step = TABLE[wanted, observed]
     if (end := _ENDS.get((step, observed))) is not None:
         return (end,)
     if step is Step.HEAL and wanted in (Wanted.STOPPED, Wanted.ARCHIVED):
-        return tuple(state for state in _LEADS[step] if state is not Observed.STARTING)
-    return _LEADS[step]
+        return tuple(state for state in _NEXT[step] if state is not Observed.STARTING)
+    return _NEXT[step]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timer:
-    """Something that is due by itself: what is wanted then, and why."""
+    """When the wanted status changes automatically, to which one, and why."""
 
     at: datetime
     wanted: Wanted
@@ -154,7 +154,7 @@ def next_step(session: Session) -> Step:
 
 
 def timer(session: Session) -> Timer | None:
-    """The first of the session's own timers; none of one that has ended or is not settled."""
+    """The timer that expires first; None if the session has ended or is not settled."""
     if session.status.ended or next_step(session) is not Step.REST:
         return None
     found: list[Timer] = []
@@ -182,7 +182,7 @@ def _later(moment: datetime, seconds: int) -> datetime:
 
 
 def unsettled_at(session: Session) -> datetime | None:
-    """From when on there is something to do for it; none when it is what is wanted."""
+    """The time of the next step; None if the session has its wanted status."""
     if next_step(session) is Step.REST:
         return None
     return session.retry_at or session.updated_at
@@ -190,8 +190,8 @@ def unsettled_at(session: Session) -> datetime | None:
 
 def timer_at(session: Session) -> datetime | None:
     """
-    When a timer of it runs out. The life of one that is not settled goes on as well: what takes
-    too long to start ends, and so does what is to rest and cannot come to.
+    The time when `timer` expires. Sessions that are not settled expire as well: those that take too
+    long to start, and those that should be stopped but cannot be.
     """
     found = timer(session)
     if found is not None:
@@ -207,8 +207,8 @@ def timer_at(session: Session) -> datetime | None:
 
 MEMORY_LOST = Warning(
     "memory_lost",
-    "Its node was lost or drained: it goes on elsewhere with its files as they were last saved; "
-    "processes, contexts and memory are gone.",
+    "Its node was lost or drained. It continues on another node with the files of its last "
+    "checkpoint; processes, contexts and memory are lost.",
 )
 
 
@@ -231,7 +231,7 @@ def moved(session: Session, node: Node, now: datetime) -> Session:
     return dataclasses.replace(
         session,
         status=status,
-        # Memory is gone, so there is nothing left to stand still.
+        # Its memory is lost, so there is nothing to keep paused.
         wanted=Wanted.RUNNING if session.wanted is Wanted.PAUSED else session.wanted,
         runtime_node=node.id,
         runtime_type=node.type,

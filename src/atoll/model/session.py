@@ -20,29 +20,29 @@ MAX_VOLUMES = 16
 
 
 class SessionStatus(StrEnum):
-    """What a session is, as far as is known; the last four are ends."""
+    """The status as last observed; the last four are final."""
 
     CREATING = "creating"
-    """Its first instance is made; before that its packages are installed."""
+    """Its packages are installed and its first instance is created."""
     STARTING = "starting"
-    """An instance is made for files that are there."""
+    """An instance is created for files on the node."""
     RESTORING = "restoring"
-    """An instance is made, and its files come from the blob store."""
+    """An instance is created, with files from the blob store."""
     RUNNING = "running"
-    """It has an instance, which is looked at before it is trusted."""
+    """It has an instance, which is probed before it is used."""
     PAUSING = "pausing"
     PAUSED = "paused"
-    """Its instance is there and stands still."""
+    """Its instance exists and is frozen."""
     STOPPING = "stopping"
-    """Its instance ends, and what runs in it."""
+    """Its instance is being ended."""
     STOPPED = "stopped"
     """It has no instance; its files are on its node."""
     ARCHIVING = "archiving"
-    """Its files are copied to the blob store, and the copy is checked."""
+    """Its files are copied to the blob store, and the copy is verified."""
     ARCHIVED = "archived"
-    """It has no instance; its files are in the blob store alone."""
+    """It has no instance; its files are only in the blob store."""
     ERROR = "error"
-    """What is wanted could not be had; `cause` and `message` say why. It is tried again."""
+    """The wanted status could not be reached, see `cause` and `message`. Retried."""
     COMPLETED = "completed"
     FAILED = "failed"
     TIMEOUT = "timeout"
@@ -54,7 +54,7 @@ class SessionStatus(StrEnum):
 
     @property
     def at_rest(self) -> bool:
-        """Whether it has no instance, and needs none until somebody wants it to run."""
+        """Whether it has no instance and needs none until it is started."""
         return self in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
 
 
@@ -102,13 +102,13 @@ class Cause(StrEnum):
     DEPENDENCY = "dependency"
     DRIVER = "driver"
     PROTOCOL = "protocol"
-    """The executor sent what it may not: its image is broken, or hostile."""
+    """The executor broke the protocol: its image is defective or hostile."""
     SHUTDOWN = "shutdown"
 
 
 class WorkspaceMode(StrEnum):
     SYNC = "sync"
-    """On the node's disk; what changes is copied to the blob store."""
+    """On the node's disk; changes are copied to the blob store."""
     MOUNT = "mount"
     """In the blob store itself, mounted by the node."""
 
@@ -124,7 +124,7 @@ class Durability(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Warning:
-    """Something that is weaker than asked for, and may pass."""
+    """Something that is temporarily weaker than requested."""
 
     code: str
     message: str
@@ -190,7 +190,7 @@ class Session:
     delete_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
     """Seconds that it stays stopped or archived before it is terminated; never if null."""
     active_at: datetime | None = None
-    """The time of its last request; written down now and then, not for each request."""
+    """The time of its last request, stored at intervals and not for each request."""
     rested_at: datetime | None = None
     """Since when it is stopped or archived; null while it is neither."""
     failures: int = 0

@@ -1,4 +1,4 @@
-"""What a session starts from."""
+"""Templates: what a session starts from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from atoll.model.resources import Resources
 
 DEFAULT_TEMPLATE = "python"
 BASE_TEMPLATE = "template:"
-"""What a `base_image` begins with that is another template's root file system."""
+"""Prefix of a `base_image` that is the root file system of another template."""
 MAX_DEBIAN_PACKAGES = 200
-"""Debian packages that a template may name."""
+"""Per template."""
 
 MAX_DOCKERFILE = 65_536
 """Characters."""
 IMAGE = "image"
-"""Among the features of a node: its instances are made from images."""
+"""The feature of nodes whose instances are created from images."""
 
 REQUIREMENTS = {
     "own_uid": "each instance has a host uid of its own",
@@ -28,12 +28,12 @@ REQUIREMENTS = {
     "disk_quota": "the workspace's size is limited by its file system",
     "seccomp": "system calls are filtered",
 }
-"""What `security_context.require` may demand of a node: refused where the node cannot give it."""
+"""Names for `security_context.require`: a node that lacks one refuses the template."""
 
 
 class TemplateStatus(StrEnum):
     PENDING = "pending"
-    """To be built, or to be tried again."""
+    """To be built or retried."""
     BUILDING = "building"
     READY = "ready"
     FAILED = "failed"
@@ -46,48 +46,48 @@ class TemplateStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """
-    Debian packages on top of a root file system, or an image; a node that lacks it makes it.
+    Debian packages on top of a root file system, or an image. Built by each node that lacks it.
     """
 
     name: str
-    """A digest of all that it is made from: the same for templates that ask for the same."""
+    """A digest of all its inputs: equal for templates with equal inputs."""
     packages: tuple[str, ...] = ()
     image: bool = False
-    """Whether it is an image: pulled, or built from a Dockerfile."""
+    """Whether it is an image, pulled or built from a Dockerfile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What is put on a template's base, and how far that has come."""
+    """What is added to a template's base, and the state of its build."""
 
     debian_packages: tuple[str, ...] = ()
     """By name, or as `name=version`."""
     python_packages: tuple[str, ...] = ()
-    """Requirements (PEP 508); those of a template that it is based on are among them."""
+    """Requirements (PEP 508), including those of the template that it is based on."""
     root: str = ""
     """The base: a root file system directory or an image; empty for the node's own."""
     layers: tuple[Layer, ...] = ()
-    """What lies on it, lowest first; the last is this build's own."""
+    """Layers on the base, lowest first; the last one belongs to this build."""
     environment: str | None = None
-    """The driver's name for the directory with the Python packages, once it is there."""
+    """The driver's name for the directory with the Python packages, once it exists."""
     installed: tuple[str, ...] = ()
     """The Python packages in it, as `name==version`."""
     image: ImageInfo | None = None
-    """What is known of the image, once it is there; none of a directory."""
+    """The image, once it exists; null for a directory."""
     anew: bool = False
-    """Whether packages are looked up anew, whatever is remembered of the same request."""
+    """Whether to resolve packages again, ignoring the cached result."""
     attempts: int = 0
     retry_at: datetime | None = None
-    """When it is tried again, after a fault that may pass."""
+    """When the build is retried after a temporary failure."""
     message: str | None = None
-    """Why it failed, or what the last attempt came to."""
+    """Why it failed, or the result of the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """
-    One version of a template. The newest is the template itself; the others are kept for the
-    sessions that began with them.
+    One version of a template. The newest is the template itself; previous ones are kept for the
+    sessions that started from them.
     """
 
     id: str
@@ -108,32 +108,32 @@ class Template:
     """Modules that the zygote imports before it forks."""
     env: dict[str, str] = field(default_factory=dict)
     pool_size: int = 0
-    """Ready instances to keep at least."""
+    """Minimum number of ready instances."""
     pool_max: int | None = None
-    """Ready instances to keep at most, when many are created; as the settings say when none."""
+    """Maximum number of ready instances under demand; the setting's value if null."""
     runtime: str = ""
-    """OCI runtime of its instances, by the engine's name for it; empty for the node's choice."""
+    """The engine's name of the OCI runtime; empty for the node's default."""
     dockerfile: str = ""
-    """What its image is built from, in place of one that has a name."""
+    """The Dockerfile that its image is built from, instead of a named image."""
     build_context: str | None = None
     """Digest (SHA-256) of the tar with the files that the Dockerfile copies."""
     registry: Registry | None = None
-    """By what right its image, or that image's base, is pulled."""
+    """Credentials to pull its image or the base of that."""
     number: int = 1
-    """Which version it is: one more each time the template is replaced or built again."""
+    """The number of this version, increased whenever the template is replaced or rebuilt."""
     status: TemplateStatus = TemplateStatus.READY
     build: Build | None = None
-    """None of one that has nothing to be built."""
+    """Null if there is nothing to build."""
     version: int = 1
 
     @property
     def edition(self) -> tuple[str, datetime, int]:
-        """This one as it is: replaced, or made again under its id, a template is another."""
+        """Identifies this version, also if the template is deleted and created again."""
         return self.id, self.created_at, self.number
 
     @property
     def root(self) -> str:
-        """Root file system directory or image, without what was built on it."""
+        """Root file system directory or image, without layers."""
         return self.image or (self.build.root if self.build is not None else "")
 
     @property
@@ -142,11 +142,11 @@ class Template:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a node must be able to do to make its instances."""
+        """Features that a node needs for its instances."""
         found = {IMAGE} if any(layer.image for layer in self.layers) else set()
         return frozenset(found | ({runtime_feature(self.runtime)} if self.runtime else set()))
 
 
 def runtime_feature(name: str) -> str:
-    """Among the features of a node: it has the OCI runtime of this name."""
+    """The feature of nodes that have this OCI runtime."""
     return f"runtime.{name}"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from atoll.model.plan import TABLE, Observed, Step, leads_to
+from atoll.model.plan import TABLE, Observed, Step, next_statuses
 from atoll.model.session import Wanted
 
 SETTLED = {
@@ -31,7 +31,7 @@ def test_every_way_ends_at_what_is_wanted(wanted: Wanted, observed: Observed) ->
     while ways:
         way = ways.pop()
         step = TABLE[wanted, way[-1]]
-        further = leads_to(wanted, way[-1])
+        further = next_statuses(wanted, way[-1])
         assert (step is Step.REST) == (not further)
         if not further:
             assert way[-1] in allowed
