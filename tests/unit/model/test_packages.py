@@ -46,7 +46,7 @@ def test_anything_but_names_extras_and_versions_is_refused(name: str, version: s
 
 @pytest.mark.parametrize(
     ("name", "version", "told"),
-    [("ht tp", "", "'ht tp' is not the name"), ("six", "1.16", "'1.16', for six, is not a version")],
+    [("ht tp", "", "'ht tp' is not the name"), ("six", "1.16", "'1.16', for six, is not")],
 )
 def test_what_is_wrong_is_told_as_it_was_written(name: str, version: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
