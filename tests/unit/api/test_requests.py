@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from atoll.api.rest.schemas.executions import Execute
+from atoll.api.rest.schemas.execution_requests import Execute
 from atoll.api.rest.schemas.invocations import MAX_METADATA, Invoke
 from atoll.api.rest.schemas.resources import ResourcesIn
 from atoll.api.rest.schemas.sessions import CreateSession

@@ -38,7 +38,7 @@ from atoll.api.rest.middleware.authentication import Authentication
 from atoll.api.rest.middleware.bodies import BodyLimit, JsonByDefault, ValueLimit
 from atoll.api.rest.middleware.client_limits import RequestLimit
 from atoll.api.rest.middleware.idempotency import Idempotency
-from atoll.api.rest.schemas.executions import Execute
+from atoll.api.rest.schemas.execution_requests import Execute
 from atoll.api.rest.schemas.problem import Problem
 from atoll.api.rest.server.http_connections import connection_limit
 from atoll.api.ws.console import ConsoleRoute

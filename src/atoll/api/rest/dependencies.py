@@ -25,8 +25,8 @@ async def get_log(request: Request, session_id: str) -> PlainTextResponse:
     Get the output of the last installation, also while it runs: at most 256 KiB, its beginning and
     its end.
     """
-    said = await services_of(request).dependencies.log(session_id)
-    return PlainTextResponse(said.decode("utf-8", "replace"))
+    output = await services_of(request).dependencies.log(session_id)
+    return PlainTextResponse(output.decode("utf-8", "replace"))
 
 
 @router.post("", responses={200: {"model": InstallOut}})

@@ -2,7 +2,7 @@
 Responses that are files, ranges of files, or archives.
 
 Files that user code wrote must not run as pages of this origin: they are sent as attachments,
-browsers may not guess their type, and are told to sandbox them if they show them nevertheless.
+browsers may not guess their type, and must sandbox them if they show them nevertheless.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from atoll.api.rest import problems, sse
@@ -21,35 +22,39 @@ from atoll.service.webhooks.delivery import event_out
 router = APIRouter(tags=["events"])
 
 LONGEST_WAIT = 60
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": EventPage, "content": {sse.MEDIA_TYPE: {}}}
 }
-Place = Annotated[int, Query(ge=0, le=2**63 - 1)]
+Position = Annotated[int, Query(ge=0, le=2**63 - 1)]
 
 
-@router.get("/events", responses=_ANSWERS)
-async def get_events(
-    request: Request,
+class EventParameters(BaseModel):
     after: Annotated[
-        Place | Literal["end"] | None,
+        Position | Literal["end"] | None,
         Query(
             description="Number of an event, or `end` for future events only. From the oldest "
             "event if omitted."
         ),
-    ] = None,
+    ] = None
     types: Annotated[
         str | None,
         Query(max_length=2200, description="Types or patterns, like `session.*,execution.failed`."),
-    ] = None,
+    ] = None
     subject: Annotated[
         str | None,
         Query(max_length=64, description="Id of the session, execution, node or template."),
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ] = None
+    limit: Annotated[int, Query(ge=1, le=500)] = 100
     wait: Annotated[
         float,
         Query(ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first event."),
-    ] = 0,
+    ] = 0
+
+
+@router.get("/events", responses=_RESPONSES)
+async def get_events(
+    request: Request,
+    selected: Annotated[EventParameters, Query()],
     accept: Annotated[str, Header()] = "",
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
 ) -> Response:
@@ -58,20 +63,21 @@ async def get_events(
     text/event-stream`, follow them as they happen: the id of each event is its number, and
     `Last-Event-ID` resumes after it. 410 `events_expired` if the events there were deleted.
     """
-    feed, chosen = services_of(request).feed, types_of(types)
+    feed, chosen = services_of(request).feed, types_of(selected.types)
+    after, subject = selected.after, selected.subject
     following = sse.MEDIA_TYPE in accept
     if following and last_event_id:
         after = _number(last_event_id)
     if after == "end":
         after = await feed.end()
     if not following:
-        stretch = await feed.page(after, chosen, subject, limit=limit, wait=wait)
+        stretch = await feed.page(after, chosen, subject, limit=selected.limit, wait=selected.wait)
         items = [event_out(event) for event in stretch.events]
         return JsonResponse({"items": items, "after": stretch.through})
-    place = await feed.position(after)
-    held = services_of(request).streams.open(request.scope)
+    position = await feed.position(after)
+    reservation = services_of(request).streams.open(request.scope)
     check: Callable[[], Awaitable[None]] = request.scope.get("atoll.recheck", _always)
-    return sse.encoded_stream(_texts(feed.follow(place, chosen, subject, check)), held)
+    return sse.encoded_stream(_texts(feed.follow(position, chosen, subject, check)), reservation)
 
 
 def _number(text: str) -> int:

@@ -16,7 +16,8 @@ from atoll import ids
 from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.responses import encode_json
-from atoll.api.rest.schemas.executions import Execute, result_out, submitted_out
+from atoll.api.rest.schemas.execution_requests import Execute
+from atoll.api.rest.schemas.executions import result_out, submitted_out
 from atoll.errors import AtollError, InvalidRequest
 from atoll.service.executions.offload import size_of
 

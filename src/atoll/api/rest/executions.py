@@ -14,14 +14,12 @@ from atoll.api.rest.middleware.client_limits import key_of
 from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.public_urls import absolute_url_or_none
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
+from atoll.api.rest.schemas.execution_requests import Cancel, Inject, Resume
 from atoll.api.rest.schemas.executions import (
     ArtifactPage,
-    Cancel,
     ExecutionOut,
     ExecutionPage,
-    Inject,
     ResultOut,
-    Resume,
     StatusOut,
     Submitted,
     artifact_out,
@@ -242,13 +240,15 @@ async def get_events(
     """
     services = services_of(request)
     execution = await services.executions.get(execution_id)
-    held = [services.streams.open(request.scope)]
+    reservations = [services.streams.open(request.scope)]
     if execution.outcome is not None:
         # The replayed output stays in memory while the client reads.
         size = size_of(execution.outcome)
         try:
-            held.append(services.response_memory.reserve(key_of(request.scope), size))
+            reservations.append(services.response_memory.reserve(key_of(request.scope), size))
         except AtollError:
-            held[0].close()
+            reservations[0].close()
             raise
-    return sse.event_stream(services.executions.events(execution_id, last_event_id or 0), *held)
+    return sse.event_stream(
+        services.executions.events(execution_id, last_event_id or 0), *reservations
+    )

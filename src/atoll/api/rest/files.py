@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -81,6 +82,16 @@ def _body_of(*kinds: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
+class SearchParameters(BaseModel):
+    query: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    path: str = ""
+    regex: bool = False
+    ignore_case: bool = False
+    glob: Annotated[str | None, _GLOB] = None
+    cursor: Cursor = None
+    limit: Annotated[int, _LIMIT] = 100
+
+
 # Listing, searching and watching
 
 
@@ -108,29 +119,21 @@ async def list_files(
 
 @router.get("/search", response_model=None, responses={200: {"model": MatchPage}})
 async def search_files(
-    request: Request,
-    session_id: str,
-    query: Annotated[str | None, Query(min_length=1, max_length=1000)] = None,
-    path: str = "",
-    regex: bool = False,
-    ignore_case: bool = False,
-    glob: Annotated[str | None, _GLOB] = None,
-    cursor: Cursor = None,
-    limit: Annotated[int, _LIMIT] = 100,
+    request: Request, session_id: str, search: Annotated[SearchParameters, Query()]
 ) -> Response:
     """
     Search text files for lines that contain `query`, or match it as a Python regular expression,
     and return the first match of each line. Files with a NUL near the beginning are skipped. A page
     takes at most 10 seconds. Without `query`, download the file named `search`.
     """
-    if query is None:
+    if search.query is None:
         return await _download(request, session_id, "search")
     page = await services_of(request).files.search(
         session_id,
         path_in_query(request),
-        Search(query, regex, ignore_case, glob),
-        cursor=cursor,
-        limit=limit,
+        Search(search.query, search.regex, search.ignore_case, search.glob),
+        cursor=search.cursor,
+        limit=search.limit,
     )
     return page_of([match_out(match) for match in page.items], page.next_cursor)
 

@@ -12,7 +12,8 @@ from atoll.api.rest import sse
 from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
 from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.responses import JsonResponse, page_of
-from atoll.api.rest.schemas.executions import Cancel, ExecutionPage, execution_out
+from atoll.api.rest.schemas.execution_requests import Cancel
+from atoll.api.rest.schemas.executions import ExecutionPage, execution_out
 from atoll.api.rest.schemas.invocations import InvocationOut, InvocationPage, Invoke, invocation_out
 from atoll.api.rest.services import services_of
 from atoll.model.execution import Mode
@@ -57,7 +58,7 @@ async def invoke(request: Request, body: Invoke) -> Response:
     # The person at the console ends it.
     timeout = limits.max_timeout if body.mode is Mode.CONSOLE else limits.timeout
     # Before anything runs: later it could not be refused.
-    held = services.streams.open(request.scope) if body.mode is Mode.STREAM else None
+    reservation = services.streams.open(request.scope) if body.mode is Mode.STREAM else None
     try:
         running = await services.invocations.submit(
             body.session_id,
@@ -66,11 +67,11 @@ async def invoke(request: Request, body: Invoke) -> Response:
             execution_id=body.execution_id or _seeded(request, body),
         )
     except BaseException:
-        if held is not None:
-            held.close()
+        if reservation is not None:
+            reservation.close()
         raise
-    if held is not None:
-        return _stream(services, running, held)
+    if reservation is not None:
+        return _stream(services, running, reservation)
     if body.mode is Mode.SYNC:
         most = services.settings.execution.max_wait.total_seconds()
         await services.executions.await_end(
@@ -98,7 +99,7 @@ async def _respond(services: Services, running: Run, scope: Scope) -> JsonRespon
     )
 
 
-def _stream(services: Services, running: Run, held: Reservation) -> StreamingResponse:
+def _stream(services: Services, running: Run, reservation: Reservation) -> StreamingResponse:
     execution = running.execution
 
     async def events() -> AsyncIterator[StreamEvent]:
@@ -111,7 +112,7 @@ def _stream(services: Services, running: Run, held: Reservation) -> StreamingRes
         async for event in services.executions.events(execution.id, 0):
             yield event
 
-    return sse.event_stream(events(), held)
+    return sse.event_stream(events(), reservation)
 
 
 @router.get("", responses={200: {"model": InvocationPage}})

@@ -123,8 +123,8 @@ async def get_log(
     builds = services_of(request).builds
     text = await builds.log(template_id, version)
     if follow:
-        held = services_of(request).streams.open(request.scope)
-        return sse.event_stream(builds.follow(template_id, version), held)
+        reservation = services_of(request).streams.open(request.scope)
+        return sse.event_stream(builds.follow(template_id, version), reservation)
     headers = {"X-Content-Type-Options": "nosniff"}
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 

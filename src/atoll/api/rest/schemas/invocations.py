@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from atoll.api.rest.schemas.base import GIVEN, From, Page, RequestBody, ResponseBody, encoder_of
-from atoll.api.rest.schemas.executions import ResultOut, Work, result_out
+from atoll.api.rest.schemas.execution_requests import Work
+from atoll.api.rest.schemas.executions import ResultOut, result_out
 from atoll.api.rest.schemas.types import Base64, Id, Json
 from atoll.model.execution import Execution, Language, Mode, Request
 from atoll.model.invocation import Invocation
