@@ -165,7 +165,7 @@ def test_a_wheel_that_lists_what_it_may_not_is_refused(
 def test_what_was_built_is_kept_only_where_builds_are_allowed(installed: Installed) -> None:
     built = installed.add("built", scripts={"run": "built:main"})
     installed.wheels = [each for each in installed.wheels if each["path"] != str(built)]
-    with pytest.raises(Rejected, match="not of a wheel"):
+    with pytest.raises(Rejected, match="not from a wheel"):
         installed.collect()
     assert ["built-1.0.dist-info", ""] in installed.collect(source_builds=True)
     assert (installed.kept / "bin/run").exists()
