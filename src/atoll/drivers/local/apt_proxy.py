@@ -97,8 +97,10 @@ class AptProxy:
             raise RequestRefused(403, "The mirror redirects to another host.")
         if found.status_code >= 500 or found.status_code == 429:
             self.problem = f"{found.url.host} answered {found.status_code}"
-        told = [(name, found.headers[name]) for name in _RESPONSE_HEADERS if name in found.headers]
-        await connection.start(found.status_code, told)
+        headers = [
+            (name, found.headers[name]) for name in _RESPONSE_HEADERS if name in found.headers
+        ]
+        await connection.start(found.status_code, headers)
         async for piece in found.aiter_raw(CHUNK_SIZE):
             await connection.send(piece)
         await connection.end()

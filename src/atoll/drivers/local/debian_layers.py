@@ -1,12 +1,12 @@
 """
-Layers: what Debian packages add to a root file system, a directory each.
+Layers: what Debian packages add to a root file system, each a directory.
 
-A layer has the name of what it was made from and never changes; templates and replicas of a node
-share it. It is there whole or not at all: what a build leaves that was cut short is in a directory
-whose name begins with a dot, and goes when the layer is built anew or discarded. Instances see it
-through an overlay that is mounted for each of them by the spawner and goes with them.
+The name of a layer is a digest of what it is made from. A layer never changes; templates and
+replicas of a node share it. It exists completely or not at all: an interrupted build leaves a
+directory whose name begins with a dot, which is removed when the layer is built again or discarded.
+The spawner mounts layers for each instance, as an overlay.
 
-One process at a time may build a layer of a name; callers see to it.
+Callers ensure that one process at a time builds a layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from atoll.settings import LocalSettings, PackageSettings
 
 BUILD_FAILED, BUILD_INTERRUPTED = "build_failed", "build_interrupted"
-STAGES = ("/mnt", "/media", "/srv", "/opt")
 TOOLS = ("usr/bin/apt-get", "usr/bin/apt-cache", "usr/bin/dpkg", "bin/sh")
 SCRIPT = f"""set -e
 apt-get -q update
@@ -53,14 +52,14 @@ done
 exec apt-get -q install -- "$@"
 """
 """
-apt takes a name that it does not know for a pattern, a task, or another name with a sign that
-removes it. One that it knows, by just these letters, it takes for nothing else.
+apt interprets an unknown name as a pattern, as a task, or as another name with a suffix that
+removes the package. The exact name of a known package has no other interpretation.
 """
-START_SECONDS = 60.0
-"""For the sandbox to be made; a file system image among it."""
-END_SECONDS = 10.0
-LAST_WORDS = 500
-"""Characters of the log that an error tells."""
+START_TIMEOUT = 60.0
+"""Seconds to make the sandbox, including its file system image."""
+KILL_TIMEOUT = 10.0
+MAX_ERROR = 500
+"""Characters of the log that an error quotes."""
 _NAME = re.compile(r"[0-9a-f]{40}")
 
 
@@ -70,16 +69,16 @@ class Layers:
         self._local = local
         self._settings = settings
         self._host: SandboxHost | None = None
-        self._trouble = "the driver is not open"
+        self._problem = "the driver is not open"
 
-    def open(self, host: SandboxHost, trouble: str | None) -> None:
+    def open(self, host: SandboxHost, problem: str | None) -> None:
         """`trouble` is why no layer can be built here."""
         self._directory.mkdir(exist_ok=True, mode=0o700)
         self._host = host
-        self._trouble = trouble or ""
+        self._problem = problem or ""
         for name in host.groups.names():
             if name.startswith("build-"):
-                with contextlib.suppress(GroupBusy):  # Another replica is at it.
+                with contextlib.suppress(GroupBusy):  # Another replica is building it.
                     host.groups.remove(name)
 
     def place(self, layer: Layer) -> Path:
@@ -89,16 +88,16 @@ class Layers:
         return [layer for layer in layers if not self.place(layer).is_dir()]
 
     def check(self, base: str) -> None:
-        """Whether packages can be installed on this root file system, on this node."""
-        if self._trouble:
+        """Refuse root file systems on which this node cannot install packages."""
+        if self._problem:
             raise InvalidRequest(
-                f"debian_packages: they cannot be installed on this node: {self._trouble}.",
+                f"debian_packages: they cannot be installed on this node: {self._problem}.",
                 code="isolation_unavailable",
                 field="debian_packages",
             )
         if not base:
             raise InvalidRequest(
-                "debian_packages: they need a base_image to be put on.", field="base_image"
+                "debian_packages: they need a base_image to be installed on.", field="base_image"
             )
         for tool in TOOLS:
             if not os.path.lexists(Path(base) / tool):
@@ -109,7 +108,7 @@ class Layers:
         apt_sources.sources_of(Path(base), self._settings)
 
     def names(self) -> list[str]:
-        """Those there are, and those of which something is left."""
+        """Names of all layers, including incomplete ones."""
         try:
             found = {entry.name.removeprefix(".") for entry in os.scandir(self._directory)}
         except FileNotFoundError:
@@ -119,9 +118,9 @@ class Layers:
     def discard(self, name: str) -> None:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"not a layer: {name!r}")
-        # Out of sight first: half a layer must not be taken for one.
+        # Renamed first, so that half a layer is never used.
         away = self._directory / f".{name}"
-        # It fails when there is none, or when one is away already; then it goes the next time.
+        # Fails if there is no layer, or if an earlier call left one, which is removed now.
         with contextlib.suppress(OSError):
             (self._directory / name).rename(away / "gone" if away.is_dir() else away)
         file_trees.remove_tree(away)
@@ -136,72 +135,73 @@ class Layers:
         say: Callable[[bytes], None],
     ) -> None:
         """
-        Make the layer, telling what apt prints. `TemporaryError` when the same may go well later.
+        Make the layer; `on_output` receives the output of apt. Raises `TemporaryError` if a retry
+        may succeed.
         """
         host = self._host
         assert host is not None
         await asyncio.to_thread(self.check, base)
         name = f"build-{layer.name}"
-        making = self._directory / f".{layer.name}"
-        found = await asyncio.to_thread(apt_sources.sources_of, Path(base), self._settings)
+        directory = self._directory / f".{layer.name}"
+        sources = await asyncio.to_thread(apt_sources.sources_of, Path(base), self._settings)
         try:
-            await asyncio.to_thread(self._prepare, making)
+            await asyncio.to_thread(self._prepare, directory)
             host.groups.make(name, self._resources())
-            mirror = AptProxy(found.addresses)
-            request = self._request(host, making, base, below, layer, found, timeout)
+            proxy = AptProxy(sources.addresses)
+            request = self._request(host, directory, base, below, layer, sources, timeout)
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
-                    status, said = await self._run(host, name, request, mirror, say)
+                    status, output = await self._run(host, name, request, proxy, say)
             except TimeoutError:
                 raise PermanentError(
                     f"The packages were not installed in {timeout}.",
                     code=BUILD_FAILED,
                 ) from None
             if status != 0:
-                raise _failure(status, said, mirror)
-            await asyncio.to_thread(self._finish, making, layer)
+                raise _failure(status, output, proxy)
+            await asyncio.to_thread(self._finish, directory, layer)
         except OSError as error:
             raise TemporaryError(
                 f"The layer could not be written: {error}", code=BUILD_INTERRUPTED
             ) from error
         finally:
-            await asyncio.shield(asyncio.to_thread(self._clear, host, name, making))
+            await asyncio.shield(asyncio.to_thread(self._clear, host, name, directory))
 
     def _resources(self) -> Resources:
         settings = self._settings
         return Resources(INSTALL_CPU, settings.memory, settings.disk, INSTALL_PROCESSES)
 
-    def _prepare(self, making: Path) -> None:
-        file_trees.remove_tree(making)
-        making.mkdir(mode=0o700)
-        disk_images.make_file_system(making / "image", self._settings.disk)
+    def _prepare(self, directory: Path) -> None:
+        file_trees.remove_tree(directory)
+        directory.mkdir(mode=0o700)
+        disk_images.make_file_system(directory / "image", self._settings.disk)
 
     def _request(
         self,
         host: SandboxHost,
-        making: Path,
+        directory: Path,
         base: str,
         below: Sequence[Layer],
         layer: Layer,
-        found: apt_sources.AptSources,
+        sources: apt_sources.AptSources,
         timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.place(one)) for one in reversed(below)]
-        stage = free_stage((base, *lower, str(making)))
+        stage = free_stage((base, *lower, str(directory)))
         return {
             "bubblewrap": host.bubblewrap,
             "stage": stage,
-            "image": str(making / "image"),
+            "image": str(directory / "image"),
             "base": os.path.realpath(base),
             "layers": lower,
-            "target": str(making / "layer"),
+            "target": str(directory / "layer"),
             "uid": self._local.build_uid,
             "hidden": host.hidden,
             "seccomp": None if host.seccomp is None else str(host.seccomp),
             "tmp_size": self._local.tmp_size,
             "files": {
                 "apt.conf": apt_sources.CONFIG,
-                "sources.list": "".join(f"{line}\n" for line in found.lines),
+                "sources.list": "".join(f"{line}\n" for line in sources.lines),
             },
             "script": SCRIPT,
             "packages": list(layer.packages),
@@ -213,10 +213,10 @@ class Layers:
         host: SandboxHost,
         name: str,
         request: dict[str, Any],
-        mirror: AptProxy,
+        proxy: AptProxy,
         say: Callable[[bytes], None],
     ) -> tuple[int, str]:
-        """How the build ended, and what it said last."""
+        """Returns the exit status and the end of the output."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -237,7 +237,7 @@ class Layers:
                 while data := await output.read(65_536):
                     say(data)
                     last.extend(data)
-                    del last[: -8 * LAST_WORDS]
+                    del last[: -8 * MAX_ERROR]
 
             listening = asyncio.ensure_future(listen(process.stdout))
             try:
@@ -247,13 +247,13 @@ class Layers:
                 listener = await self._listener(ours)
                 if listener is not None:
                     with listener:
-                        async with mirror.serve(listener):
+                        async with proxy.serve(listener):
                             await process.wait()
                 await process.wait()
             finally:
-                process.stdin.close()  # At which it ends what it started, and itself.
+                process.stdin.close()  # The builder then kills its sandbox and exits.
                 try:
-                    async with asyncio.timeout(END_SECONDS):
+                    async with asyncio.timeout(KILL_TIMEOUT):
                         await process.wait()
                         await listening
                 except TimeoutError:
@@ -262,49 +262,51 @@ class Layers:
         return process.returncode or 0, last.decode(errors="replace")
 
     async def _listener(self, control: socket.socket) -> socket.socket | None:
-        """The socket that the builder listens on; none when it ended before."""
+        """The socket on which the builder listens; None if it has ended."""
         control.setblocking(False)
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
 
-        def heard() -> None:
+        def on_readable() -> None:
             if not ready.done():
                 ready.set_result(None)
 
-        loop.add_reader(control, heard)
+        loop.add_reader(control, on_readable)
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(START_TIMEOUT):
                 await ready
         except TimeoutError:
             raise TemporaryError(
-                f"The build did not start in {START_SECONDS:g} s.", code=BUILD_INTERRUPTED
+                f"The build did not start in {START_TIMEOUT:g} s.", code=BUILD_INTERRUPTED
             ) from None
         finally:
             loop.remove_reader(control)
         _, fds, _, _ = socket.recv_fds(control, 64, 1)
         return socket.socket(fileno=fds[0]) if fds else None
 
-    def _finish(self, making: Path, layer: Layer) -> None:
-        (making / "layer").rename(self.place(layer))
+    def _finish(self, directory: Path, layer: Layer) -> None:
+        (directory / "layer").rename(self.place(layer))
 
-    def _clear(self, host: SandboxHost, name: str, making: Path) -> None:
-        # Its processes end a moment after it; what does not, `open` finds.
-        kill_and_remove(host.groups, name, END_SECONDS)
-        file_trees.remove_tree(making)
+    def _clear(self, host: SandboxHost, name: str, directory: Path) -> None:
+        # Processes that do not end in time are removed by `open`.
+        kill_and_remove(host.groups, name, KILL_TIMEOUT)
+        file_trees.remove_tree(directory)
 
 
-def _failure(status: int, said: str, mirror: AptProxy) -> TemporaryError | PermanentError:
-    lines = [line for line in said.splitlines() if line.strip()]
+def _failure(status: int, output: str, proxy: AptProxy) -> TemporaryError | PermanentError:
+    lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "dpkg:"))] or lines[-3:]
-    words = "; ".join(errors)[-LAST_WORDS:]
-    if mirror.problem is not None:
+    words = "; ".join(errors)[-MAX_ERROR:]
+    if proxy.problem is not None:
         return TemporaryError(
-            f"The mirror could not be reached ({mirror.problem}): {words}", code=BUILD_INTERRUPTED
+            f"The mirror could not be reached ({proxy.problem}): {words}", code=BUILD_INTERRUPTED
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
     if status == layer_builder.NOT_COPIED:
         return TemporaryError(f"The layer could not be kept: {words}", code=BUILD_INTERRUPTED)
     if status == layer_builder.UNUSABLE:
-        return PermanentError(f"No build can be run on this node: {words}", code=BUILD_FAILED)
+        return PermanentError(
+            f"The sandbox of the build could not be made: {words}", code=BUILD_FAILED
+        )
     return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)

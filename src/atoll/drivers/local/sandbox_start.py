@@ -104,12 +104,12 @@ def become(request: dict[str, Any], fds: dict[int, int], owner: str) -> NoReturn
             group.write("0")
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
-    for name, most in request["rlimits"].items():
+    for name, limit in request["rlimits"].items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY and os.geteuid() != 0:
-            most = min(most, hard)
-        resource.setrlimit(kind, (most, most))
+            limit = min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
     if request["stage"]:
         _prepare_mounts(request)
     null = os.open("/dev/null", os.O_RDWR)

@@ -1,14 +1,14 @@
 """
-The system call filter of local instances, as the BPF program that bubblewrap loads.
+The system call filter of instances, as a BPF program for bubblewrap.
 
-What a program of the kind that agents write never needs, and what has been the way out of
-sandboxes, is refused with EPERM. System calls newer than this table are refused with ENOSYS, so
-that C libraries fall back; so are `clone3`, whose flags a filter cannot see, and `io_setup`, whose
-contexts are counted for the whole machine. Everything else is allowed.
+Calls that agents' programs do not need, or that have been used to escape sandboxes, fail with
+EPERM. Calls newer than this table fail with ENOSYS, so that C libraries fall back; so do `clone3`,
+whose flags a filter cannot read, and `io_setup`, whose contexts are counted for the whole machine.
+All other calls are allowed.
 
-User code has the uid of the executor, and the kernel lets one uid change limits, priority and
-scheduling of all its processes. So calls of that kind are refused when they name the executor,
-which is PID 1: a filter sees numbers, and cannot tell a caller's own thread from another process.
+User code has the uid of the executor, and the kernel lets processes of one uid change each other's
+limits, priority and scheduling. So these calls are refused for PID 1, the executor. A filter sees
+numbers only, and cannot tell a thread of the caller from another process.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _refuse(number: int) -> bytes:
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """The filter for this kind of processor; None where there is no table for it."""
+    """The filter for an architecture; None if there is no table for it."""
     arch = ARCHITECTURES.get(machine or platform.machine())
     if arch is None:
         return None
@@ -141,8 +141,7 @@ def program(machine: str | None = None) -> bytes | None:
         _instruction(_EQUAL, arch.audit, 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER),
-        # Newer calls than this table knows; on x86-64 the x32 calls too, whose numbers are larger
-        # yet.
+        # Calls newer than this table, and on x86-64 the x32 calls, which have larger numbers.
         _instruction(_AT_LEAST, arch.newest + 1, 0, 1),
         enosys,
         _instruction(_EQUAL, arch.clone3, 1, 0),
@@ -154,15 +153,15 @@ def program(machine: str | None = None) -> bytes | None:
             code += [_instruction(_EQUAL, number, 0, 1), eperm]
     code += _when(arch.clone, [
         _instruction(_LOAD, _argument(0)), _instruction(_ANY_BIT, _NAMESPACES, 0, 1), eperm,
-        # A thread with descriptors of its own could hold what nobody counts.
+        # Files that a thread with its own descriptor table holds would not be counted.
         _instruction(_ANY_BIT, _CLONE_THREAD, 0, 2), _instruction(_ANY_BIT, _CLONE_FILES, 1, 0),
         eperm, allow,
     ])  # fmt: skip
     code += _when(arch.socketpair, [
         _instruction(_LOAD, _argument(0)), *_among(_FAMILIES), eperm, allow,
     ])  # fmt: skip
-    # Buffers of other protocols, as of Multipath TCP, are neither limited nor counted. They are
-    # refused as by a kernel without them, so that programs fall back.
+    # Buffers of other protocols, such as Multipath TCP, are neither limited nor counted. The error
+    # is that of a kernel without them, so that programs fall back.
     unknown = _refuse(errno.EPROTONOSUPPORT)
     netlink = [_instruction(_LOAD, _argument(2)), *_among(_NETLINKS), unknown, allow]
     internet = [_instruction(_LOAD, _argument(2)), *_among(_INTERNET), unknown, allow]
@@ -173,11 +172,11 @@ def program(machine: str | None = None) -> bytes | None:
     ])  # fmt: skip
     code += _when(arch.ioctl, [
         _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _TIOCSTI, 2, 0),
-        # Line disciplines: drivers that a terminal needs none of, loaded when they are asked for.
+        # Line disciplines: kernel modules that are loaded on demand.
         _instruction(_EQUAL, _TIOCSETD, 1, 0),
         _instruction(_EQUAL, _TIOCLINUX, 0, 1), eperm, allow,
     ])  # fmt: skip
-    # A leader that gave up being a subreaper could lose track of its children.
+    # The leader of an execution must stay a subreaper, to keep track of its processes.
     code += _when(arch.prctl, [
         _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, _PR_SET_CHILD_SUBREAPER, 0, 3),
         _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, 1, 1, 0), eperm, allow,
@@ -191,22 +190,22 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _among(values: tuple[int, ...]) -> list[bytes]:
-    """Skip the next instruction if what is loaded is one of the values."""
+    """Skip the next instruction if the loaded value is one of these."""
     return [_instruction(_EQUAL, value, len(values) - n, 0) for n, value in enumerate(values)]
 
 
 def _protect_executor(arch: Architecture) -> list[bytes]:
     """
-    Limits, priority, scheduling and signals of PID 1. Linux keeps most signals from the first
-    process of a namespace; gVisor delivers them all.
+    Refuse changes of PID 1's limits, priority and scheduling, and forged signals. Linux does not
+    deliver most signals to the first process of a namespace; gVisor does.
     """
     allow, eperm = _instruction(_RETURN, _ALLOW), _refuse(errno.EPERM)
-    # A limit belongs to a process, which any of its threads names: only the caller's can be set.
+    # Any thread id denotes its process, so only pid 0, the caller, may be changed.
     code = _when(arch.prlimit64, [
         _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, 0, 5, 0),
         *_unless_null(2, eperm), allow,
     ])  # fmt: skip
-    # Scheduling belongs to a thread, and PID 1 has one that counts.
+    # Scheduling is per thread, and PID 1 has one thread that matters.
     for number in sorted(arch.on_process.values()):
         code += _when(number, [
             _instruction(_LOAD, _argument(0)), _instruction(_EQUAL, 1, 0, 1), eperm, allow,
@@ -215,7 +214,7 @@ def _protect_executor(arch: Architecture) -> list[bytes]:
         (arch.setpriority, _PRIO_PROCESS, _PRIO_PGRP),
         (arch.ioprio_set, _IOPRIO_WHO_PROCESS, _IOPRIO_WHO_PGRP),
     ):
-        # A process or thread but PID 1, the caller's process group; no user.
+        # Allowed: processes and threads but PID 1, and the caller's process group; no user.
         code += _when(number, [
             _instruction(_LOAD, _argument(0)),
             _instruction(_EQUAL, process, 0, 2),
@@ -224,10 +223,10 @@ def _protect_executor(arch: Architecture) -> list[bytes]:
             _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, 0, 1, 0),
             eperm, allow,
         ])  # fmt: skip
-    # It names a descriptor: what the sender could write into such a signal is refused for all.
+    # It takes a descriptor, not a pid: forged sender information is refused for every process.
     code += _when(arch.pidfd_send_signal, [*_unless_null(2, eperm), allow])
-    # A descriptor can be made to signal another process, with SIGIO, which PID 1 blocks, unless
-    # another signal is chosen here, such as one that cannot be blocked.
+    # F_SETOWN lets a descriptor signal another process with SIGIO, which PID 1 blocks. F_SETSIG
+    # could choose a signal that cannot be blocked.
     code += _when(arch.fcntl, [
         _instruction(_LOAD, _argument(1)), _instruction(_EQUAL, _F_SETSIG, 0, 1), eperm, allow,
     ])  # fmt: skip
@@ -244,6 +243,6 @@ def _unless_null(index: int, refuse: bytes) -> list[bytes]:
 
 def _when(number: int, body: list[bytes]) -> list[bytes]:
     """
-    `body`, which returns on every path, for one value, as a system call's number, that is loaded.
+    Execute `body`, which returns on every path, if the loaded value is `number`.
     """
     return [_instruction(_EQUAL, number, 0, len(body)), *body]

@@ -1,10 +1,10 @@
 """
-Files and trees, copied on the node: by sharing blocks where the file system can, else by bytes.
+Copies files and directory trees on the node, sharing blocks where the file system supports it.
 
-Holes stay holes. Of a tree, links, modes, times and hard links within it are kept; what is neither
-file, directory nor link is left out. Nothing is followed out of the tree, whatever becomes of it
-meanwhile. However deep and wide the tree, two directories are open at a time, and names are held of
-the directories on the way down alone. Blocking file work; callers use a thread.
+Holes are preserved. Copies of trees preserve symbolic links, modes, times and hard links within the
+tree, and leave out special files. No link is followed out of the tree, even if it changes
+meanwhile. Two directories are open at a time, and memory holds only the names of subdirectories on
+the current path. Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FICLONE = 0x4004_9409
 BLOCK = 64 * 1024 * 1024
-"""Bytes between two looks at whether anybody still wants the copy."""
+"""Bytes that are copied between two checks of `abandoned`."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CANNOT = frozenset(
     {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM}
@@ -33,11 +33,11 @@ _CANNOT = frozenset(
 
 
 class Abandoned(Exception):
-    """Nobody wants the copy any more."""
+    """The copy was cancelled."""
 
 
-def shared(source: int, target: int) -> bool:
-    """Whether the target now has the source's content, in the same blocks."""
+def share_blocks(source: int, target: int) -> bool:
+    """Give the target the source's blocks; False if the file system cannot."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
@@ -49,7 +49,7 @@ def shared(source: int, target: int) -> bool:
 
 def copy_content(source: int, target: int, size: int, abandoned: threading.Event) -> None:
     """Fill an empty file with `size` bytes of another."""
-    if not size or shared(source, target):
+    if not size or share_blocks(source, target):
         return
     os.ftruncate(target, size)
     end = 0
@@ -65,33 +65,33 @@ def copy_content(source: int, target: int, size: int, abandoned: threading.Event
 
 
 def _copy_range(source: int, target: int, start: int, end: int, abandoned: threading.Event) -> None:
-    copy = _in_the_kernel
+    copy = _copy_file_range
     while start < end:
         if abandoned.is_set():
             raise Abandoned
         try:
             done = copy(source, target, start, min(BLOCK, end - start))
         except OSError as error:
-            if error.errno not in _CANNOT or copy is _by_pipe:
+            if error.errno not in _CANNOT or copy is _sendfile:
                 raise
-            copy = _by_pipe
+            copy = _sendfile
             continue
         if not done:
-            return  # It became shorter meanwhile.
+            return  # The file was truncated meanwhile.
         start += done
 
 
-def _in_the_kernel(source: int, target: int, start: int, count: int) -> int:
+def _copy_file_range(source: int, target: int, start: int, count: int) -> int:
     return os.copy_file_range(source, target, count, start, start)
 
 
-def _by_pipe(source: int, target: int, start: int, count: int) -> int:
+def _sendfile(source: int, target: int, start: int, count: int) -> int:
     os.lseek(target, start, os.SEEK_SET)
     return os.sendfile(target, source, start, count)
 
 
 @contextlib.contextmanager
-def _unless(*numbers: int) -> Iterator[None]:
+def _ignoring(*numbers: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -104,43 +104,43 @@ class TreeCopy:
         self, source: int, target: int, uid: int | None, links: int, abandoned: threading.Event
     ) -> None:
         """
-        `source` and `target` are directories, the latter empty; `uid` is who is to own all.
-        `links` is an empty directory of the target's file system in which files with several names
-        are found again; it is left with them.
+        `source` and `target` are descriptors of directories, the latter empty. `uid` owns all
+        copies. `links` is an empty directory on the target's file system for names of files with
+        hard links; the caller removes it.
         """
         self._from = os.dup(source)
         self._to = os.dup(target)
         self._uid = uid
         self._links = links
         self._abandoned = abandoned
-        self._way: list[tuple[os.stat_result, int, list[str]]] = []
-        """Directories from the top down: what they were, rights to give back, what is ahead."""
+        self._path: list[tuple[os.stat_result, int, list[str]]] = []
+        """The current path: status, mode to restore, and subdirectories still to copy."""
 
     def run(self) -> None:
         try:
-            self._way.append((os.fstat(self._from), -1, self._fill()))
-            while self._way:
-                ahead = self._way[-1][2]
+            self._path.append((os.fstat(self._from), -1, self._fill()))
+            while self._path:
+                ahead = self._path[-1][2]
                 if ahead:
                     self._enter(ahead.pop())
                 else:
                     self._leave()
         finally:
             with contextlib.suppress(OSError):
-                self._back_out()
+                self._restore_modes()
             os.close(self._from)
             os.close(self._to)
 
-    def _back_out(self) -> None:
-        """Of what was cut short: rights that were taken on the way down are given back."""
-        while self._way:
-            _, mode, _ = self._way.pop()
+    def _restore_modes(self) -> None:
+        """After an error: restore the modes of directories on the current path."""
+        while self._path:
+            _, mode, _ = self._path.pop()
             above = os.open("..", DIRECTORY, dir_fd=self._from)
             permissions.close(self._from, mode)
             self._from = above
 
     def _fill(self) -> list[str]:
-        """Copy what is in the directory that is open but for directories: their names."""
+        """Copy the files of the current directory; returns the names of its subdirectories."""
         names = []
         with os.scandir(self._from) as items:
             for item in items:
@@ -149,10 +149,10 @@ class TreeCopy:
                 if item.is_dir(follow_symlinks=False):
                     names.append(item.name)
                 else:
-                    self._take(item.name)
+                    self._copy_entry(item.name)
         return names
 
-    def _take(self, name: str) -> None:
+    def _copy_entry(self, name: str) -> None:
         try:
             status = os.stat(name, dir_fd=self._from, follow_symlinks=False)
         except FileNotFoundError:
@@ -166,24 +166,24 @@ class TreeCopy:
             key = f"{status.st_dev:x}-{status.st_ino:x}"
             if status.st_nlink > 1 and self._link(key, name):
                 return
-            self._file(name)
+            self._copy_file(name)
             if status.st_nlink > 1:
-                with _unless(errno.EMLINK, errno.EEXIST):
+                with _ignoring(errno.EMLINK, errno.EEXIST):
                     os.link(name, key, src_dir_fd=self._to, dst_dir_fd=self._links)
 
     def _link(self, key: str, name: str) -> bool:
-        """Whether the file was copied before, under another name, and takes one name more."""
-        with _unless(errno.ENOENT, errno.EMLINK):
+        """Link to the copy made under another name; False if there is none, or it has too many."""
+        with _ignoring(errno.ENOENT, errno.EMLINK):
             os.link(key, name, src_dir_fd=self._links, dst_dir_fd=self._to)
             return True
         return False
 
-    def _file(self, name: str) -> None:
+    def _copy_file(self, name: str) -> None:
         source, mode = permissions.open_for_reading(name, self._from)
         try:
             status = os.fstat(source)
             if not stat.S_ISREG(status.st_mode):
-                return  # Something else by now.
+                return  # It was replaced meanwhile.
             target = os.open(name, _NEW, 0o600, dir_fd=self._to)
             try:
                 copy_content(source, target, status.st_size, self._abandoned)
@@ -204,22 +204,22 @@ class TreeCopy:
         try:
             below, mode = permissions.open_directory(name, self._from)
         except (FileNotFoundError, NotADirectoryError):
-            return  # Something else by now.
+            return  # It was replaced meanwhile.
         status = os.fstat(below)
         os.close(self._from)
         self._from = below
-        self._way.append((status, mode, []))
+        self._path.append((status, mode, []))
         os.mkdir(name, 0o700, dir_fd=self._to)
         inside = os.open(name, DIRECTORY, dir_fd=self._to)
         os.close(self._to)
         self._to = inside
-        self._way[-1] = (status, mode, self._fill())
+        self._path[-1] = (status, mode, self._fill())
 
     def _leave(self) -> None:
-        status, mode, _ = self._way.pop()
+        status, mode, _ = self._path.pop()
         below, made = self._from, self._to
-        if self._way:
-            above = self._way[-1][0]
+        if self._path:
+            above = self._path[-1][0]
             self._from = os.open("..", DIRECTORY, dir_fd=below)
             self._to = os.open("..", DIRECTORY, dir_fd=made)
             found = os.fstat(self._from)

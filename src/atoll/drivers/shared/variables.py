@@ -14,23 +14,23 @@ CACHES = {
     "MPLCONFIGDIR": "/tmp/.cache/matplotlib",
     "npm_config_cache": "/tmp/.cache/npm",
 }
-"""What can be made again is neither stored with the workspace nor an artifact."""
+"""Caches are outside the workspace: they are neither stored with it nor artifacts."""
 
 NO_NETWORK = {
-    # pip prints its index and gives up at once, because this is no address. `--no-index`, files
-    # and an index that the user names work as ever.
+    # pip prints this value and fails at once, because it is not a URL. `--no-index`, files and an
+    # index that the user names keep working.
     "PIP_INDEX_URL": "none: this sandbox has no network. Add packages from outside: "
     "session.install([...]), `atoll session install`, or dependencies=[...] of a new session.",
     "PIP_RETRIES": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    # Debian's pip refuses to install anything for its interpreter, before it looks for packages.
+    # Without it, Debian's pip refuses before it prints the message above.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "UV_OFFLINE": "1",
     "npm_config_offline": "true",
 }
-"""Has installers say so at once instead of trying again for a while."""
+"""Makes installers fail at once with an explanation instead of retrying."""
 
 INSTANCE = {**COMMON, "HOME": "/workspace", **CACHES, **NO_NETWORK}
 
 INSTALLATION = {**COMMON, "HOME": "/tmp"}
-"""Of the sandbox in which Atoll itself installs packages."""
+"""For the sandbox in which Atoll installs packages."""

@@ -163,8 +163,8 @@ class BucketMounts:
             with contextlib.suppress(ProcessLookupError):
                 cgroups.enter(self._groups, group, process.pid)
                 _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-                most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+                limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
                 # A core dump would contain the credentials.
                 resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         except BaseException:
