@@ -1,8 +1,8 @@
 """
-The time, as something that a test can move.
+The clock, which tests replace.
 
-`now` is aware UTC and may jump with the machine's clock, so it is for records; `monotonic` never
-goes back and is what durations and deadlines inside one process are measured with.
+`now` is aware UTC and may jump with the machine's clock, so it is for records. `monotonic` never
+goes back and measures durations and deadlines inside one process.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class AtollError(Exception):
 
 
 class RequestError(AtollError):
-    """The request cannot be served as it is; sending it again unchanged gives the same answer."""
+    """The request cannot be served; repeating it unchanged gives the same answer."""
 
     code = "bad_request"
 
@@ -45,7 +45,7 @@ class NotFound(RequestError):
 
 
 class Conflict(RequestError):
-    """The thing is in a state that does not allow this, or somebody else changed it first."""
+    """The state of the resource does not allow this, or it was changed concurrently."""
 
     code = "conflict"
 

@@ -1,7 +1,7 @@
 """
-Ids: a word that says what it names, and 80 random bits. An execution's carries its day as well.
+Ids: a prefix that names the kind, and 80 random bits. An execution's id contains its date too.
 
-With a seed, what is drawn is always the same: something that is made again gets the id it had.
+A seed makes an id reproducible, so that a repeated request creates the same id again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Seed:
     digest: str
-    """At least 20 hexadecimal digits that nothing else has."""
+    """At least 20 hexadecimal digits, unique to the request."""
     at: datetime
 
 
@@ -56,9 +56,9 @@ def execution_id(now: datetime, seed: Seed | None = None) -> str:
 
 
 def invocation_id(execution_id: str) -> str:
-    """The id of the invocation that an execution is the first of; another for each."""
+    """The id of the invocation whose first execution this is; unique for each execution."""
     kind, _, rest = execution_id.partition("_")
-    if kind != "exec":  # A user's own, which may be as long as an id can be.
+    if kind != "exec":  # A client's own id, which may be as long as an id can be.
         rest = hashlib.sha256(execution_id.encode()).hexdigest()[:40]
     return f"inv_{rest}"
 

@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 
 from atoll.app import data_directory
-from atoll.app.data_directory import DataDirLock, give_to, node_id
+from atoll.app.data_directory import DataDirLock, assign_to, node_id
 from atoll.errors import Conflict
 
 
 def test_a_directory_is_refused_to_another_database(tmp_path: Path) -> None:
-    give_to(tmp_path, "clus_1", own=False)
-    give_to(tmp_path, "clus_1", own=False)
+    assign_to(tmp_path, "clus_1", own=False)
+    assign_to(tmp_path, "clus_1", own=False)
 
     for cluster, own in (("clus_2", False), ("clus_2", True)):
         with pytest.raises(Conflict) as caught:
-            give_to(tmp_path, cluster, own=own)
+            assign_to(tmp_path, cluster, own=own)
         assert caught.value.code == "data_dir_of_other_database"
-    give_to(tmp_path, "clus_1", own=False)
+    assign_to(tmp_path, "clus_1", own=False)
 
 
 def test_a_database_inside_that_was_removed_gives_way_to_a_new_one_there_alone(
     tmp_path: Path,
 ) -> None:
-    give_to(tmp_path, "clus_1", own=True)
+    assign_to(tmp_path, "clus_1", own=True)
     with pytest.raises(Conflict):
-        give_to(tmp_path, "clus_2", own=False)
+        assign_to(tmp_path, "clus_2", own=False)
 
-    give_to(tmp_path, "clus_3", own=True)
+    assign_to(tmp_path, "clus_3", own=True)
     with pytest.raises(Conflict):
-        give_to(tmp_path, "clus_1", own=False)
+        assign_to(tmp_path, "clus_1", own=False)
 
 
 def test_a_node_keeps_its_name_and_shares_it_with_no_other(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_without_redis_there_is_one_server(tmp_path: Path) -> None:
 def test_with_redis_the_first_is_alone_until_it_lets_others_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_directory, "CLEARING_SECONDS", 0.0)
+    monkeypatch.setattr(data_directory, "RECOVERY_TIMEOUT", 0.0)
     with closing(DataDirLock(tmp_path, shared=True)) as first:
         assert first.alone
         with pytest.raises(Conflict):

@@ -68,7 +68,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     own = embedded or not names_database(settings)
     cluster = await store.cluster()
     if not embedded:
-        await asyncio.to_thread(data_directory.give_to, settings.data_dir, cluster, own=own)
+        await asyncio.to_thread(data_directory.assign_to, settings.data_dir, cluster, own=own)
     node_id = await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
     coordination = _coordination(settings, cluster, clock)
     stack.push_async_callback(coordination.close)

@@ -1,10 +1,10 @@
 """
-The directories that Atoll works in: made, locked, and given to one database.
+Creates and locks data directories, and assigns each to one database.
 
 A data directory is a node: its instances and workspaces belong to the sessions of one database, and
-replicas that share it see each other's. Whoever is alone on it may clear away what nobody owns.
-Without Redis there can be one server on it; with Redis several, and the lock tells whether there is
-another.
+the replicas that share it see each other's. A replica that is alone on it may remove orphans.
+Without Redis only one server may use it; with Redis several, and the lock shows whether another one
+does.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ CLUSTER_FILE = "cluster"
 NODE_FILE = "node-id"
 LOCAL = "local"
 INSIDE, OUTSIDE = "inside", "elsewhere"
-"""Where the database is that a data directory belongs to."""
+"""Whether the database is a file in the data directory or elsewhere."""
 UNLOCKED = ".new-"
-"""How the name of an embedded Atoll's directory begins until it is locked."""
-CLEARING_SECONDS = 60.0
-"""How long another replica may take to clear the node after its start."""
+"""Name prefix of an embedded Atoll's directory until it is locked."""
+RECOVERY_TIMEOUT = 60.0
+"""Seconds that another replica may take to clean up the node at its start."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ def make_data_dir(path: Path) -> None:
 
 
 class DataDirLock:
-    """Held as long as the process lives; alone at first if nobody else is there."""
+    """Held until the process ends; exclusive at first if no other process holds it."""
 
     def __init__(self, data_dir: Path, *, shared: bool) -> None:
         self._data_dir = data_dir
@@ -73,21 +73,21 @@ class DataDirLock:
         return True
 
     def _join(self) -> None:
-        """Beside others; one that was there first may be alone for a while yet."""
-        deadline = time.monotonic() + CLEARING_SECONDS
+        """Share the lock; a replica that is starting may hold it exclusively for a while."""
+        deadline = time.monotonic() + RECOVERY_TIMEOUT
         if self._shared and not self._try(fcntl.LOCK_SH):
-            log.warning("data_dir.waits", path=str(self._data_dir), at_most=CLEARING_SECONDS)
+            log.warning("data_dir.waits", path=str(self._data_dir), at_most=RECOVERY_TIMEOUT)
         while not (self._shared and self._try(fcntl.LOCK_SH)):
             if not self._shared or time.monotonic() > deadline:
                 raise Conflict(
-                    f"Another server uses {self._data_dir}. Stop it, or give --data-dir another "
-                    "directory; with ATOLL_REDIS_URL set for all of them, several can share one.",
+                    f"Another server uses {self._data_dir}. Stop it, or choose another --data-dir. "
+                    "Several servers can share a directory if ATOLL_REDIS_URL is set for all.",
                     code="data_dir_in_use",
                 )
             time.sleep(0.05)
 
     def let_others_in(self) -> None:
-        """What only one may do is done."""
+        """Release exclusivity when the cleanup is done."""
         if self._shared and self.alone:
             fcntl.flock(self._file, fcntl.LOCK_SH)
             self.alone = False
@@ -96,11 +96,11 @@ class DataDirLock:
         os.close(self._file)
 
 
-def give_to(data_dir: Path, cluster: str, *, own: bool) -> None:
+def assign_to(data_dir: Path, cluster: str, *, own: bool) -> None:
     """
-    Make the directory that of one database, and refuse it to any other: what runs there would be
-    nobody's, and be removed. `own` says that the database is a file in the directory itself; one
-    that is new there takes the place of one that somebody removed.
+    Assign the directory to a database, and refuse any other: it would remove the sessions in the
+    directory as orphans. `own`: the database is a file in the directory itself; a new file there
+    replaces one that was deleted.
     """
     path = data_dir / CLUSTER_FILE
     wanted = f"{cluster} {INSIDE if own else OUTSIDE}"
@@ -113,8 +113,8 @@ def give_to(data_dir: Path, cluster: str, *, own: bool) -> None:
     if found is not None and not (own and found.endswith(INSIDE)):
         raise Conflict(
             f"{data_dir} belongs to another database ({found}; this one is {wanted}). Set "
-            "ATOLL_DATABASE_URL to that one, or give --data-dir another directory. To give up "
-            f"the sessions that are in it, remove {path}.",
+            "ATOLL_DATABASE_URL to that database, or choose another --data-dir. To discard the "
+            f"sessions in the directory, delete {path}.",
             code="data_dir_of_other_database",
         )
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -124,8 +124,7 @@ def give_to(data_dir: Path, cluster: str, *, own: bool) -> None:
 
 def node_id(data_dir: Path, *, own: bool) -> str:
     """
-    What the node is called: a name of its own where several can meet in one database, kept in the
-    directory.
+    The node's name: unique, and stored in the directory, if several nodes may share the database.
     """
     if own:
         return LOCAL
@@ -135,7 +134,8 @@ def node_id(data_dir: Path, *, own: bool) -> str:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     temporary.write_text(f"{LOCAL}-{secrets.token_hex(4)}\n")
     with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)  # Unlike a rename, it never replaces what another start has read.
+        # Unlike a rename, a link never replaces a name that another process has read.
+        os.link(temporary, path)
     temporary.unlink()
     return path.read_text().strip()
 
@@ -153,14 +153,14 @@ def _held(path: Path, lock: int) -> Iterator[Path]:
 
 def own_directory(base: Path, local: LocalSettings) -> contextlib.AbstractContextManager[Path]:
     """
-    A new directory, locked as long as this process has it; those of dead processes are removed.
+    A new directory, locked until it is closed. Directories of dead processes are removed.
     """
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     for other in base.iterdir():
         if not other.name.startswith(UNLOCKED):
             _remove_if_dead(other, local)
     name = secrets.token_hex(8)
-    # Under a name that others leave alone until it is locked: they would take it for a dead one's.
+    # Other processes skip this name until the directory is locked; else they would remove it.
     unlocked = base / f"{UNLOCKED}{name}"
     unlocked.mkdir(mode=0o700)
     lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -172,7 +172,7 @@ def _remove_if_dead(place: Path, local: LocalSettings) -> None:
     try:
         lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # Its owner was quicker.
+        return  # Its owner has removed it.
     except OSError as error:
         log.warning("embedded.not_removed", path=str(place), error=str(error))
         return
@@ -181,7 +181,7 @@ def _remove_if_dead(place: Path, local: LocalSettings) -> None:
         host_checks.remove_leftovers(local, place / NODE_DIRECTORY)
         remove(place)
     except BlockingIOError:
-        pass  # Somebody has it.
+        pass  # It is in use.
     except OSError as error:
         log.warning("embedded.not_removed", path=str(place), error=str(error))
     finally:
@@ -190,7 +190,7 @@ def _remove_if_dead(place: Path, local: LocalSettings) -> None:
 
 def remove(place: Path) -> None:
     try:
-        # Others' files, which must not go with the directory that they are mounted in.
+        # First: files of volumes must not be removed with the directory they are mounted in.
         unmount_all(place)
         remove_tree(place)
     except (OSError, TemporaryError) as error:

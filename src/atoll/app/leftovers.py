@@ -1,8 +1,8 @@
 """
-Finds and removes what servers left on this machine whose data directory was removed.
+Finds and removes instances and containers of servers whose data directory was deleted.
 
-Nothing is touched whose data directory exists or whose server lives. Of Docker engines only the one
-that the settings name is asked, and only containers are removed, never volumes: these have files.
+Nothing of a data directory that exists, or of a running server, is touched. Only the Docker engine
+of the settings is searched, and only containers are removed, never volumes, which contain files.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Leftovers:
     instances: int
     containers: int
     error: str | None = None
-    """Why they could not all be removed."""
+    """Why some could not be removed."""
 
 
 async def collect(settings: Settings, *, dry_run: bool = False) -> list[Leftovers]:
-    """What was removed, or with `dry_run` would be."""
+    """Remove them; what was removed, or would be with `dry_run`."""
     found = []
     for note in await asyncio.to_thread(data_directories.known):
         instances = containers = 0
@@ -61,15 +61,15 @@ async def collect(settings: Settings, *, dry_run: bool = False) -> list[Leftover
 
 
 async def _containers(settings: Settings, note: Note, *, remove: bool) -> int:
-    # Its client takes time to import, which others need not spend.
+    # Imported here, because the Docker client takes time to import.
     from atoll.drivers.docker.engine import Engine
     from atoll.drivers.docker.leftovers import containers
 
     assert note.docker_node is not None
     if Engine(settings.docker).url != note.docker_url:
         raise PermanentError(
-            f"Its containers are on the Docker engine at {note.docker_url}. Set ATOLL_DOCKER__URL "
-            "to that one to remove them.",
+            f"Its containers are on the Docker engine at {note.docker_url}. To remove them, set "
+            "ATOLL_DOCKER__URL to that engine.",
             code="engine_unavailable",
         )
     return await containers(settings.docker, note.docker_node, remove=remove)

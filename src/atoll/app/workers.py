@@ -1,9 +1,9 @@
 """
-Several workers of one server: processes that accept from the same socket, each a whole replica.
+Several workers of one server: processes that accept from the same socket, each a replica.
 
-The parent serves nothing. It starts the workers, starts one again that has died, and ends them all
-when it is told to end; they end by themselves when it is gone. It has no threads and no event loop,
-so that forking is safe at any time.
+The parent serves no requests. It starts the workers, restarts those that die, and stops all of them
+on SIGTERM; workers exit when their parent has died. The parent has no threads and no event loop, so
+that it can fork at any time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
-WATCHED = (*ENDING, signal.SIGCHLD)
-LOOK_SECONDS = 0.1
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
-"""Seconds before a worker that died is started again; twice as long each time it dies early."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
+POLL_INTERVAL = 0.1
+FIRST_PAUSE, MAX_PAUSE = 1.0, 10.0
+"""Seconds before a dead worker is restarted; doubled each time it dies early."""
 STEADY_SECONDS = 30.0
-"""A worker that lived this long did not die early."""
+"""A worker that ran this long did not die early."""
 KILL_MARGIN = 15.0
-"""Seconds beyond its shutdown time-outs after which a worker that does not end is killed."""
+"""Seconds after the shutdown time-outs when a worker that has not ended is killed."""
 
 
 def check(settings: Settings) -> None:
@@ -51,7 +51,7 @@ class Ready:
     def __init__(self, tell: int, parent: int) -> None:
         self._tell = tell
         self.parent = parent
-        """Readable when the parent is gone."""
+        """Readable when the parent has died."""
 
     def __call__(self) -> None:
         os.write(self._tell, b"1")
@@ -65,30 +65,30 @@ class Worker:
         self.started = 0.0
         self.pause = FIRST_PAUSE
         self.due: float | None = None
-        """When it is to be started again."""
+        """When to restart it."""
         self.ready = -1
         """Readable when it serves, or has died."""
 
 
 class Workers:
     def __init__(self, settings: Settings, work: Callable[[Ready], None]) -> None:
-        # Once for the requests and once for what they left behind.
+        # Once for open requests and once for background work.
         self._grace = 2 * settings.shutdown_timeout.total_seconds() + KILL_MARGIN
         self._work = work
         self._workers = [Worker(number) for number in range(settings.workers)]
         self._life: tuple[int, int] = os.pipe()
 
     def run(self, welcome: Callable[[], None]) -> int:
-        """Until told to end; the exit code."""
+        """Run until a stop signal; the exit code."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         try:
             for worker in self._workers:
                 self._start(worker)
             for worker in self._workers:
-                if self._told_to_end(worker):
+                if self._is_stopped(worker):
                     return self._end(0)
                 if not self._serves(worker):
-                    # At the first start it is a mistake that starting again does not mend.
+                    # A failure of the first start is permanent, such as an invalid setting.
                     return self._end(self._status(worker))
             welcome()
             return self._watch()
@@ -121,21 +121,21 @@ class Workers:
             except BaseException as error:
                 log.error("worker.broke", worker=worker.number, exc_info=error)
             finally:
-                # Not into the parent's code, which is not this process's to run.
+                # Never return into the parent's code.
                 os._exit(code)
         os.close(write)
         worker.pid, worker.ready, worker.due = pid, read, None
         worker.started = time.monotonic()
 
-    def _told_to_end(self, worker: Worker) -> bool:
-        """Wait until a worker that was just started has something to tell, or we are to end."""
-        while not select.select([worker.ready], [], [], LOOK_SECONDS)[0]:
-            if signal.sigtimedwait(ENDING, 0) is not None:
+    def _is_stopped(self, worker: Worker) -> bool:
+        """Wait until a new worker is ready or has died; true on a stop signal before that."""
+        while not select.select([worker.ready], [], [], POLL_INTERVAL)[0]:
+            if signal.sigtimedwait(STOP_SIGNALS, 0) is not None:
                 return True
         return False
 
     def _serves(self, worker: Worker) -> bool:
-        """Wait for a worker that was just started."""
+        """Wait for a new worker; false if it died."""
         try:
             return os.read(worker.ready, 1) == b"1"
         finally:
@@ -147,7 +147,7 @@ class Workers:
             received = signal.sigtimedwait(WATCHED, self._next_due())
             if received is not None and received.si_signo != signal.SIGCHLD:
                 return self._end(0)
-            self._bury()
+            self._reap()
             for worker in self._workers:
                 if worker.due is not None and worker.due <= time.monotonic():
                     self._start_again(worker)
@@ -156,16 +156,16 @@ class Workers:
         try:
             self._start(worker)
         except OSError as error:
-            # No memory or no descriptor for it; the others serve.
+            # No memory or file descriptor is left; the other workers keep serving.
             log.error("worker.not_started", worker=worker.number, error=str(error))
-            worker.due = time.monotonic() + LONGEST_PAUSE
+            worker.due = time.monotonic() + MAX_PAUSE
 
     def _next_due(self) -> float:
         due = [worker.due for worker in self._workers if worker.due is not None]
         return max(0.0, min(due) - time.monotonic()) if due else 3600.0
 
-    def _bury(self) -> None:
-        """Those that have died are started again, the later the sooner they died."""
+    def _reap(self) -> None:
+        """Schedule restarts of dead workers, later for those that died early."""
         for worker in self._workers:
             if worker.pid == 0:
                 continue
@@ -174,7 +174,7 @@ class Workers:
                 continue
             now = time.monotonic()
             steady = now - worker.started >= STEADY_SECONDS
-            worker.pause = FIRST_PAUSE if steady else min(worker.pause * 2, LONGEST_PAUSE)
+            worker.pause = FIRST_PAUSE if steady else min(worker.pause * 2, MAX_PAUSE)
             worker.pid, worker.due = 0, now + worker.pause
             if worker.ready >= 0:
                 os.close(worker.ready)
@@ -188,7 +188,7 @@ class Workers:
         return os.waitstatus_to_exitcode(status) or 1
 
     def _end(self, code: int) -> int:
-        """Ask all to end, and see to it."""
+        """Send SIGTERM to all, and SIGKILL to those that do not end in time."""
         deadline = time.monotonic() + self._grace
         for worker in self._workers:
             if worker.pid:
