@@ -565,7 +565,7 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
 async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming_file, "MOST_PARTS", 100)
+    monkeypatch.setattr(incoming_file, "MAX_PARTS", 100)
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(200):
