@@ -179,7 +179,7 @@ def test_the_second_session_asks_nobody_and_takes_a_ready_instance(
     assert set((server.data_dir / "node" / "installs").iterdir()) == installs
     assert api.pools()["python"]["hits"] == taken + 1
     assert api.run(session["id"], "import greet; print(greet.version)")["stdout"] == "1.2\n"
-    assert "Nothing had to be installed" in log_of(api, session["id"])
+    assert "nothing was installed" in log_of(api, session["id"])
     api.end(session["id"])
 
 

@@ -155,7 +155,7 @@ async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path:
             file = (302, {"Location": f"{elsewhere.url}{WHEEL}"}, b"")
             index.odd[f"/files/{WHEEL}"] = file
             assert (await world.client.get(link)).status_code == 403
-            assert any("elsewhere" in words for words in world.said)
+            assert any("redirects" in words for words in world.said)
         assert elsewhere.asked == []
 
 
@@ -192,7 +192,10 @@ async def test_an_index_that_lies_about_the_size_is_cut_off(index: Index, tmp_pa
     async with gateway(index, tmp_path, disk=16 * 1024 * 1024) as world:
         with pytest.raises(httpx.HTTPError):
             await world.client.get(await world.link("large"))
-        assert any("than is allowed" in words for words in world.said)
+        assert any(
+            "limit was exceeded" in words or "larger than the allowed" in words
+            for words in world.said
+        )
 
 
 async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Path) -> None:
@@ -271,7 +274,7 @@ async def test_a_link_to_an_address_that_is_not_public_is_refused(
             assert (await world.client.get(link_)).status_code == 403
             assert (await world.client.head(link_)).status_code == 403
             assert (await world.client.get(link_ + ".metadata")).status_code == 403
-            assert "not at a public address" in world.said[0]
+            assert "whose address is not public" in world.said[0]
         assert elsewhere.asked == []
 
 

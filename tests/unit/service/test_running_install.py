@@ -18,14 +18,14 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
     assert running.size == len(printed)
     assert text.startswith(b"first")
     assert text.endswith(b"last")
-    assert f"... {len(printed) - LOG_LIMIT} bytes are left out ...".encode() in text
+    assert f"... {len(printed) - LOG_LIMIT} bytes omitted ...".encode() in text
     assert len(text) < LOG_LIMIT + 100
 
 
 def test_a_short_log_is_kept_whole_and_told_to_who_listens() -> None:
     running = RunningInstall()
     heard: list[bytes] = []
-    running.heard.append(heard.append)
+    running.listeners.append(heard.append)
     running.hear(b"printed\n")
     running.say("said")
 

@@ -1,9 +1,8 @@
 """
-The package index, as the gateway asks it.
+Finds the package index: the one in the settings, else the one that pip on this machine uses.
 
-Which one it is, settings say; else what pip on this machine is configured with. pip itself is asked
-for that, because only it knows all the places where that can be said, and where it goes if nothing
-is said. Its address may hold a password: it is told to nobody.
+pip itself is asked, because only pip knows all places of its configuration, and its default. The
+URL may contain a password and must not be shown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ACCEPT = f"{JSON_PAGE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 """Variables of uv that name an index; pip's own are read by pip."""
 
-# With the options that it would install with, from its files, the environment and its defaults.
+# The options with which pip would install: from files, environment and defaults.
 _ASK_PIP = """
 import json
 from pip._internal.commands import create_command
@@ -42,7 +41,7 @@ print(json.dumps({"url": options.index_url, "none": options.no_index, "ca_file":
 @dataclass(frozen=True)
 class Index:
     url: str = field(repr=False)
-    """Without user and password, and without a slash at its end."""
+    """Without user, password and trailing slash."""
     auth: tuple[str, str] | None = field(default=None, repr=False)
     ca_file: str | None = None
 
@@ -50,7 +49,7 @@ class Index:
         return f"{self.url}/{name}/"
 
     def auth_for(self, url: str) -> tuple[str, str] | None:
-        """Its password is for itself, not for where it links to."""
+        """Credentials are sent to the index alone, not to the hosts of its links."""
         return self.auth if origin(url) == origin(self.url) else None
 
     def tls(self) -> ssl.SSLContext:
@@ -79,14 +78,14 @@ async def find_index(settings: PackageSettings) -> Index:
                 break
             return index_at(told["url"], ca_file or told["ca_file"])
     raise InvalidRequest(
-        "dependencies: no package index is configured here. Set ATOLL_PACKAGES__INDEX_URL.",
+        "dependencies: no package index is configured. Set ATOLL_PACKAGES__INDEX_URL.",
         code="packages_not_configured",
         field="dependencies",
     )
 
 
 async def _ask(python: str) -> dict[str, Any] | None:
-    """What pip of this interpreter would use; none when there is no pip."""
+    """What pip of this interpreter uses; null if it has no pip."""
     process = await asyncio.create_subprocess_exec(
         python, "-c", _ASK_PIP,
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """
-The files that pages of the package index have linked to, for one installation.
+Files to which pages of the package index have linked, for one installation.
 
-Pages are read by `package_pages` in a process of its own with limits. What comes back is kept here:
-so many bytes of links for an installation and no more.
+A page is parsed by `index_page`, in a process of its own with resource limits. The total size of
+its results for one installation is limited here.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dataclasses import dataclass, field
 from atoll.service.packages import index_page
 
 READ_SECONDS = 60.0
-"""For one page, on a busy machine too: its processor time has a limit of its own."""
-MOST_BYTES = 64 * 1024 * 1024
-"""Of all links of an installation, as they are written by `package_pages`."""
+"""Time limit for one page, also on a busy machine: CPU time has a limit of its own."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Of all links of an installation, as `index_page` writes them."""
 
 
 class UnreadablePage(Exception):
-    """A page that makes no sense, or takes more than the limits to read."""
+    """A malformed page, or one that exceeds the limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A file as a page of the index links to it."""
+    """A file to which a page of the index links."""
 
     name: str
     url: str = field(repr=False)
     metadata: bool
-    """Whether the index has its metadata beside it."""
+    """Whether the index serves its metadata as a separate file."""
     hashes: dict[str, str]
     """Hexadecimal, by algorithm."""
 
@@ -45,7 +45,7 @@ class IndexFiles:
         return self._links.get(token)
 
     async def rewrite(self, name: str, content: bytes, kind: str, url: str) -> bytes:
-        """A page of the index in whose place each link has a token. Raises `UnreadablePage`."""
+        """The page with a token in place of each link. Raises `UnreadablePage`."""
         written = await _run(name, content, kind, url)
         return await asyncio.to_thread(self._keep, written)
 
@@ -57,7 +57,7 @@ class IndexFiles:
             if token in self._links:
                 continue
             self._bytes += len(line)
-            if self._bytes > MOST_BYTES:
+            if self._bytes > MAX_BYTES:
                 raise UnreadablePage
             self._links[token] = IndexFile(*about)
         return page

@@ -1,9 +1,9 @@
 """
-A page of the package index, read and written anew for an installation.
+Parses a page of the package index, and writes it anew for an installation.
 
-A program of its own, run from this file and importing the standard library alone. The index may be
-hostile: a few megabytes of JSON or HTML can take gigabytes of memory and seconds of the
-interpreter. So a page is read by a process with limits, and not by the control plane.
+This file is run as a program and imports the standard library alone. The index may be hostile: a
+few megabytes of JSON or HTML can take gigabytes of memory and seconds of CPU time. So a process
+with resource limits parses the page, and not the control plane.
 
 It reads a line of JSON (name of the package, kind and address of the page) and the page from its
 standard input. It writes a line with the number of files, a line for each (a JSON array of token,
@@ -23,11 +23,11 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 PAGE_LIMIT = 16 * 1024 * 1024
-"""Bytes of a page. The largest of the public index, with tens of thousands of files, are half."""
-MOST_FILES = 50_000
+"""Bytes. The largest pages of the public index, with tens of thousands of files, have half."""
+MAX_FILES = 50_000
 """Files of one package."""
 MEMORY = 512 * 1024 * 1024
-"""Address space in bytes: several times what the largest page of that many files takes."""
+"""Address space in bytes: several times what a page with that many files needs."""
 CPU_SECONDS = 20
 
 TOLD = ("hashes", "requires-python", "size", "upload-time", "yanked", "core-metadata", "gpg-sig")
@@ -52,7 +52,7 @@ def rewritten(
 ) -> tuple[list[tuple[str, str, str, bool, dict[str, str]]], bytes]:
     links, listed = [], []
     for file, address, about in read_page(content, kind, url):
-        # The same for a page that is asked for again.
+        # Deterministic, so that a page that is requested again has the same links.
         token = hashlib.sha256(f"{file}\0{address}".encode()).hexdigest()[:32]
         hashes = {
             key: value.lower()
@@ -67,8 +67,8 @@ def rewritten(
 
 def read_page(content: bytes, kind: str, url: str) -> list[tuple[str, str, dict[str, Any]]]:
     """
-    Name and address of each file, and what else the page says of it in the words of PEP 691. Raises
-    `ValueError` and the like.
+    Name, URL and PEP 691 fields of each file. Raises `ValueError` and other errors for malformed
+    pages.
     """
     if len(content) > PAGE_LIMIT:
         raise ValueError("the page is too large")
@@ -76,7 +76,7 @@ def read_page(content: bytes, kind: str, url: str) -> list[tuple[str, str, dict[
         files = [_from_json(item, url) for item in json.loads(content)["files"]]
     else:
         files = _from_html(content.decode("utf-8", "replace"), url)
-    if len(files) > MOST_FILES:
+    if len(files) > MAX_FILES:
         raise ValueError("too many files")
     return [file for file in files if file is not None]
 
@@ -109,7 +109,7 @@ def _from_html(text: str, url: str) -> list[tuple[str, str, dict[str, Any]] | No
             href = given.get("href")
             if tag == "base" and href:
                 self.base = urljoin(self.base, href)
-            if tag == "a" and href and len(files) <= MOST_FILES:
+            if tag == "a" and href and len(files) <= MAX_FILES:
                 files.append(_from_anchor(given, urljoin(self.base, href)))
 
     parser = Page(convert_charrefs=True)

@@ -1,12 +1,12 @@
 """
-What an installation can reach: the pages of the package index, and the files that they link to.
+HTTP proxy through which an installation reaches the package index, and nothing else.
 
-One gateway serves one installation, over connections from inside its sandbox. It answers
-`GET /simple/<name>/` with the index's page in the form of PEP 691, in which every link leads back
-here, and `GET` or `HEAD /files/<token>/<name>` for a link that it gave out itself; everything else
-is refused. Who asks never learns the index's address, which may hold a password, and cannot name an
-address of its own. A redirect is followed to the host that was asked, and no other; which hosts
-may be asked is the affair of `package_hosts`.
+One proxy serves one installation, over connections from inside its sandbox. It answers
+`GET /simple/<name>/` with the index's page in the form of PEP 691, in which every link leads to the
+proxy, and `GET` or `HEAD /files/<token>/<name>` for a link on such a page. It refuses everything
+else. The sandbox never learns the URL of the index, which may contain a password, and cannot choose
+a URL. Redirects are followed only to the same host; `allowed_hosts` decides which hosts links may
+lead to.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from atoll.settings import PackageSettings
 
 METADATA_LIMIT = 8 * 1024 * 1024
-PAGES = 4
-"""Pages that one installation is given at once: each is in memory, and has a process."""
-MOST_DIGITS = 19
+CONCURRENT_PAGES = 4
+"""Pages for one installation at the same time: each needs memory and a process."""
+MAX_DIGITS = 19
 CONNECTIONS = 64
 SIMPLE = re.compile(r"/simple/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/")
 FILES = re.compile(r"/files/([0-9a-f]{32})/([^/]+)")
@@ -65,24 +65,23 @@ class IndexProxy:
     def __init__(
         self, index: Index, settings: PackageSettings, say: Callable[[str], None], place: Path
     ) -> None:
-        """`place` is a directory for the wheels that are downloaded."""
+        """`place` is a directory for downloaded wheels; `say` writes to the installation's log."""
         self._index = index
         self._settings = settings
         self._say = say
-        """Told in the installation's log what the index did wrong."""
         self._links = IndexFiles()
         self._downloads = WheelDownloads(place)
         self._hosts = AllowedHosts(index.url, settings)
         self._left = settings.disk
         """Bytes that may still be downloaded."""
-        self._pages = asyncio.Semaphore(PAGES)
+        self._pages = asyncio.Semaphore(CONCURRENT_PAGES)
         self._serving: set[asyncio.Task[None]] = set()
         self._client: httpx.AsyncClient | None = None
-        self.away = False
-        """Whether the index did not answer when it was asked: a fault that may pass."""
+        self.failed_temporarily = False
+        """Whether the index did not answer: a retry may succeed."""
 
     async def __aenter__(self) -> IndexProxy:
-        # What is trusted is read from disk.
+        # Trusted certificates are read from disk.
         tls = await asyncio.to_thread(self._index.tls)
         self._client = http_forwarding.client(tls=tls, trust_env=True)
         return self
@@ -96,7 +95,7 @@ class IndexProxy:
         await self._client.aclose()
 
     def wheels(self) -> list[Wheel]:
-        """Those that were downloaded, each as the index has it."""
+        """Wheels that were downloaded, as the index has them."""
         return self._downloads.wheels()
 
     async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -110,7 +109,7 @@ class IndexProxy:
         try:
             await http_forwarding.serve_connection(reader, writer, self._answer)
         except asyncio.CancelledError:
-            # The installation is over. Who made this task has no use for how it ended.
+            # The installation has ended. Nobody awaits this task.
             pass
         finally:
             self._serving.discard(task)
@@ -120,11 +119,11 @@ class IndexProxy:
             await self._route(connection, request)
         except (httpx.InvalidURL, ValueError):
             # Of a link on a page, or a redirect.
-            self._say("The package index links to what is no address.")
-            raise RequestRefused(502, "The index links to what is no address.") from None
+            self._say("The package index links to an invalid URL.")
+            raise RequestRefused(502, "The index links to an invalid URL.") from None
         except httpx.HTTPError as error:
-            self.away = True
-            # Its words may hold the address.
+            self.failed_temporarily = True
+            # Its message may contain the URL of the index.
             self._say(f"The package index does not answer ({type(error).__name__}).")
             log.warning("packages.index_failed", error=str(error) or repr(error))
             raise RequestRefused(502, "The package index does not answer.") from None
@@ -145,7 +144,7 @@ class IndexProxy:
 
     async def _page(self, connection: ClientConnection, name: str) -> None:
         if canonicalize_name(name) != name:
-            raise RequestRefused(403, "Not a package's name.")
+            raise RequestRefused(403, "Invalid package name.")
         url = self._index.page(name)
         async with self._asked("GET", url, {"Accept": ACCEPT}) as response:
             if response.status_code in (404, 410):
@@ -158,7 +157,7 @@ class IndexProxy:
             page = await self._links.rewrite(name, content, kind, at)
         except UnreadablePage:
             self._say(f"The page of {name} on the package index is malformed or too large.")
-            raise RequestRefused(502, "The index's page cannot be read.") from None
+            raise RequestRefused(502, "The index's page is malformed or too large.") from None
         await connection.respond(200, JSON_PAGE, page)
 
     # Files
@@ -172,7 +171,7 @@ class IndexProxy:
         url, limit = file.url, MAX_FILE_SIZE
         if name != file.name:
             if not file.metadata:
-                raise RequestRefused(404, "The index has no metadata of it.")
+                raise RequestRefused(404, "The index has no metadata for this file.")
             parts = urlsplit(url)
             url = parts._replace(path=parts.path + METADATA).geturl()
             limit = METADATA_LIMIT
@@ -183,11 +182,11 @@ class IndexProxy:
         method = request.method.decode()
         async with self._asked(method, url, headers) as response:
             if response.status_code in (404, 410, 416):
-                raise RequestRefused(response.status_code, "The index does not have it.")
+                raise RequestRefused(response.status_code, "The index does not have this file.")
             self._check(response, f"for {name}")
             announced = response.headers.get("content-length", "")
-            if announced.isdecimal() and int(announced[:MOST_DIGITS]) > limit:
-                self._say(f"{name} is larger than the {limit} bytes that are allowed.")
+            if announced.isdecimal() and int(announced[:MAX_DIGITS]) > limit:
+                self._say(f"{name} is larger than the allowed {limit} bytes.")
                 raise RequestRefused(413, "Too large.")
             passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]
             download = None
@@ -215,17 +214,17 @@ class IndexProxy:
             sent += len(data)
             self._left -= len(data)
             if sent > limit or self._left < 0:
-                self._say(f"More was downloaded than is allowed, at {name}.")
+                self._say(f"The download limit was exceeded at {name}.")
                 raise RequestRefused(413, "Too large.")
             if download is not None:
                 await self._stored(name, download.write, data)
             if last:
                 await connection.send(last)
             last = data
-        # Before the last of it is sent: what is wrong is never complete inside.
-        if download is not None and not await self._stored(name, download.is_right):
-            self._say(f"{name} is not what the package index's hashes say.")
-            raise RequestRefused(502, "Its hash is another.")
+        # Before the last piece is sent: the sandbox never has a complete file with a wrong hash.
+        if download is not None and not await self._stored(name, download.finish):
+            self._say(f"{name} does not match the hashes of the package index.")
+            raise RequestRefused(502, "The file does not match its hash.")
         if last:
             await connection.send(last)
 
@@ -233,9 +232,9 @@ class IndexProxy:
         try:
             return await asyncio.to_thread(work, *arguments)
         except OSError as error:
-            self.away = True
+            self.failed_temporarily = True
             self._say(f"{name} could not be stored on this node: {error.strerror}.")
-            raise RequestRefused(502, "It could not be stored.") from error
+            raise RequestRefused(502, "The file could not be stored.") from error
 
     # Upstream
 
@@ -257,17 +256,17 @@ class IndexProxy:
             return await self._hosts.destinations(url)
         except RequestRefused:
             self._say(
-                f"The package index links to {urlsplit(url).hostname}, which is not at a public "
-                "address. Name it in ATOLL_PACKAGES__PRIVATE_HOSTS to allow that."
+                f"The package index links to {urlsplit(url).hostname}, whose address is not public."
+                " Add it to ATOLL_PACKAGES__PRIVATE_HOSTS to allow this."
             )
             raise
 
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:
-            self._say(f"The package index sends elsewhere {what}, which is not allowed.")
-            raise RequestRefused(403, "It leads to another host.")
+            self._say(f"The package index redirects {what} to another host, which is not allowed.")
+            raise RequestRefused(403, "The index redirects to another host.")
         if response.status_code not in (200, 206):
-            self.away |= response.status_code >= 500 or response.status_code == 429
+            self.failed_temporarily |= response.status_code >= 500 or response.status_code == 429
             self._say(f"The package index answered {response.status_code} {what}.")
             raise RequestRefused(502, f"The index answered {response.status_code}.")
 

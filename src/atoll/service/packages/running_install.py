@@ -1,4 +1,4 @@
-"""An installation of packages that is under way: who waits for it, and what it has printed."""
+"""An installation in progress: the number of waiting sessions, and its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from atoll.model.packages import PackageSet
 
 LOG_LIMIT = 256 * 1024
-"""Bytes of the log that are kept; of a longer one its beginning and its end."""
+"""Bytes of the log; of a longer one the beginning and the end are kept."""
 
 
 class RunningInstall:
@@ -19,16 +19,16 @@ class RunningInstall:
         self.task: asyncio.Task[PackageSet] | None = None
         self.waiting = 0
         self.size = 0
-        self.away = False
+        self.failed_temporarily = False
         """Whether the index did not answer."""
-        self.heard: list[Callable[[bytes], None]] = []
-        """Told what is printed."""
+        self.listeners: list[Callable[[bytes], None]] = []
+        """Called with the output."""
         self._head = bytearray()
         self._tail = bytearray()
 
     def hear(self, data: bytes) -> None:
-        for hear in self.heard:
-            hear(data)
+        for listener in self.listeners:
+            listener(data)
         self.size += len(data)
         room = LOG_LIMIT // 2 - len(self._head)
         self._head += data[:room]
@@ -41,5 +41,5 @@ class RunningInstall:
     @property
     def text(self) -> bytes:
         lost = self.size - len(self._head) - len(self._tail)
-        between = f"\n... {lost} bytes are left out ...\n".encode() if lost else b""
+        between = f"\n... {lost} bytes omitted ...\n".encode() if lost else b""
         return bytes(self._head) + between + bytes(self._tail)

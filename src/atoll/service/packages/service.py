@@ -1,17 +1,17 @@
 """
-Python packages of sessions' own.
+Installs Python packages for sessions and templates, once per node and set of packages.
 
-A set of packages is installed once on a node, and then is there for every session that asks for the
-same set: that costs a look at a file. Sessions that ask for a set while it is being installed wait
-for the same installation, on whichever replica of the node it runs; it goes on as long as one of
-them waits, and each waits no longer than it said.
+A session that requests a set which the node has gets it at the cost of a file lookup. Sessions that
+request a set while it is being installed wait for the same installation, whichever replica of the
+node runs it. An installation continues as long as one of them waits, and each waits for at most its
+own timeout.
 
-What a set comes to is known by the template's image, what its interpreter is and has, the
-requirements, the index and the flags; an environment by the hashes of its wheels too. An image may
-lie about its interpreter, so nothing is shared between images. Names of environments are made with
-the database's secret, so that code in a sandbox cannot guess one. Sets of one image that come to
-the same packages share one, unless source builds are allowed: code of a package then runs where it
-is installed, and may lie about what it installed.
+The key of a set consists of the template's image, the interpreter and its packages, the
+requirements, the index and the flags; the name of an environment also depends on the hashes of its
+wheels. Nothing is shared between images, because an image may lie about its interpreter. Names are
+HMACs with the database's secret, so that code in a sandbox cannot guess them. Sets of one image
+that resolve to the same packages share an environment, unless source builds are allowed: then code
+of a package runs during its installation and may lie about what it installed.
 """
 
 from __future__ import annotations
@@ -52,22 +52,36 @@ if TYPE_CHECKING:
     from atoll.settings import PackageSettings
 
 VARIABLE = "ATOLL_PACKAGES"
-"""Tells the executor of a session's packages, for PYTHONPATH and PATH."""
+"""From this variable the executor sets PYTHONPATH and PATH."""
 SCHEME = b"packages 2"
 """
-Of names and keys. The first did not know images: what it named is used by the sessions that have it
-and found for no other.
+Version of names and keys. Version 1 did not include the image: its environments are used only by
+the sessions that already have them.
 """
 LOG_SECONDS = 0.5
-"""Pause between two times that the log is written down while it grows."""
-MOST_EDITIONS = 1000
+"""Pause between two writes of a growing log."""
+MAX_INTERPRETERS = 1000
+"""Cached descriptions of interpreters."""
 
 log = structlog.get_logger(__name__)
 
 CONCURRENCY = 2
-"""Installations that one control plane runs at the same time."""
+"""Installations that one replica runs at the same time."""
 RESOLUTION_TTL = timedelta(hours=24)
 """How long the versions that were chosen for requirements without exact versions are reused."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    install: Install
+    template: Template
+    interpreter: Interpreter
+    pins: tuple[Dependency, ...] | None = None
+    """
+    The requirements that once resolved to `install.dependencies`, which are then installed exactly.
+    """
+    since: datetime | None = None
+    """Ignore sets that were installed before this time."""
 
 
 class Packages:
@@ -96,12 +110,12 @@ class Packages:
     def _environments(self) -> PackageEnvironments:
         return require_packages(self._driver)
 
-    # What sessions ask for
+    # Sessions
 
     async def begin(self, install: Install, template: Template) -> Install:
         """
-        Checked, and `installed` if these packages are in the cache or the template has them. Raises
-        `Conflict` with code `version_conflict`, or `InvalidRequest`.
+        Check a request; `installed` at once if the node has the packages or the template contains
+        them. Raises `Conflict` with code `version_conflict`, or `InvalidRequest`.
         """
         dependencies = model.normalised(install.dependencies)
         install = dataclasses.replace(
@@ -117,13 +131,15 @@ class Packages:
         return install if found is None else _installed(install, found.environment, found.installed)
 
     async def install(self, session_id: str, install: Install, template: Template) -> Install:
-        """Installed, or `failed` with why."""
+        """Install the packages; returns `installed`, or `failed` with a message."""
         try:
             interpreter = await self._interpreter(template)
             key = await self._key(install, interpreter)
             found = await self._found(key, install.dependencies)
             if found is None:
-                found = await self._install(key, session_id, install, template, interpreter)
+                found = await self._install(
+                    key, _Request(install, template, interpreter), session_id=session_id
+                )
         except TimeoutError:
             words = f"The packages were not installed within {install.timeout} seconds."
         except PermanentError as error:
@@ -135,8 +151,8 @@ class Packages:
 
     async def ensure(self, session_id: str, install: Install, template: Template) -> Install:
         """
-        Make a session's environment again if this node does not have it. It may have another name
-        here, if an earlier version named it or its image has another id on each node.
+        Recreate a session's environment if this node does not have it. Its name may differ here: an
+        earlier version may have named it, or the image may have another id on each node.
         """
         name = install.environment
         if name is None or await self._environments.use(name):
@@ -148,26 +164,25 @@ class Packages:
             dependencies=tuple(Dependency(name, f"=={version}") for name, _, version in pinned),
         )
         key = self._mac("again", name)
-        done = await self._install(
-            key, session_id, exact, template, interpreter, pins=install.dependencies
-        )
+        request = _Request(exact, template, interpreter, pins=install.dependencies)
+        done = await self._install(key, request, session_id=session_id)
         if done.installed != install.installed:
             raise DependencyFailed(
-                f"The packages of session {session_id} cannot be made again: the template or the "
-                "index has changed.",
+                f"Cannot recreate the packages of session {session_id}: the template or the index "
+                "has changed.",
             )
         return dataclasses.replace(install, environment=done.environment)
 
     def added(self, env: Mapping[str, str], environment: str) -> dict[str, str]:
-        """Variables by which code finds the packages, on top of these."""
+        """`env` with the variable by which code finds the packages."""
         return {**env, VARIABLE: self._environments.inside(environment)}
 
     async def log(self, session_id: str) -> bytes:
-        """What was printed at a session's last installation; nothing when none was needed."""
+        """Log of a session's last installation; empty if none was needed."""
         packages = self._driver.packages
         return (b"" if packages is None else await packages.read_log(session_id)) or b""
 
-    # What templates ask for
+    # Templates
 
     async def build(
         self,
@@ -179,12 +194,12 @@ class Packages:
         anew: bool = False,
     ) -> tuple[str | None, tuple[str, ...]]:
         """
-        An environment for all sessions of a template, and what is in it; none when its base has all
-        of it. With `anew`, as the index has it now, whatever is remembered. Raises `TemporaryError`
-        when the index does not answer.
+        An environment for all sessions of a template, and the packages in it; null if the base
+        contains them. `anew` ignores what was installed before. Raises `TemporaryError` if the
+        index does not answer.
         """
         dependencies = model.normalised(model.read(each) for each in requirements)
-        # Who makes the template decides which versions it has.
+        # The author of the template decides which versions it has.
         install = Install(dependencies, int(timeout.total_seconds()), allow_conflicts=True)
         interpreter = await self._interpreter(template)
         own = model.covered(dependencies, interpreter.packages)
@@ -194,21 +209,21 @@ class Packages:
         since = self._clock.now() if anew else None
         try:
             found = await self._found(key, dependencies, since) or await self._install(
-                key, None, install, template, interpreter, hear=hear, since=since
+                key, _Request(install, template, interpreter, since=since), hear=hear
             )
         except TimeoutError:
             raise PermanentError(
-                f"The Python packages were not installed in {timeout}.", code="build_failed"
+                f"Installing the Python packages took longer than {timeout}.", code="build_failed"
             ) from None
         return found.environment, found.installed
 
     async def provided(self, template: Template) -> bool:
-        """Whether the template's environment is on this node; it counts as used now."""
+        """Whether this node has the template's environment; marks it as used."""
         name = template.build.environment if template.build is not None else None
         return name is None or await self._environments.use(name)
 
     async def provide(self, template: Template, timeout: timedelta) -> None:
-        """Make a template's environment, which another node made, here."""
+        """Recreate on this node the environment that another node made for a template."""
         build = template.build
         if build is None or await self.provided(template):
             return
@@ -221,15 +236,15 @@ class Packages:
         )
         key = self._mac("again", build.environment or "")
         asked = model.normalised(model.read(each) for each in build.python_packages)
-        done = await self._install(key, None, exact, bare, interpreter, pins=asked)
+        done = await self._install(key, _Request(exact, bare, interpreter, pins=asked))
         if done.environment != build.environment:
             raise PermanentError(
-                f"The packages of template {template.id} cannot be made again on this node: its "
-                "base or the index is another.",
+                f"Cannot recreate the packages of template {template.id} on this node: its base or "
+                "the index differs.",
                 code="build_failed",
             )
 
-    # How sets are known
+    # Keys and names
 
     async def _found(
         self, key: str, dependencies: Iterable[Dependency], since: datetime | None = None
@@ -239,12 +254,12 @@ class Packages:
         return await self._environments.find(key, since=since)
 
     async def _interpreter(self, template: Template) -> Interpreter:
-        """Asked once for each edition of a template."""
+        """The driver is asked once for each version of a template."""
         edition = template.edition
-        if len(self._interpreters) >= MOST_EDITIONS:
+        if len(self._interpreters) >= MAX_INTERPRETERS:
             self._interpreters.clear()
             self._asking.clear()
-        # Each by itself: one that does not answer keeps no other waiting.
+        # A lock per version: a slow one must not block the others.
         async with self._asking.setdefault(edition, asyncio.Lock()):
             known = self._interpreters.get(edition)
             if known is None:
@@ -254,7 +269,7 @@ class Packages:
                 self._interpreters[edition] = known
         if template.build is None or template.build.environment is None:
             return known
-        # What was built for it comes in front of what its interpreter has.
+        # Packages that were built for the template precede those of its interpreter.
         built = dict(line.split("==", 1) for line in template.build.installed)
         return dataclasses.replace(known, packages={**known.packages, **built})
 
@@ -268,7 +283,7 @@ class Packages:
         return self._mac("set", *await self._circumstances(install, interpreter), *requirements)
 
     async def _circumstances(self, install: Install, interpreter: Interpreter) -> tuple[str, ...]:
-        """What else decides what is installed."""
+        """Everything but the requirements that decides what is installed."""
         flags = f"{install.allow_conflicts} {self._settings.allow_source_builds}"
         return interpreter.fingerprint, (await self._known_index()).url, flags
 
@@ -281,50 +296,43 @@ class Packages:
     async def _install(
         self,
         key: str,
-        session_id: str | None,
-        install: Install,
-        template: Template,
-        interpreter: Interpreter,
+        request: _Request,
         *,
-        pins: tuple[Dependency, ...] | None = None,
+        session_id: str | None = None,
         hear: Callable[[bytes], None] | None = None,
-        since: datetime | None = None,
     ) -> PackageSet:
-        """
-        The log is kept by the session's id, where there is one, and told to `hear`. With `pins`,
-        the dependencies are all that these once came to, and are installed as they are.
-        """
+        """The log is stored under the session's id, if there is one, and passed to `hear`."""
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = RunningInstall()
-            work = self._run(key, running, install, template, interpreter, pins=pins, since=since)
+            work = self._run(key, running, request)
             running.task = asyncio.create_task(work, name=f"install {key}")
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
         assert running.task is not None
         running.waiting += 1
         if hear is not None:
             hear(running.text)
-            running.heard.append(hear)
-        writing = asyncio.create_task(self._write_log(session_id, running))
+            running.listeners.append(hear)
+        writing = asyncio.create_task(self._store_log(session_id, running))
         try:
-            async with asyncio.timeout(install.timeout):
+            async with asyncio.timeout(request.install.timeout):
                 return await asyncio.shield(running.task)
         except PermanentError as error:
-            if session_id is None and running.away:
+            if session_id is None and running.failed_temporarily:
                 words = f"The package index does not answer: {error.message}"
                 raise TemporaryError(words, code="build_interrupted") from error
             raise
         finally:
             running.waiting -= 1
             if running.waiting == 0 and not running.task.done():
-                running.say("Nobody waits for it any more.")
+                running.say("Cancelled: no session waits for it any more.")
                 running.task.cancel()
                 await asyncio.wait([running.task])
             writing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await writing
             if hear is not None:
-                running.heard.remove(hear)
+                running.listeners.remove(hear)
             if session_id is not None:
                 await asyncio.shield(self._environments.write_log(session_id, running.text))
 
@@ -332,34 +340,30 @@ class Packages:
         self,
         key: str,
         running: RunningInstall,
-        install: Install,
-        template: Template,
-        interpreter: Interpreter,
-        *,
-        pins: tuple[Dependency, ...] | None,
-        since: datetime | None,
+        request: _Request,
     ) -> PackageSet:
+        install, interpreter, pins = request.install, request.interpreter, request.pins
         exact = pins is not None
         circumstances = await self._circumstances(install, interpreter)
         if self._settings.allow_source_builds:
-            # What is told as installed is not to be believed: only who asked for it gets it.
+            # What the installation reports cannot be trusted, so only the same requests share it.
             asked = install.dependencies if pins is None else pins
             circumstances += ("asked for", *(each.requirement for each in asked))
         index, settings = await self._known_index(), self._settings
         owner = f"{self._leases.replica}/{ids.instance_id()}"
         async with self._leases.lease(f"packages:{self._node_id}:{key}", owner), self._slots:
-            # Another replica may have been quicker.
-            found = await self._found(key, install.dependencies, since)
+            # Another replica may have been faster.
+            found = await self._found(key, install.dependencies, request.since)
             if found is not None:
-                running.say("Installed by another control plane meanwhile.")
+                running.say("Another replica has installed it meanwhile.")
                 return found
             async with (
                 self._environments.downloads() as place,
-                IndexProxy(index, settings, running.say, place) as gateway,
+                IndexProxy(index, settings, running.say, place) as proxy,
             ):
                 spec = InstallSpec(
                     key=key,
-                    template=template,
+                    template=request.template,
                     requirements=tuple(each.requirement for each in install.dependencies),
                     environment_name=lambda installed, digests: self._mac(
                         "environment", *circumstances, *installed, "of", *digests
@@ -370,8 +374,8 @@ class Packages:
                         disk=settings.disk,
                         max_processes=model.INSTALL_PROCESSES,
                     ),
-                    serve_index=gateway.answer,
-                    wheels=gateway.wheels,
+                    serve_index=proxy.answer,
+                    wheels=proxy.wheels,
                     on_output=running.hear,
                     template_packages=dict(interpreter.packages),
                     pinned={} if install.allow_conflicts or exact else dict(interpreter.held),
@@ -381,15 +385,15 @@ class Packages:
                 try:
                     done = await self._environments.install(spec)
                 except AtollError as error:
-                    running.away = gateway.away
+                    running.failed_temporarily = proxy.failed_temporarily
                     if error.message.encode() not in running.text:
                         running.say(error.message)
                     raise
             running.say(f"Installed: {' '.join(done.installed)}")
             return done
 
-    async def _write_log(self, session_id: str | None, running: RunningInstall) -> None:
-        """While it grows, so that every replica of the node can show it."""
+    async def _store_log(self, session_id: str | None, running: RunningInstall) -> None:
+        """Store the growing log, so that every replica of the node can show it."""
         written = None
         while True:
             if session_id is not None and running.size != written:
@@ -416,8 +420,8 @@ def _refuse_conflicts(found: list[dict[str, str]], template: Template) -> None:
         for each in found
     )
     raise Conflict(
-        f"Other versions than those of template {template.id} were asked for: {words}. With "
-        "allow_version_conflicts they take the template's place.",
+        f"The request conflicts with packages of template {template.id}: {words}. Set "
+        "allow_version_conflicts to replace the template's versions.",
         code="version_conflict",
         conflicts=found,
     )

@@ -1,8 +1,8 @@
 """
-The wheels that an installation was given, as the index sent them.
+Copies of the wheels that an installation downloads, exactly as the index sent them.
 
-Each is kept beside the installation while it runs, out of its reach, and only when it came complete
-and is what the index's hashes say: by these files the driver checks what was installed.
+A copy is kept while the installation runs, out of its reach, and only if it is complete and matches
+the hashes of the index. The driver compares installed files with these copies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WheelDownloads:
 
 
 class WheelDownload:
-    """One wheel on its way. Blocking file work: callers use a thread."""
+    """One wheel that is being downloaded. Blocking: callers use a thread."""
 
     def __init__(self, downloads: WheelDownloads, link: IndexFile, path: Path) -> None:
         self._downloads = downloads
@@ -57,8 +57,8 @@ class WheelDownload:
         for each in self._hashes.values():
             each.update(data)
 
-    def is_right(self) -> bool:
-        """Called with all of it; whether it is what the index's hashes say. If so it is kept."""
+    def finish(self) -> bool:
+        """Call at the end: keep the wheel if it matches its hashes; returns whether it does."""
         right = self._file is not None and all(
             each.hexdigest() == self._link.hashes.get(name, each.hexdigest())
             for name, each in self._hashes.items()
@@ -74,7 +74,7 @@ class WheelDownload:
         return right
 
     def drop(self) -> None:
-        """What did not come complete."""
+        """Discard an incomplete download."""
         if self._file is not None:
             self._file.close()
             self._file = None
