@@ -74,7 +74,7 @@ class ConsoleRoute:
                 match[1],
                 after=_number(socket, "after"),
                 may_type=not socket.scope.get("atoll.read_only", False),
-                in_line=_choice(socket, "mode", ("type", "watch")) == "type",
+                may_wait=_choice(socket, "mode", ("type", "watch")) == "type",
             )
             as_json = _choice(socket, "format", ("binary", "json")) == "json"
             reservation = self._services.streams.open(socket.scope)

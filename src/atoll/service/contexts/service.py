@@ -1,8 +1,7 @@
 """
-A session's contexts: processes that keep their state between executions.
+The verbs of the API for contexts: interpreters of a session that keep their state.
 
-The executor is the truth about them and nothing is stored: a context goes with the instance that it
-is in, and is then not found.
+The executor knows a session's contexts, and nothing is stored: a context is lost with its instance.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Context:
     execution_count: int
 
 
-STILL = (SessionStatus.PAUSING, SessionStatus.PAUSED)
-"""Statuses in which the contexts are there and cannot answer."""
+PAUSED = (SessionStatus.PAUSING, SessionStatus.PAUSED)
+"""Statuses in which the contexts exist, and the instance has to be resumed to list them."""
 
 
 class Contexts:
@@ -59,10 +58,11 @@ class Contexts:
     async def create(
         self, session_id: str, *, language: str, cwd: str | None, context_id: str | None = None
     ) -> Context:
-        """A new one, ready to run something; with the id of one that exists, that one."""
+        """A new context, ready to run code; the existing one if `context_id` is known."""
         if language != Language.PYTHON:
             raise InvalidRequest(
-                f"language: {language} has no contexts; python has.", code="language_unsupported"
+                f"language: contexts run python only, not {language}.",
+                code="language_unsupported",
             )
         connection = await self._sessions.starter.connect(session_id)
         limits, watch = self._driver.limits.executor_limits(
@@ -86,16 +86,16 @@ class Contexts:
                 )
                 break
             except StaleSession:
-                # The session has been changed since this replica read it.
+                # The session was changed since this replica read it.
                 await self._sessions.connections.refresh(connection)
         return _context(session_id, answer["context"])
 
     async def list(self, session_id: str) -> tuple[Context, ...]:
         connection = await self._sessions.connections.reach(session_id)
-        if connection is None and (await self._sessions.records.get(session_id)).status in STILL:
+        if connection is None and (await self._sessions.records.get(session_id)).status in PAUSED:
             connection = await self._sessions.starter.connect(session_id)
         if connection is None:
-            return ()  # They went with the instance, which reading does not bring back.
+            return ()  # They were lost with the instance; reading starts no other.
         answer = await _call(connection, "context_list")
         return tuple(_context(session_id, item) for item in answer["contexts"])
 
@@ -106,42 +106,40 @@ class Contexts:
         raise _not_found(session_id, context_id)
 
     async def restart(self, session_id: str, context_id: str) -> Context:
-        """Begin anew, without state; what runs in it is cancelled."""
-        return await self._about(session_id, "context_restart", context_id)
+        """Restart without state; what runs in it is cancelled."""
+        return await self._change(session_id, "context_restart", context_id)
 
     async def interrupt(self, session_id: str, context_id: str) -> Context:
-        """KeyboardInterrupt in what runs in it now, if anything does; its state stays."""
-        return await self._about(session_id, "context_interrupt", context_id)
+        """Raise KeyboardInterrupt in what runs in it now, if anything; its state stays."""
+        return await self._change(session_id, "context_interrupt", context_id)
 
     async def delete(self, session_id: str, context_id: str) -> None:
-        """What runs in it is cancelled."""
+        """Delete a context; what runs in it is cancelled."""
         connection = await self._sessions.starter.connect(session_id)
         await _call(connection, "context_delete", id=context_id)
 
     async def check(self, session_id: str, request: Request) -> None:
-        """Whether a request that names a context can run in it, as far as that is known now."""
+        """Refuse a request that cannot run in the context that it names."""
         if request.context_id is None:
             return
         if request.language is not Language.PYTHON:
-            raise InvalidRequest(
-                "language: contexts run python alone.", code="language_unsupported"
-            )
+            raise InvalidRequest("language: contexts run python only.", code="language_unsupported")
         for name in ("args", "cwd", "function_name", "body", "terminal"):
             if getattr(request, name):
-                raise InvalidRequest(f"{name}: not with context_id.", field=name)
+                raise InvalidRequest(f"{name}: not allowed with context_id.", field=name)
         context = await self.get(session_id, request.context_id)
         if context.state == "dead":
             raise Conflict(
-                f"Context {context.id} has ended; restart it.",
+                f"Context {context.id} has ended. Restart it.",
                 code="context_dead",
                 status_now=context.state,
             )
         connection = await self._sessions.starter.connect(session_id)
         if context.state == "busy" and connection.session.capacity > 1:
-            # With a capacity of one its turn comes when the context is free.
-            raise Conflict(f"Context {context.id} runs something.", code="context_busy")
+            # With a capacity of one, the execution waits until the context is free.
+            raise Conflict(f"Context {context.id} is running an execution.", code="context_busy")
 
-    async def _about(self, session_id: str, operation: str, context_id: str) -> Context:
+    async def _change(self, session_id: str, operation: str, context_id: str) -> Context:
         connection = await self._sessions.starter.connect(session_id)
         answer = await _call(connection, operation, id=context_id)
         return _context(session_id, answer["context"])
@@ -156,7 +154,7 @@ async def _call(connection: Connection, operation: str, **fields: Any) -> dict[s
 
 def _not_found(session_id: str, context_id: str) -> NotFound:
     return NotFound(
-        f"Session {session_id} has no context {context_id}; contexts go with the instance.",
+        f"Session {session_id} has no context {context_id}. Contexts are lost with their instance.",
         code="context_not_found",
     )
 

@@ -1,8 +1,8 @@
 """
-The artifacts of a session: the newest version of each path, over all its executions.
+Artifacts of a session: the newest version of each path, over all its executions, in order of path.
 
-In order of path, page by page. Memory goes by the page and not by how many there are; time goes by
-the executions, of which the newest `MOST` are looked at.
+Memory is bounded by the page. Time grows with the executions, of which the newest `MAX_EXECUTIONS`
+are read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from atoll.service.sessions.access import SessionAccess
     from atoll.stores.base import Store
 
-MOST = 10_000
-_AT_ONCE = 100
+MAX_EXECUTIONS = 10_000
+BATCH = 100
+"""Executions that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """An artifact, and the execution that made it what it is."""
+class ArtifactVersion:
+    """An artifact, and the execution that wrote it last."""
 
     execution_id: str
     artifact: Artifact
@@ -35,24 +36,26 @@ class Artifacts:
         self._store = store
         self._sessions = sessions
 
-    async def page(self, session_id: str, *, cursor: str | None, limit: int) -> Page[Version]:
+    async def page(
+        self, session_id: str, *, cursor: str | None, limit: int
+    ) -> Page[ArtifactVersion]:
         await self._sessions.records.get(session_id)
         after = cursors.decode("a", cursor)
-        found: dict[str, Version] = {}
+        found: dict[str, ArtifactVersion] = {}
         following: str | None = None
-        for _ in range(MOST // _AT_ONCE):
+        for _ in range(MAX_EXECUTIONS // BATCH):
             page = await self._store.executions.page(
-                session_id=session_id, cursor=following, limit=_AT_ONCE
+                session_id=session_id, cursor=following, limit=BATCH
             )
             for execution in page.items:
                 if execution.outcome is None:
                     continue
                 for artifact in execution.outcome.artifacts:
                     if after is None or artifact.path > after:
-                        # Newest first: an older one does not count.
-                        found.setdefault(artifact.path, Version(execution.id, artifact))
+                        # Newest first: older versions are skipped.
+                        found.setdefault(artifact.path, ArtifactVersion(execution.id, artifact))
                 if len(found) > 2 * limit:
-                    # One that is left out here is left out again whenever it comes.
+                    # A path beyond the page stays beyond it.
                     found = {path: found[path] for path in sorted(found)[: limit + 1]}
             following = page.next_cursor
             if following is None:

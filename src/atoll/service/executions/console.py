@@ -1,14 +1,13 @@
 """
-Consoles: those who watch an execution as it runs, and the one of them who types.
+Consoles: clients that watch an execution, one of which may type.
 
-A console may be opened on any replica that reaches the session. What the executor still has of the
-output is replayed, then it goes on live, at the pace of who reads: no more waits here than a window
-of the link and a few pieces, and who is too slow misses what the executor has dropped meanwhile. A
-link that breaks is taken up again behind the last piece. The end comes from the record, when it is
-stored.
+A console may be opened on any replica that reaches the session. Output that the executor still has
+is replayed, then new output follows at the pace of the client: at most a window of the link and a
+few pieces wait here, and a slow client misses what the executor has dropped meanwhile. A broken
+link is replaced, and output continues after the last piece. The end comes from the stored record.
 
-One types at a time: who came first, over all replicas; the others stand in line. The right is a
-lease, so it outlives neither its console nor its replica by long.
+One console at a time may type: the first one, over all replicas; the others wait for it. The right
+is a lease, so it is free soon after its console or replica is gone.
 """
 
 from __future__ import annotations
@@ -43,20 +42,22 @@ log = structlog.get_logger(__name__)
 
 MAX_CONSOLES = 64
 """Consoles of one execution on one replica."""
-QUEUED = 4
-"""Pieces that wait for who reads."""
-AGAIN_SECONDS = 0.25
-"""Pause before a link that broke is taken up again; it doubles while there is none to be had."""
-MOST_SECONDS = 4.0
-LOOK_SECONDS = 60.0
-IN_LINE_SECONDS = 3600.0
-ASKED_SECONDS = 2.0
-"""The longest wait for the answer to who types."""
-FULL_SECONDS = 0.05
-"""Pause while the executor takes no more input."""
-STALLED_SECONDS = 5.0
-"""How long a run that is recorded as ended may be silent and still be listened to."""
-_ATTEMPT = 32
+MAX_QUEUED = 4
+"""Pieces that wait for the client."""
+RECONNECT_PAUSE = 0.25
+"""Seconds before a broken link is replaced; they double up to `MAX_RECONNECT_PAUSE`."""
+MAX_RECONNECT_PAUSE = 4.0
+END_WAIT = 60.0
+"""Seconds of one wait for the end of the execution."""
+TYPING_WAIT = 3600.0
+"""Seconds of one wait for the right to type."""
+FIRST_TYPING_WAIT = 2.0
+"""Seconds until it is known, as a rule, whether this console may type."""
+STDIN_FULL_PAUSE = 0.05
+"""Seconds between two tries to write to a full stdin."""
+SILENCE_LIMIT = 5.0
+"""Seconds of silence after which an execution that is recorded as ended is not followed."""
+_ATTEMPT_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Output:
     channel: int
     data: bytes
     position: int
-    """Grows with each piece; given as `after`, a later console goes on behind this one."""
+    """Grows with each piece; as `after`, it lets another console continue after this piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,11 @@ class Consoles:
 
     @asynccontextmanager
     async def open(
-        self, execution_id: str, *, after: int = 0, may_type: bool = True, in_line: bool = True
+        self, execution_id: str, *, after: int = 0, may_type: bool = True, may_wait: bool = True
     ) -> AsyncIterator[Console]:
         """
-        A console of an execution, from behind position `after` on. One that is not `in_line` only
-        watches, and so does one that may not type.
+        A console of an execution, with output after position `after`. It only watches if it may not
+        type, or may not wait for the right to type.
         """
         execution = await self._executions.get(execution_id)
         if self._open[execution_id] >= MAX_CONSOLES:
@@ -114,7 +115,7 @@ class Consoles:
             lease_seconds=self._settings.coordination.lease_ttl.total_seconds(),
         )
         try:
-            async with console.playing(in_line=may_type and in_line):
+            async with console.running(may_wait=may_type and may_wait):
                 yield console
         finally:
             self._open[execution_id] -= 1
@@ -142,17 +143,19 @@ class Console:
         self._lease_seconds = lease_seconds
         self._key = f"console:{execution.id}"
         self._owner = secrets.token_hex(10)
-        self._items: asyncio.Queue[Output | State | Execution | AtollError] = asyncio.Queue(QUEUED)
-        self._attempt, self._sequence = after >> _ATTEMPT, after & ((1 << _ATTEMPT) - 1)
+        self._items: asyncio.Queue[Output | State | Execution | AtollError] = asyncio.Queue(
+            MAX_QUEUED
+        )
+        self._attempt, self._sequence = after >> _ATTEMPT_BITS, after & ((1 << _ATTEMPT_BITS) - 1)
         self._instance: str | None = None
         self._begun = False
-        """Whether the run that is followed has begun."""
+        """Whether the execution that is followed has started."""
         self._status = execution.status
-        self._in_line = False
+        self._may_wait = False
         self._typing = False
-        self._asked = asyncio.Event()
-        """Set when it is known whether this one types."""
-        self._told: State | None = None
+        self._typing_known = asyncio.Event()
+        """Set when it is known whether this console may type."""
+        self._reported: State | None = None
         self._size: tuple[int, int] | None = None
 
     @property
@@ -166,7 +169,7 @@ class Console:
     # Watching
 
     async def events(self) -> AsyncIterator[Output | State | Execution]:
-        """What happens; the last one is the execution as it ended."""
+        """Output and states; the last item is the ended execution."""
         while True:
             item = await self._items.get()
             if isinstance(item, AtollError):
@@ -176,16 +179,16 @@ class Console:
                 return
 
     @asynccontextmanager
-    async def playing(self, *, in_line: bool) -> AsyncIterator[None]:
-        self._in_line = in_line
+    async def running(self, *, may_wait: bool) -> AsyncIterator[None]:
+        self._may_wait = may_wait
         work = [asyncio.create_task(self._play(), name=f"console of {self._execution.id}")]
-        if in_line and not self._status.ended:
-            work.append(asyncio.create_task(self._stand_in_line()))
+        if may_wait and not self._status.ended:
+            work.append(asyncio.create_task(self._wait_to_type()))
         else:
-            self._asked.set()
+            self._typing_known.set()
         try:
-            # Who was let in first is first in line.
-            await self._until_asked()
+            # The console that was opened first is the first to type.
+            await self._until_typing_known()
             yield
         finally:
             for task in work:
@@ -193,52 +196,56 @@ class Console:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _play(self) -> None:
-        await self._until_asked()
-        await self._tell()
+        await self._until_typing_known()
+        await self._report()
         ending = asyncio.create_task(self._end())
-        heard_all, pause = False, AGAIN_SECONDS
+        followed, pause = False, RECONNECT_PAUSE
         try:
-            while not ending.done() and not heard_all:
+            while not ending.done() and not followed:
                 following = asyncio.create_task(self._follow())
                 try:
-                    heard_all = await self._heard_out(following, ending)
+                    followed = await self._follow_to_end(following, ending)
                 except AtollError as error:
-                    log.debug("console.lost", execution_id=self._execution.id, error=error.message)
+                    log.debug(
+                        "console.link_lost", execution_id=self._execution.id, error=error.message
+                    )
                 finally:
                     following.cancel()
-                if not heard_all:
-                    pause = AGAIN_SECONDS if self._begun else min(pause * 2, MOST_SECONDS)
+                if not followed:
+                    pause = RECONNECT_PAUSE if self._begun else min(pause * 2, MAX_RECONNECT_PAUSE)
                     await asyncio.wait([ending], timeout=pause)
             ended = await ending
             if ended.retry_count != self._attempt:
-                heard_all, self._sequence = False, 0
+                followed, self._sequence = False, 0
                 self._attempt = ended.retry_count
-            if not heard_all:
+            if not followed:
                 for sequence, channel, data in rest(ended, self._sequence):
                     await self._items.put(Output(channel, data, self._position(sequence)))
             await self._items.put(ended)
         except AtollError as error:
             await self._items.put(error)
-        except Exception as error:  # Whoever waits for it must not wait for ever.
+        except Exception as error:  # The client must not wait for ever.
             log.error("console.broke", execution_id=self._execution.id, exc_info=error)
-            await self._items.put(AtollError("Something broke here.", code="internal_error"))
+            await self._items.put(
+                AtollError("Internal error. See the server log.", code="internal_error")
+            )
         finally:
             ending.cancel()
 
-    async def _heard_out(
+    async def _follow_to_end(
         self, following: asyncio.Task[bool], ending: asyncio.Task[Execution]
     ) -> bool:
-        """Whether the run was heard to its end; what is left of it is, also after its record."""
+        """Whether all output has arrived; what is left of it may come after the record."""
         await asyncio.wait([following, ending], return_when=asyncio.FIRST_COMPLETED)
         while not following.done() and self._begun:
             before = self._sequence
-            await asyncio.wait([following], timeout=STALLED_SECONDS)
+            await asyncio.wait([following], timeout=SILENCE_LIMIT)
             if self._sequence == before and not self._items.full():
                 break
         return following.done() and await following
 
     async def _follow(self) -> bool:
-        """Hear the run as long as the link lasts; whether to its end."""
+        """Follow the execution as long as the link lasts; whether to its end."""
         self._begun = False
         execution = await self._executions.get(self._execution.id)
         connection = None
@@ -248,17 +255,17 @@ class Console:
             return False
         moved = self._instance not in (None, connection.instance.id)
         if moved:
-            # Reaching it took its time.
+            # Time has passed since the record was read.
             execution = await self._executions.get(self._execution.id)
             if self._sequence and execution.retry_count == self._attempt:
-                return False  # It is not tried again there, or not yet.
+                return False  # It is not retried there, or not yet.
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
         self._instance = connection.instance.id
         if not moved:
-            await self._tell(execution.status)
+            await self._report(execution.status)
         else:
-            await self._tell(ExecutionStatus.PENDING)
+            await self._report(ExecutionStatus.PENDING)
         async for item in connection.link.watch(execution.id, self._sequence, expected=True):
             if isinstance(item, Piece):
                 self._sequence = item.sequence
@@ -267,7 +274,7 @@ class Console:
                     await self._items.put(Output(item.channel, item.data, position))
             elif item["event"] == "started":
                 self._begun = True
-                await self._tell(ExecutionStatus.RUNNING)
+                await self._report(ExecutionStatus.RUNNING)
                 await self._apply_size()
             elif item["event"] == "end":
                 return True
@@ -276,40 +283,40 @@ class Console:
     async def _end(self) -> Execution:
         while True:
             try:
-                execution = await self._executions.wait(self._execution.id, LOOK_SECONDS)
+                execution = await self._executions.wait(self._execution.id, END_WAIT)
                 if execution.status.ended:
                     return execution
             except NotFound:
                 raise
             except TemporaryError:
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RECONNECT_PAUSE)
 
     def _position(self, sequence: int) -> int:
-        return self._attempt << _ATTEMPT | sequence
+        return self._attempt << _ATTEMPT_BITS | sequence
 
-    async def _tell(self, status: ExecutionStatus | None = None) -> None:
+    async def _report(self, status: ExecutionStatus | None = None) -> None:
         self._status = status or self._status
         state = State(self._status, self._attempt, self._typing)
-        if state != self._told:
-            self._told = state
+        if state != self._reported:
+            self._reported = state
             await self._items.put(state)
 
     # Typing
 
-    async def _until_asked(self) -> None:
+    async def _until_typing_known(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(ASKED_SECONDS):
-                await self._asked.wait()
+            async with asyncio.timeout(FIRST_TYPING_WAIT):
+                await self._typing_known.wait()
 
-    async def _stand_in_line(self) -> None:
+    async def _wait_to_type(self) -> None:
         wait = 0.0
         while True:
             try:
                 since = asyncio.get_running_loop().time()
                 taken = await self._coordination.acquire(self._key, self._owner, wait=wait)
-                wait = IN_LINE_SECONDS
+                wait = TYPING_WAIT
                 self._typing = taken is None
-                self._asked.set()
+                self._typing_known.set()
                 if taken is not None:
                     continue
                 try:
@@ -318,15 +325,15 @@ class Console:
                     self._typing = False
                     with suppress(TemporaryError):
                         await asyncio.shield(self._coordination.release(self._key, self._owner))
-                await self._tell()
+                await self._report()
             except TemporaryError:
-                # A back-end that is away may say so without any delay.
+                # A back-end may report that it is unavailable without any delay.
                 passed = asyncio.get_running_loop().time() - since
                 await asyncio.sleep(max(0.0, 1.0 - passed))
 
     async def _hold(self) -> None:
-        """Keep the right to type as long as it lasts."""
-        await self._tell()
+        """Keep the right to type for as long as possible."""
+        await self._report()
         await self._apply_size()
         now = asyncio.get_running_loop().time
         until = now() + self._lease_seconds
@@ -343,16 +350,16 @@ class Console:
     async def _check(self) -> None:
         if not self._may_type:
             raise Forbidden("This API key may only read.", code="key_read_only")
-        await self._until_asked()
+        await self._until_typing_known()
         if not self._typing:
-            words = "You are in line." if self._in_line else "This console only watches."
+            hint = "You will be next." if self._may_wait else "This console only watches."
             raise Conflict(
-                f"Somebody else may type to execution {self._execution.id}. {words}",
+                f"Another console types to execution {self._execution.id}. {hint}",
                 code="console_taken",
             )
 
     async def type(self, data: bytes, *, eof: bool = False) -> None:
-        """Input, in order; waits while the execution does not take what came before."""
+        """Send input; waits while the execution has not read earlier input."""
         await self._check()
         text = base64.b64encode(data).decode()
         while True:
@@ -361,10 +368,10 @@ class Console:
                 return
             except StdinFull:
                 pass
-            await asyncio.sleep(FULL_SECONDS)
+            await asyncio.sleep(STDIN_FULL_PAUSE)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """The terminal is as large as that of the one who types."""
+        """The terminal gets the size of the typing client's."""
         self._size = (rows, columns)
         await self._apply_size()
 
@@ -372,7 +379,7 @@ class Console:
         if self._size is None or not self._typing or not self.terminal:
             return
         rows, columns = self._size
-        with suppress(AtollError):  # Not there yet, or no more: there is another occasion, or none.
+        with suppress(AtollError):  # It has not started yet, or has ended.
             await self._call("resize", rows=rows, cols=columns)
 
     async def signal(self, number: int) -> None:
@@ -395,13 +402,13 @@ class Console:
                 return
         except LinkLost as error:
             raise TemporaryError(
-                "The line to the sandbox broke: this may or may not have arrived.",
+                "The connection to the sandbox broke. The input may or may not have arrived.",
                 code="link_lost",
             ) from error
         except RunNotActive:
             pass
         raise Conflict(
-            f"Execution {self._execution.id} does not run now.",
+            f"Execution {self._execution.id} is not running.",
             code="execution_not_running",
             status_now=self._status.value,
         )
@@ -409,8 +416,7 @@ class Console:
 
 def rest(execution: Execution, after: int) -> Iterator[tuple[int, int, bytes]]:
     """
-    What a record has of the output behind sequence number `after`: sequence, channel and bytes of
-    each piece.
+    Output of a record after sequence number `after`: sequence, channel and bytes of each piece.
     """
     channels = {name: channel for channel, name in event_log.OUTPUTS.items()}
     for event in event_log.replay(execution):

@@ -1,8 +1,8 @@
 """
-What a context shows: in the shape that is promised, or not at all.
+MIME bundles that a context displays.
 
-The process says it in its own words, which user code can write as well. So nothing is shown that is
-no MIME bundle, or that cannot be put into an answer again.
+User code can write to the same channel, so a line that is not a MIME bundle, or that could not be
+encoded in a response again, is dropped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from atoll.link.values import is_within
 
 TYPES = ("display", "result")
 DEPTH = 64
-"""Most levels of JSON within JSON; beyond the reader's own bound it could not be written again."""
+"""Levels of nested JSON; deeper JSON could not be encoded again."""
 VALUES = 400_000
-"""Most values of JSON, keys among them, in all that one execution shows and asks."""
+"""Values of JSON, keys included, in all displays and questions of one execution."""
 
 
 def shaped(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,14 +1,13 @@
 """
-What of an execution is too large for its row.
+Stores parts of an execution that are too large for its row as blobs.
 
-An execution has six parts that can be large: `request` (what it was given, as JSON), `stdout`,
-`stderr`, `return_json`, `results_json` and `log` (as JSON too). One that is larger than the bound
-goes to a blob; the row keeps the key, in `kept`, and of what was given and of output the beginning.
+Six parts can be large: `request` (as JSON), `stdout`, `stderr`, `return_json`, `results_json` and
+`log` (as JSON). A part above the limit becomes a blob; the row keeps its key, in `kept`, and the
+head of a request or of output.
 
-A key is made of the execution's id, the part's name, how much of it there is to show, and the
-digest of its content. The same save repeated writes the same object again, two that race with
-different results do not touch each other's, and what comes back is checked: a blob that is missing
-or damaged is a part that is lost, and stays in `kept`.
+A key contains the execution's id, the part's name, its displayed size and the digest of its
+content. So a repeated write writes the same object, two writes that race do not touch each other's
+objects, and damage is detected: a blob that is missing or damaged stays in `kept`.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ log = structlog.get_logger(__name__)
 REQUEST = "request"
 LOG = "log"
 _PIECE = 12
-"""Bytes that JSON makes of a piece of the log, about; more than that only of large ones."""
+"""Bytes of JSON of an entry of the log, roughly; only large entries have more."""
 _ESCAPED = 12
-"""Most bytes that JSON makes of one character."""
+"""At most so many bytes of JSON for one character."""
 _ENVELOPE = 128
-"""More bytes than JSON needs for the names of a request's fields."""
+"""More bytes than the names of a request's fields have in JSON."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 MAX_FETCHES = 8
-"""Executions whose parts are read at the same time: each takes the memory of all its parts."""
+"""Executions whose parts are read at the same time: each needs memory for all its parts."""
 
 INLINE_LIMIT = 32 * 1024
 """
@@ -66,8 +65,8 @@ class Offload:
 
     async def put_away(self, execution: Execution) -> Execution:
         """
-        The execution as it goes into the store. A part that `kept` names already is left alone; if
-        all others are small this is the execution itself, and nothing is awaited.
+        The execution as it is stored. Parts that `kept` names already are skipped. If all others
+        are small, this is the execution itself, and nothing is awaited.
         """
         large = self._large_parts(execution)
         if not large:
@@ -80,42 +79,41 @@ class Offload:
 
     async def fetch(self, execution: Execution) -> Execution:
         """
-        The execution with all its parts whole and out of `kept`. What is lost stays there, and its
-        beginning stays in its place.
+        The complete execution, with an empty `kept`. A part that is lost stays there, and its head
+        in its place.
         """
         if not execution.kept:
             return execution
         async with self._fetches:
             found = {part: await self._part(key) for part, key in execution.kept.items()}
-            whole = await asyncio.to_thread(_whole, execution, found)
-        for part, key in whole.kept.items():
+            complete = await asyncio.to_thread(_complete, execution, found)
+        for part, key in complete.kept.items():
             log.error("execution.part_lost", execution_id=execution.id, part=part, blob=key)
-        return whole
+        return complete
 
     async def _part(self, key: str) -> bytes | None:
         try:
             return await self._blobs.get(key)
         except OversizedBlob:
-            return None  # Whatever is there, it is not the part.
+            return None  # Another object is in its place.
 
     async def request_of(self, execution: Execution) -> Request:
         """
-        The whole request, to be run; `PermanentError` with code `request_lost` if it cannot be had.
+        The complete request. Raises `PermanentError`, `request_lost`, if its blob is lost.
         """
         if REQUEST not in execution.kept:
             return execution.request
         only = replace(execution, kept={REQUEST: execution.kept[REQUEST]})
-        whole = await self.fetch(only)
-        if whole.kept:
+        complete = await self.fetch(only)
+        if complete.kept:
             raise PermanentError(
-                f"What execution {execution.id} was to run is no longer in the blob store. "
-                "Submit it again.",
+                f"The blob store has lost the request of execution {execution.id}. Submit it again.",
                 code="request_lost",
             )
-        return whole.request
+        return complete.request
 
     async def forget(self, execution: Execution) -> None:
-        """Remove its blobs, those too that a save which never came to pass has left."""
+        """Remove its blobs, also those of writes that were never recorded."""
         await self._blobs.remove_all(_prefix(execution))
 
     def _large_parts(self, execution: Execution) -> list[str]:
@@ -151,16 +149,14 @@ class Offload:
                 env={},
             )
         if outcome is not None:
-            beginnings: dict[str, Any] = {
+            heads: dict[str, Any] = {
                 "stdout": outcome.stdout[:head],
                 "stderr": outcome.stderr[:head],
                 "return_json": None,
                 "results_json": None,
                 LOG: None,
             }
-            outcome = replace(
-                outcome, **{part: beginnings[part] for part in keys if part in beginnings}
-            )
+            outcome = replace(outcome, **{part: heads[part] for part in keys if part in heads})
         return replace(execution, request=request, outcome=outcome, kept=execution.kept | keys)
 
 
@@ -171,7 +167,7 @@ def size_of(outcome: Outcome) -> int:
 
 
 def shortened(execution: Execution) -> list[str]:
-    """The parts that are shown and of which only the beginning is in the execution."""
+    """Displayed parts of which the execution has only the head."""
     return [
         part
         for part, key in execution.kept.items()
@@ -180,7 +176,7 @@ def shortened(execution: Execution) -> list[str]:
 
 
 def _shown(execution: Execution, part: str) -> int:
-    """How much of a part there is to show: bytes, of a request characters, of a log pieces."""
+    """Displayed size of a part: bytes; characters of a request, entries of a log."""
     if part == REQUEST:
         request = execution.request
         return len(request.code or "") + sum(map(len, request.command or ()))
@@ -188,7 +184,7 @@ def _shown(execution: Execution, part: str) -> int:
 
 
 def _first(words: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """As many of the words as fit into so many characters; the last one may be cut."""
+    """As many words as fit into `size` characters; the last one may be cut."""
     first = []
     for word in words:
         if size <= 0:
@@ -199,7 +195,7 @@ def _first(words: tuple[str, ...], size: int) -> tuple[str, ...]:
 
 
 def _fits(request: Request, limit: int) -> bool:
-    """Whether the request's JSON is within the limit, without making it if that is clear."""
+    """Whether the request's JSON is within the limit; it is encoded only if in doubt."""
     size = len(request.code or "") + len(request.stdin or "") + len(request.body or "")
     items = 0
     for words in (request.command or (), request.args, request.env, request.env.values()):
@@ -214,7 +210,7 @@ def _fits(request: Request, limit: int) -> bool:
 
 
 def _least(value: Any, enough: int) -> int:
-    """A length that the JSON of `value` has at least; no further look once it is `enough`."""
+    """A lower bound of the length of `value` as JSON; it stops counting at `enough`."""
     least, pending = 0, [[value]]
     while pending and least <= enough:
         items: Any = pending.pop()
@@ -263,7 +259,7 @@ def _blobs_of(execution: Execution, parts: list[str]) -> dict[str, tuple[str, by
     return blobs
 
 
-def _whole(execution: Execution, found: Mapping[str, bytes | None]) -> Execution:
+def _complete(execution: Execution, found: Mapping[str, bytes | None]) -> Execution:
     request, outcome, lost = execution.request, execution.outcome, {}
     for part, key in execution.kept.items():
         data = found[part]

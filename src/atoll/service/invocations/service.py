@@ -1,8 +1,8 @@
 """
-Invocations: the request to run something, whose executions are where and when it ran.
+The verbs of the API for invocations.
 
-An invocation is what its executions make it, and shown as the latest of them is; while that runs,
-what is known of it here says more than the record does.
+An invocation is computed from its executions: its state is that of the latest one. While that is in
+flight here, this replica knows more than the record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Invocations:
         self._store = store
         self._executions = executions
         self._submitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By the id that is being submitted, as long as somebody does."""
+        """Locks of the invocation ids that are being submitted."""
 
     async def submit(
         self,
@@ -46,12 +46,12 @@ class Invocations:
         execution_id: str | None,
     ) -> Run:
         """
-        Run something once: with the id of an invocation that exists, its execution. One that has
-        failed is run again by naming a new execution.
+        Run a request once: a repeated invocation id gets its execution. A failed invocation is run
+        again by naming a new execution id.
         """
         if invocation_id is None:
             return await self._executions.submit(session_id, request, execution_id=execution_id)
-        # One after the other, as in `Executions.submit`.
+        # In turn, as in `Submitter.submit`.
         lock = self._submitting.setdefault(invocation_id, asyncio.Lock())
         async with lock:
             latest = await self._latest(invocation_id)
@@ -61,7 +61,7 @@ class Invocations:
                         session_id, request, invocation_id, execution_id, latest
                     )
                 except Overtaken:
-                    # The same at another replica was quicker. This one sees what it has made.
+                    # The same request at another replica was faster; use what it has made.
                     before, latest = latest, await self._latest(invocation_id)
                     if latest is None or latest == before:
                         raise
@@ -74,35 +74,35 @@ class Invocations:
         execution_id: str | None,
         latest: Execution | None,
     ) -> Run:
-        """To an invocation that has this latest execution."""
+        """Submit to an invocation whose latest execution is `latest`."""
         if latest is not None:
             if latest.session_id != session_id:
                 raise Conflict(
-                    f"Invocation {invocation_id} is one of another session.",
+                    f"Invocation {invocation_id} belongs to another session.",
                     code="invocation_id_in_use",
                 )
             if execution_id is None:
                 return await self._executions.repeat(latest)
             if execution_id != latest.id:
-                return await self._once_more(latest, request, execution_id)
+                return await self._run_again(latest, request, execution_id)
         return await self._executions.submit(
             session_id, request, execution_id=execution_id, invocation_id=invocation_id
         )
 
-    async def _once_more(self, latest: Execution, request: Request, execution_id: str) -> Run:
-        """Another execution of an invocation; one that it had before is found again."""
-        had = await self._store.executions.get(execution_id)
-        if had is None and STATUS_OF[latest.status] is not InvocationStatus.FAILED:
-            status = self._as_it_is(latest).status
+    async def _run_again(self, latest: Execution, request: Request, execution_id: str) -> Run:
+        """Another execution of an invocation, or one that it had before."""
+        known = await self._store.executions.get(execution_id)
+        if known is None and STATUS_OF[latest.status] is not InvocationStatus.FAILED:
+            status = self._invocation(latest).status
             raise Conflict(
-                f"Invocation {latest.invocation_id} can be run again only when it has failed "
-                f"({status}).",
+                f"Invocation {latest.invocation_id} is {status}. Only a failed invocation can be "
+                "run again.",
                 code="invocation_not_failed",
                 status_now=status.value,
             )
         return await self._executions.submit(
             latest.session_id,
-            # It is labelled once.
+            # The metadata is that of the invocation.
             dataclasses.replace(request, metadata=latest.request.metadata),
             execution_id=execution_id,
             invocation_id=latest.invocation_id,
@@ -115,14 +115,14 @@ class Invocations:
             raise NotFound(
                 f"No invocation has the id {invocation_id}.", code="invocation_not_found"
             )
-        return self._as_it_is(latest)
+        return self._invocation(latest)
 
     async def of(self, execution: Execution) -> Invocation:
-        """The invocation that this is an execution of."""
+        """The invocation of an execution."""
         if execution.superseded:
             assert execution.invocation_id is not None
             return await self.get(execution.invocation_id)
-        return self._as_it_is(execution)
+        return self._invocation(execution)
 
     async def list(
         self,
@@ -132,7 +132,7 @@ class Invocations:
         cursor: str | None,
         limit: int,
     ) -> Page[Invocation]:
-        """A page of what the records say. It may hold fewer than `limit` and not be the last."""
+        """A page of records. It may have fewer than `limit` items and not be the last."""
         page = await self._store.executions.latest(
             session_id=session_id,
             statuses=() if status is None else STATUSES_OF[status],
@@ -142,7 +142,7 @@ class Invocations:
         return Page(tuple(map(invocation_of, page.items)), page.next_cursor)
 
     async def cancel(self, invocation_id: str, reason: str | None) -> Invocation:
-        """Cancel all that it is; `Conflict` when it has ended otherwise."""
+        """Cancel its executions; `Conflict` if it has ended otherwise."""
         invocation = await self.get(invocation_id)
         if invocation.status is InvocationStatus.CANCELLED:
             return invocation
@@ -152,7 +152,7 @@ class Invocations:
                 code="invocation_ended",
                 status_now=invocation.status.value,
             )
-        # Only its latest execution can be under way.
+        # Only its latest execution can be in flight.
         await self._executions.cancel(invocation.execution_id, reason)
         return await self.get(invocation_id)
 
@@ -160,5 +160,5 @@ class Invocations:
         page = await self._store.executions.page(invocation_id=invocation_id, limit=1)
         return page.items[0] if page.items else None
 
-    def _as_it_is(self, latest: Execution) -> Invocation:
+    def _invocation(self, latest: Execution) -> Invocation:
         return invocation_of(latest if latest.status.ended else self._executions.in_flight(latest))
