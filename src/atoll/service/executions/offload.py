@@ -107,7 +107,7 @@ class Offload:
         complete = await self.fetch(only)
         if complete.kept:
             raise PermanentError(
-                f"The request of execution {execution.id} is lost in the blob store. Submit it again.",
+                f"The blob store lost the request of execution {execution.id}. Submit it again.",
                 code="request_lost",
             )
         return complete.request
