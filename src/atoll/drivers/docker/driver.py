@@ -311,7 +311,7 @@ class DockerDriver:
             raise
         self._failure = None
         self._memory.add(instance_id, found["Id"], int(found["State"]["Pid"]))
-        self._links.new.add(instance_id)
+        self._links.add_new(instance_id)
         return handle_of(found["Id"], found["Config"]["Labels"])
 
     def _environment(self, template: Template) -> str | None:
@@ -372,11 +372,11 @@ class DockerDriver:
 
     def _forget(self, instance_id: str) -> None:
         self._memory.forget(instance_id)
-        self._links.new.discard(instance_id)
+        self._links.forget(instance_id)
 
     async def handles(self) -> list[Handle]:
         # Read first: an instance that is made meanwhile must not be forgotten below.
-        known = self._memory.instances() | self._links.new
+        known = self._memory.instances() | self._links.new_instances()
         # Read before the containers: the files of an instance are made first and removed last.
         names = await self._storage.instances()
         found = {}

@@ -31,8 +31,17 @@ class InstanceLinks:
         self._storage = storage
         self._exec_links = exec_links
         self._settings = settings
-        self.new: set[str] = set()
-        """Instances that had no link yet: theirs may take longer."""
+        self._new: set[str] = set()
+        """Instances that had no link yet: the first one may take longer."""
+
+    def add_new(self, instance_id: str) -> None:
+        self._new.add(instance_id)
+
+    def new_instances(self) -> set[str]:
+        return set(self._new)
+
+    def forget(self, instance_id: str) -> None:
+        self._new.discard(instance_id)
 
     async def open(self, handle: Handle, inspected: dict[str, Any]) -> Link:
         """A link to the executor of a running container, which can run user code from now on."""
@@ -44,12 +53,12 @@ class InstanceLinks:
         except BaseException:
             link.close()
             raise
-        self.new.discard(handle.instance_id)
+        self.forget(handle.instance_id)
         return link
 
     async def _connect(self, handle: Handle, entrypoint: list[str]) -> Link:
         settings = self._settings
-        is_new = handle.instance_id in self.new
+        is_new = handle.instance_id in self._new
         timeout = settings.start_timeout if is_new else settings.connect_timeout
         token = self._identity.token(handle.instance_id)
         directory = self._storage.socket(handle.instance_id)
