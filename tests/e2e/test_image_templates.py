@@ -181,7 +181,7 @@ def test_wrong_credentials_fail_the_build_and_are_not_told(docker_api: Api, priv
     )
 
     assert made["attempts"] == 1
-    assert "may not be pulled" in made["message"]
+    assert "No permission to pull" in made["message"]
     assert "wrong-password-12" not in log_of(docker_api, made["id"]) + made["message"]
 
 
