@@ -1,4 +1,4 @@
-"""The description of the API: complete and true; and no body breaks the server."""
+"""The OpenAPI document is complete and true, and no request breaks the server."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_every_route_is_described_and_no_other(described: dict[str, Any]) -> Non
     assert found == ROUTES
 
 
-def test_every_route_tells_its_answers(described: dict[str, Any]) -> None:
+def test_every_route_describes_its_responses(described: dict[str, Any]) -> None:
     for method, path, operation in operations(described):
         answers = operation["responses"]
         good = [status for status in answers if status.startswith("2")]
@@ -128,7 +128,7 @@ def test_every_route_tells_its_answers(described: dict[str, Any]) -> None:
                     assert told.get("schema"), f"{method} {path} {status}"
 
 
-def test_every_route_has_an_id_of_its_own_and_its_parameters(described: dict[str, Any]) -> None:
+def test_every_route_has_a_unique_id_and_its_parameters(described: dict[str, Any]) -> None:
     seen = []
     for method, path, operation in operations(described):
         seen.append(operation["operationId"])
@@ -148,7 +148,7 @@ def test_every_post_takes_an_idempotency_key_and_nothing_else_does(
         assert ("Idempotency-Key" in headers) == keyed, f"{method} {path}"
 
 
-def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+def test_every_reference_resolves(described: dict[str, Any]) -> None:
     for reference in references(described):
         place: Any = described
         for part in reference.removeprefix("#/").split("/"):
@@ -156,12 +156,12 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
         assert isinstance(place, dict)
 
 
-def test_the_key_is_described(described: dict[str, Any]) -> None:
+def test_authentication_is_described(described: dict[str, Any]) -> None:
     assert described["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
     assert described["security"] == [{"key": []}]
 
 
-def test_answers_have_the_fields_that_are_described(
+def test_responses_have_the_fields_that_are_described(
     api: Api, session: str, described: dict[str, Any]
 ) -> None:
     execution_id = api.run(session, "open('a', 'w').close()")["execution_id"]

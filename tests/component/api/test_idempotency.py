@@ -1,4 +1,4 @@
-"""A POST with a key is done once: every case, on a real SQLite store, with several replicas."""
+"""A POST with an Idempotency-Key is served once: on a real SQLite store, with several replicas."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ pytestmark = pytest.mark.anyio
 # The same again
 
 
-async def test_the_same_again_gives_the_first_answer(client: Client, world: World) -> None:
+async def test_a_repeated_request_gets_the_first_response(client: Client, world: World) -> None:
     first, second = await client.post(), await client.post()
 
     assert first.status_code == second.status_code == 201
@@ -276,7 +276,7 @@ async def test_the_same_again_gives_the_first_answer(client: Client, world: Worl
     assert world.done == 1
 
 
-async def test_any_replica_gives_the_first_answer(client: Client, world: World) -> None:
+async def test_any_replica_returns_the_first_response(client: Client, world: World) -> None:
     first = await client.post()
     other = await world.start()
     await world.lose(client)
@@ -286,25 +286,23 @@ async def test_any_replica_gives_the_first_answer(client: Client, world: World) 
     assert second.content == first.content
 
 
-async def test_without_a_key_it_is_done_each_time(client: Client, world: World) -> None:
+async def test_without_a_key_every_request_is_served(client: Client, world: World) -> None:
     assert (await client.post(key=None)).json() != (await client.post(key=None)).json()
     assert world.work.done == [None, None]
 
 
-async def test_a_key_on_another_method_means_nothing(client: Client, world: World) -> None:
+async def test_a_key_is_ignored_on_other_methods(client: Client, world: World) -> None:
     for method in ("GET", "PUT", "DELETE"):
         await client.http.request(method, "/api/v1/x", headers={"Idempotency-Key": "k"})
     assert world.work.done == [None] * 3
 
 
-async def test_a_key_means_nothing_where_nobody_is_asked_who_they_are(
-    client: Client, world: World
-) -> None:
+async def test_a_key_is_ignored_on_paths_that_need_no_api_key(client: Client, world: World) -> None:
     await client.http.post("/docs", headers={"Idempotency-Key": "k"})
     assert world.work.done == [None]
 
 
-async def test_keys_of_two_api_keys_never_meet(world: World) -> None:
+async def test_keys_of_two_api_keys_are_separate(world: World) -> None:
     client = await world.start()
 
     async def of(owner: str) -> httpx.Response:
@@ -322,7 +320,7 @@ async def test_keys_of_two_api_keys_never_meet(world: World) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a b", "ä", "x" * 256, "a\tb"], ids=ascii)
-async def test_a_key_is_a_short_line_of_visible_characters(client: Client, value: str) -> None:
+async def test_a_key_consists_of_few_visible_characters(client: Client, value: str) -> None:
     headers = [(b"Idempotency-Key", value.encode())]
     response = await client.http.post("/api/v1/", headers=headers)
     assert_problem(response, 422, "bad_idempotency_key")
@@ -335,14 +333,14 @@ async def test_the_longest_key_and_all_characters_are_allowed(client: Client) ->
         assert replayed(await client.post(key=key))
 
 
-async def test_two_keys_at_once_are_refused(client: Client) -> None:
+async def test_two_key_headers_are_refused(client: Client) -> None:
     headers = [(b"Idempotency-Key", b"a"), (b"Idempotency-Key", b"b")]
     response = await client.http.post("/api/v1/", headers=headers)
     assert_problem(response, 422, "bad_idempotency_key")
 
 
 @pytest.mark.parametrize("order", ["broken", "unread", "large"])
-async def test_errors_and_large_answers_are_given_again_too(
+async def test_errors_and_large_responses_are_recorded_too(
     client: Client, world: World, order: str
 ) -> None:
     first, second = await client.post(order), await client.post(order)
@@ -356,7 +354,7 @@ async def test_errors_and_large_answers_are_given_again_too(
 
 
 @pytest.mark.parametrize("change", ["removed", "another", "huge"])
-async def test_an_answer_whose_blob_is_lost_or_changed_is_told_to_be(
+async def test_a_response_whose_blob_is_lost_or_changed_is_reported_as_lost(
     client: Client, world: World, change: str
 ) -> None:
     first = await client.post("large")
@@ -379,7 +377,7 @@ async def test_an_answer_whose_blob_is_lost_or_changed_is_told_to_be(
     [{"content": b"Body"}, {"content": b""}, {"order": "x"}, {"query": "?a=1"}],
     ids=["body", "no body", "path", "query"],
 )
-async def test_another_request_with_the_key_is_refused(
+async def test_a_different_request_with_the_key_is_refused(
     client: Client, world: World, other: dict[str, Any]
 ) -> None:
     await client.post()
@@ -388,14 +386,14 @@ async def test_another_request_with_the_key_is_refused(
     assert world.done == 1
 
 
-async def test_another_large_body_is_refused(client: Client) -> None:
+async def test_a_different_large_body_is_refused(client: Client) -> None:
     assert (await client.post(content=pieces(SMALL * 5))).status_code == 201
     assert replayed(await client.post(content=bytes(SMALL * 5)))
     response = await client.post(content=pieces(SMALL * 5 - 1))
     assert_problem(response, 422, "idempotency_key_reused")
 
 
-async def test_a_body_counts_though_the_application_did_not_read_it(client: Client) -> None:
+async def test_a_body_that_the_application_did_not_read_is_compared_too(client: Client) -> None:
     first = await client.post("unread", content=pieces(SMALL * 5))
     assert first.status_code == 201
     assert replayed(await client.post("unread", content=pieces(SMALL * 5)))
@@ -406,7 +404,7 @@ async def test_a_body_counts_though_the_application_did_not_read_it(client: Clie
 # At the same time
 
 
-async def test_of_two_at_once_one_is_done_and_the_other_told_to_come_back(
+async def test_one_of_two_concurrent_requests_is_served_and_the_other_must_retry(
     client: Client, world: World
 ) -> None:
     other = await world.start()
@@ -425,7 +423,7 @@ async def test_of_two_at_once_one_is_done_and_the_other_told_to_come_back(
     assert world.done == 1
 
 
-async def test_of_many_at_once_one_is_done(client: Client, world: World) -> None:
+async def test_one_of_many_concurrent_requests_is_served(client: Client, world: World) -> None:
     other = await world.start()
     asked = [(client, other)[n % 2].post() for n in range(20)]
     found = await asyncio.gather(*asked)
@@ -438,7 +436,7 @@ async def test_of_many_at_once_one_is_done(client: Client, world: World) -> None
 # One that was never finished
 
 
-async def test_what_a_lost_replica_began_is_done_again_from_the_same_seed(
+async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
     client: Client, world: World
 ) -> None:
     other = await world.start()
@@ -457,7 +455,7 @@ async def test_what_a_lost_replica_began_is_done_again_from_the_same_seed(
     assert ids.execution_id(first.at, first).startswith("exec_20261115_")
 
 
-async def test_what_this_replica_broke_off_is_done_again_by_itself(
+async def test_a_request_that_this_replica_aborted_is_served_again_by_it(
     client: Client, world: World
 ) -> None:
     await cut_off(world, client)
@@ -468,7 +466,7 @@ async def test_what_this_replica_broke_off_is_done_again_by_itself(
     assert first == second
 
 
-async def test_of_two_who_find_a_lost_replica_one_takes_over(client: Client, world: World) -> None:
+async def test_one_of_two_replicas_takes_over_from_a_lost_one(client: Client, world: World) -> None:
     others = [await world.start(), await world.start()]
     await cut_off(world, client)
     await world.lose(client)
@@ -479,7 +477,7 @@ async def test_of_two_who_find_a_lost_replica_one_takes_over(client: Client, wor
     assert world.done == 2
 
 
-async def test_a_replica_that_was_given_up_and_comes_back_changes_nothing(
+async def test_a_replica_that_returns_after_its_takeover_changes_nothing(
     client: Client, world: World
 ) -> None:
     other = await world.start()
@@ -501,7 +499,7 @@ async def test_a_replica_that_was_given_up_and_comes_back_changes_nothing(
 
 
 @pytest.mark.parametrize("order", ["session_busy", "instance_not_started", "node_full"])
-async def test_what_was_refused_for_now_can_be_asked_again_and_is_made_anew(
+async def test_a_temporary_refusal_frees_the_key_and_the_next_request_gets_new_ids(
     client: Client, world: World, order: str
 ) -> None:
     for _ in range(2):
@@ -515,7 +513,7 @@ async def test_what_was_refused_for_now_can_be_asked_again_and_is_made_anew(
 
 
 @pytest.mark.parametrize("code", ["database_unavailable", "lease_lost"])
-async def test_where_nobody_knows_whether_it_was_done_it_is_done_from_the_same_seed(
+async def test_a_request_with_an_unknown_outcome_is_served_again_with_the_same_seed(
     client: Client, world: World, code: str
 ) -> None:
     other = await world.start()
@@ -528,7 +526,7 @@ async def test_where_nobody_knows_whether_it_was_done_it_is_done_from_the_same_s
 
 
 @pytest.mark.parametrize("order", ["huge", "stream"])
-async def test_an_answer_that_cannot_be_kept_passes_and_is_made_again_from_the_same_seed(
+async def test_a_response_that_cannot_be_recorded_is_produced_again_with_the_same_seed(
     client: Client, world: World, order: str
 ) -> None:
     for _ in range(2):
@@ -541,7 +539,7 @@ async def test_an_answer_that_cannot_be_kept_passes_and_is_made_again_from_the_s
 
 
 @pytest.mark.parametrize("size", [10, SMALL * 2], ids=["small", "large"])
-async def test_a_client_that_left_before_its_body_was_whole_can_ask_again(
+async def test_a_client_that_left_before_its_body_was_complete_can_retry(
     client: Client, world: World, size: int
 ) -> None:
     await send_to(client.app, [bytes(size)], "x", left=True)
@@ -552,7 +550,7 @@ async def test_a_client_that_left_before_its_body_was_whole_can_ask_again(
     assert not replayed(response)
 
 
-async def test_a_client_that_left_after_its_body_finds_its_answer(
+async def test_a_client_that_left_after_its_body_finds_its_response(
     client: Client, world: World
 ) -> None:
     with pytest.raises(httpx.ReadTimeout):
@@ -575,7 +573,7 @@ async def test_a_body_beyond_the_limit_leaves_the_key_free(client: Client, order
 # Time
 
 
-async def test_an_answer_is_kept_for_its_time_and_no_longer(client: Client, world: World) -> None:
+async def test_a_response_is_kept_until_it_expires(client: Client, world: World) -> None:
     await client.post()
     await world.pass_by(DAY - timedelta(seconds=1))
     assert replayed(await client.post())
@@ -588,7 +586,9 @@ async def test_an_answer_is_kept_for_its_time_and_no_longer(client: Client, worl
     assert first != second
 
 
-async def test_the_sweep_removes_what_is_over_and_its_blobs(client: Client, world: World) -> None:
+async def test_the_sweep_deletes_expired_records_and_their_blobs(
+    client: Client, world: World
+) -> None:
     sweep = RequestSweep(world.store, world.blobs, world.clock)
     old = KeyedRequest("", "x", world.clock.now() - DAY, world.clock.now())
     for number in range(BATCH * 2 + 1):
@@ -608,7 +608,7 @@ async def test_the_sweep_removes_what_is_over_and_its_blobs(client: Client, worl
 # The database is away
 
 
-async def test_without_the_database_nothing_is_begun(client: Client, world: World) -> None:
+async def test_without_the_database_no_request_is_started(client: Client, world: World) -> None:
     await world.store.close()
     response = await client.post()
     assert_problem(response, 503, "database_unavailable")
@@ -616,7 +616,7 @@ async def test_without_the_database_nothing_is_begun(client: Client, world: Worl
     assert world.done == 0
 
 
-async def test_an_answer_that_cannot_be_recorded_reaches_the_client_and_is_recorded_later(
+async def test_a_response_that_cannot_be_recorded_yet_reaches_the_client_and_is_recorded_later(
     client: Client, world: World
 ) -> None:
     first = await client.post("outage")
@@ -630,7 +630,7 @@ async def test_an_answer_that_cannot_be_recorded_reaches_the_client_and_is_recor
     assert world.done == 1
 
 
-async def test_an_answer_that_could_not_be_recorded_for_long_is_made_again_by_any_replica(
+async def test_a_response_that_could_not_be_recorded_is_produced_again_by_any_replica(
     client: Client, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "RECORD_DELAYS", (0.01, 0.01))

@@ -1,4 +1,4 @@
-"""Headers of conditional requests and ranges, as they come."""
+"""Headers of conditional requests and ranges, and paths on the wire."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ENTRY = FileInfo("a", "file", 10, 0o644, datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
         ('W/"a","b"', ["W/a", "b"]), ('"a,b"', ["a,b"]), ("", []), (' "a" ', ["a"]),
     ],
 )  # fmt: skip
-def test_tags_are_read(value: str | None, found: list[str] | None) -> None:
+def test_etags_are_parsed(value: str | None, found: list[str] | None) -> None:
     assert conditional_requests.parse_tags(value) == found
 
 
 @pytest.mark.parametrize("value", ["a", '"a', '"a" "b"', "**", 'w/"a"'])
-def test_what_is_no_list_of_tags_is_refused(value: str) -> None:
+def test_an_invalid_list_of_etags_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest):
         conditional_requests.parse_tags(value)
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=30))
-def test_no_header_breaks_it(value: str) -> None:
+def test_no_header_breaks_the_parser(value: str) -> None:
     for name in ("range", "if-range", "if-modified-since", "if-unmodified-since"):
         headers = Headers({name: value, "range": value})
         conditional_requests.requested_range(headers, ENTRY)
@@ -54,13 +54,13 @@ def test_no_header_breaks_it(value: str) -> None:
         ("Fri, 02 Jan 2026 03:04:06 GMT", None), ("nonsense", None),
     ],
 )  # fmt: skip
-def test_a_range_of_a_version(version: str, part: ByteRange | None) -> None:
+def test_a_range_can_depend_on_the_version(version: str, part: ByteRange | None) -> None:
     headers = Headers({"range": "bytes=1-2", "if-range": version})
     assert conditional_requests.requested_range(headers, ENTRY) == part
 
 
 @given(st.binary(max_size=40))
-def test_every_name_has_a_form_for_the_wire_and_back(raw: bytes) -> None:
+def test_every_path_survives_percent_encoding(raw: bytes) -> None:
     path = path_encoding.from_bytes(raw)
     assert path_encoding.percent_decoded(path_encoding.percent_encoded(path)) == path
     assert path_encoding.percent_encoded(path).isascii()

@@ -1,4 +1,4 @@
-"""What is said on a console, as tables."""
+"""Messages of a console in both directions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from atoll.service.executions.console import Output, State
         pytest.param('{"type":"close","end":true,"more":1}', Close(end=True), id="end"),
     ],
 )
-def test_a_message_is_understood(data: bytes | str, message: FromClient) -> None:
+def test_a_valid_message_is_parsed(data: bytes | str, message: FromClient) -> None:
     assert messages.parse(data) == message
 
 
@@ -54,7 +54,7 @@ def test_a_message_is_understood(data: bytes | str, message: FromClient) -> None
         '{"type":"close","end":"yes"}', "[" * 30_000, '{"a":' * 10_000,
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused_with_a_reason(data: str) -> None:
+def test_an_invalid_message_is_refused_with_a_reason(data: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         messages.parse(data)
     assert refused.value.code == "bad_message"
@@ -68,7 +68,7 @@ def test_only_some_signals_may_be_sent(name: object) -> None:
     assert refused.value.code == "unknown_signal"
 
 
-def test_output_is_bytes_or_json_as_was_asked_for() -> None:
+def test_output_is_binary_or_json_as_requested() -> None:
     piece = Output(frames.STDOUT, b"\x1b[1m\xff", 7)
     assert list(messages.output(piece, as_json=False)) == [b"\x1b[1m\xff"]
     (told,) = messages.output(piece, as_json=True)
@@ -77,14 +77,14 @@ def test_output_is_bytes_or_json_as_was_asked_for() -> None:
     assert json.loads(told)["type"] == "stderr"
 
 
-def test_a_large_piece_is_told_in_parts_and_heard_when_the_last_was() -> None:
+def test_a_large_piece_is_split_and_its_position_counts_after_the_last_part() -> None:
     data = bytes(range(256)) * 600
     told = [json.loads(part) for part in messages.output(Output(1, data, 5), as_json=True)]
     assert b"".join(base64.b64decode(part["base64"]) for part in told) == data
     assert [part["position"] for part in told] == [4, 4, 5]
 
 
-def test_an_error_has_a_code_and_what_else_is_known() -> None:
+def test_an_error_has_a_code_and_details() -> None:
     error = Conflict("It does not run.", code="execution_not_running", status_now="pending")
     assert json.loads(messages.error(error)) == {
         "type": "error",

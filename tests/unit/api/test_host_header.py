@@ -1,4 +1,4 @@
-"""Which hosts links may begin with."""
+"""Which hosts links may start with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("host", "server", "own"), CASES, ids=[case[0] for case in CASES])
-def test_only_names_of_the_server_are_its_own(
+def test_only_names_of_the_server_are_trusted(
     host: str, server: tuple[str, int | None], own: bool
 ) -> None:
     headers = [(b"host", host.encode())]
@@ -46,6 +46,6 @@ def test_only_names_of_the_server_are_its_own(
 
 
 @pytest.mark.parametrize(("host", "own"), [(b"any.example", True), (host_header.UNKNOWN, False)])
-def test_the_node_that_passes_a_request_on_has_checked_it(host: bytes, own: bool) -> None:
+def test_the_host_of_a_forwarded_request_was_checked_before(host: bytes, own: bool) -> None:
     scope = {"type": "http", "scheme": "http", "headers": [(b"host", host)], "server": ("a", 1)}
     assert host_header.is_trusted({**scope, host_header.FORWARDED: True}, ()) is own

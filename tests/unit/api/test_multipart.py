@@ -1,4 +1,4 @@
-"""The streaming form parser gives the same parts however the body is cut into pieces."""
+"""The streaming form parser finds the same parts however the body is split into pieces."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ CONTENT = st.lists(
     fields=st.lists(st.tuples(NAMES, st.none() | NAMES, CONTENT), max_size=4),
     places=st.lists(st.integers(min_value=0), max_size=10),
 )
-def test_parts_are_the_same_however_the_body_is_cut(fields: Read, places: list[int]) -> None:
+def test_parts_do_not_depend_on_how_the_body_is_split(fields: Read, places: list[int]) -> None:
     assert read(cut(body_of(*fields), places)) == fields
 
 
-def test_a_body_that_comes_byte_by_byte_is_read() -> None:
+def test_a_body_that_arrives_byte_by_byte_is_parsed() -> None:
     fields: Read = [("path", None, b"dir"), ("file", "a.txt", b"\r\n--xY\r\ncontent\r\n")]
     body = body_of(*fields)
 
@@ -89,7 +89,7 @@ def test_a_body_that_comes_byte_by_byte_is_read() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000], ids=str)
-def test_a_part_that_nobody_reads_is_passed_over(size: int) -> None:
+def test_a_part_that_is_not_read_is_skipped(size: int) -> None:
     fields: Read = [("a", "a", b"x" * 50), ("b", "b", b"y" * 50), ("c", "c", b"z" * 50)]
     body = body_of(*fields)
     pieces = [body[n : n + size] for n in range(0, len(body), size)]
@@ -98,14 +98,14 @@ def test_a_part_that_nobody_reads_is_passed_over(size: int) -> None:
 
 
 @given(body=st.binary(max_size=200), places=st.lists(st.integers(min_value=0), max_size=4))
-def test_any_bytes_are_read_or_refused(body: bytes, places: list[int]) -> None:
+def test_any_bytes_are_parsed_or_refused(body: bytes, places: list[int]) -> None:
     found = read_or_refuse(cut(b"--xYz\r\n" + body, places))
 
     assert isinstance(found, list) or found == "bad_multipart"
 
 
 @given(end=st.integers(min_value=1))
-def test_a_file_that_is_cut_off_is_never_taken_for_whole(end: int) -> None:
+def test_a_truncated_file_is_never_complete(end: int) -> None:
     content = b"x" * 100
     body = body_of(("file", "a", content))
     whole = body.index(b"\r\n--xYz--") + len(b"\r\n--xYz")
@@ -125,7 +125,7 @@ def test_a_file_that_is_cut_off_is_never_taken_for_whole(end: int) -> None:
     ],
     ids=["no boundary", "empty boundary", "another", "long name", "long value", "many headers"],
 )
-def test_a_body_that_cannot_be_read_is_refused(content_type: str, body: bytes) -> None:
+def test_an_invalid_body_is_refused(content_type: str, body: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read([body], content_type)
     assert caught.value.code == "bad_multipart"
