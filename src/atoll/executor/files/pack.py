@@ -13,7 +13,7 @@ import stat
 import time
 
 from ...protocol import frames
-from .paths import FileError, split
+from .paths import FileError, NotDirectory, split
 from .tree_walk import Found, open_file, walk
 from .workspace import Workspace
 
@@ -50,9 +50,7 @@ def _all(first: Found | None, rest: Iterator[Found]) -> Iterator[Found]:
 def _items(workspace: Workspace, path: str) -> Iterator[Found]:
     try:
         top = workspace.reach(path)
-    except FileError as error:
-        if error.code != "not_directory":
-            raise
+    except NotDirectory:
         return _single(workspace, path)
     return _below(top, not split(path))
 

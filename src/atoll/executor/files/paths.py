@@ -44,9 +44,21 @@ class FileError(Exception):
         self.code = code
 
 
+class FileExists(FileError):
+    pass
+
+
+class NotDirectory(FileError):
+    pass
+
+
+_KINDS = {"file_exists": FileExists, "not_directory": NotDirectory}
+"""Errors that the executor itself tells apart."""
+
+
 def translate(error: OSError, path: str) -> FileError:
     code, words = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
-    return FileError(code, "%s %s" % (path, words))
+    return _KINDS.get(code, FileError)(code, "%s %s" % (path, words))
 
 
 def split(path: str) -> list[str]:

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from .paths import UPLOAD, FileError, open_below, split, translate
+from .paths import UPLOAD, FileError, FileExists, open_below, split, translate
 from .removal import DIRECTORY, removing
 from .tree_walk import MAX_DEPTH
 from .workspace import Workspace
@@ -180,9 +180,8 @@ class StagedTree:
         if split(path):
             try:
                 self._workspace.mkdir(path, True)
-            except FileError as error:
-                if error.code != "file_exists":
-                    raise  # It may be a link to a directory, which is fine.
+            except FileExists:
+                pass  # It may be a link to a directory, which is fine.
         target = self._workspace.reach(path)
         try:
             self._merge_all(target, path, move=False)

@@ -204,8 +204,8 @@ class Zygote:
             os.setsid()
             syscalls.set_subreaper()
             if self._used:
-                # Touches the pages that the run will touch, so that they are copied while nobody
-                # waits. Instances that were never used stay smaller instead.
+                # Touches the pages that the run will touch, so that they are copied before a
+                # run waits for it. Instances that were never used stay smaller instead.
                 child.rehearse()
             child.wait_and_run(self._job_socket, jobs.receive_and_announce, self._oom_score)
         finally:

@@ -155,7 +155,7 @@ class Mappings:
     def _counts(self, mapping: bytes) -> bool:
         fields = mapping.split(None, 5)
         if len(fields) < 6 or b"s" not in fields[1]:
-            # Private to the process, whoever made the file: `Pss_Anon` has what was written to it.
+            # Private to the process: `Pss_Anon` includes the pages that were written.
             return False
         major, _, minor = fields[3].partition(b":")
         device, inode = os.makedev(int(major, 16), int(minor, 16)), int(fields[4])
