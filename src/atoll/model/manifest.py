@@ -1,12 +1,12 @@
 """
-What a checkpoint is made of.
+The format of checkpoints.
 
-A manifest names pages; a page lists entries, in the order of their paths; an entry of a file says
-where its bytes are: in which objects, from where, how many. Objects, pages among them, are named by
-the SHA-256 of their content, so the same content is stored once and what comes back is checked.
+A manifest lists pages, a page lists entries in the order of their paths, and the entry of a file
+lists the parts of objects that contain its bytes. Objects, including pages, are named by the
+SHA-256 of their content, so that equal content is stored once and can be verified.
 
-Pages end where the path of an entry says so, not by their number of entries: a file that is added
-changes its own page and no other.
+Page boundaries follow from the paths of entries, not from their number: adding a file changes only
+its own page.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ VERSION = 1
 MAX_OBJECT = 8 * 2**20
 """Bytes of an object; a file that is larger has several."""
 PAGE_ENTRIES = 4096
-"""A page has no more than these."""
+"""Maximum number of entries on a page."""
 PAGE_BYTES = 2**20
-"""Nor more than so much text, but for its last entry."""
+"""Maximum size of a page, without its last entry."""
 MAX_PAGE = 8 * 2**20
 """More text than any page has: the last entry may be a file of `MOST_PARTS` parts."""
 MAX_MANIFEST = 64 * 2**20
-"""Bytes; a workspace that needs more is not saved."""
+"""Bytes; a workspace that needs more gets no checkpoint."""
 MAX_PARTS = 40_000
-"""Of one file: that is 312 GiB without a hole."""
+"""Per file: 312 GiB without holes."""
 MAX_PATH = 16 * 1024
-"""Characters; what lies deeper is left out."""
+"""Characters; longer paths are left out."""
 MAX_DEPTH = 256
-"""Names in a path; an executor does not go as deep."""
+"""Names in a path; executors do not descend as deep."""
 MAX_NAME = 255
-"""Bytes of each name in a path; no file system takes more."""
+"""Bytes of each name in a path; the limit of file systems."""
 MAX_FILE_SIZE = 2**63 - 1
 FILE, DIRECTORY, SYMLINK = "f", "d", "l"
 
 
 class Part(NamedTuple):
-    """Bytes of a file: a piece of an object, or a hole where `object` is none."""
+    """Bytes of a file: a range of an object, or a hole if `object` is None."""
 
     object: str | None
     offset: int
@@ -60,20 +60,20 @@ class Entry:
     mode: int
     size: int
     modified: int
-    """Nanoseconds since 1970, as the others."""
+    """Nanoseconds since 1970."""
     changed: int
-    """Inode and change time are the node's: the same again means that nothing changed."""
+    """Change time on the node: if it and the inode are the same, the file is unchanged."""
     inode: int
     target: str = ""
-    """Of a symbolic link."""
+    """The target of a symbolic link."""
     parts: tuple[Part, ...] = ()
 
     @property
     def order(self) -> list[str]:
         return self.path.split("/")
 
-    def is_as(self, other: Entry) -> bool:
-        """Whether nothing was done to it since the other was written down."""
+    def is_unchanged_since(self, other: Entry) -> bool:
+        """Whether the file was not modified since `other` was recorded."""
         return (
             self.kind == other.kind
             and self.inode == other.inode
@@ -91,28 +91,28 @@ class Manifest:
     files: int
     size: int
     pages: tuple[tuple[str, str], ...]
-    """First path and object of each, in order."""
+    """First path and object name of each page, in order."""
     objects: dict[str, tuple[int, int]]
-    """Every object but the pages: how much of it is in use, and its size."""
+    """Bytes in use and size of every object except pages."""
     cut: bool = False
-    """Whether there was more than a checkpoint can hold."""
+    """Whether files were left out because of limits."""
     settled: bool = True
-    """Whether nothing changed while it was taken."""
+    """Whether no file changed while it was taken."""
     moment: bool = False
-    """Whether the list of files is of one moment: user code stood still while it was made."""
+    """Whether user code was frozen while files were listed."""
 
     @property
     def names(self) -> set[str]:
-        """All objects that it needs."""
+        """Names of all objects, including pages."""
         return self.objects.keys() | {name for _, name in self.pages}
 
     def page_of(self, path: str) -> str | None:
-        """The page that has the path, if any has."""
+        """The page that can contain the path."""
         index = self._place(path)
         return self.pages[index][1] if index >= 0 else None
 
     def pages_from(self, path: str) -> list[str]:
-        """The page that has the path, or would have it, and all after it."""
+        """The page that can contain the path, and all following pages."""
         return [page for _, page in self.pages[max(0, self._place(path)) :]]
 
     def _place(self, path: str) -> int:
@@ -126,8 +126,8 @@ class Manifest:
 
 def parse_entry(fields: Sequence[Any]) -> Entry:
     """
-    An entry as an executor tells it: without parts. Raises `ValueError` or `TypeError` for what no
-    file system can have.
+    An entry, without parts, as reported by an executor. Raises `ValueError` or `TypeError` for what
+    no file system can have.
     """
     path, kind, mode, size, modified, changed, inode, *rest = fields
     target = rest[0] if rest else ""
@@ -156,7 +156,7 @@ def parse_entry(fields: Sequence[Any]) -> Entry:
 
 
 class PageWriter:
-    """Entries in, pages out."""
+    """Divides entries into pages."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
@@ -164,7 +164,7 @@ class PageWriter:
         self._first = ""
 
     def add(self, entry: Entry) -> tuple[str, bytes] | None:
-        """The page that the entry ends, if it ends one: its first path and its content."""
+        """Add an entry; returns first path and content of a page that this completes."""
         if not self._lines:
             self._first = entry.path
         line = _line(entry)
@@ -192,7 +192,7 @@ def _line(entry: Entry) -> bytes:
 
 
 def spans(parts: Sequence[Part], start: int, end: int) -> Iterator[Part]:
-    """The parts, or what of them lies between two places in the file."""
+    """The parts of a byte range of the file."""
     place = 0
     for part in parts:
         first, last = max(start, place), min(end, place + part.length)

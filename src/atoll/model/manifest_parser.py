@@ -1,10 +1,10 @@
 """
-Manifests and pages read back from the blob store, checked.
+Parses and checks manifests and pages from the blob store.
 
-Whoever can write to the store can have changed them, and of a record that an earlier Atoll made the
-manifest is not known by its digest. So every field is checked before it is used, what comes out has
-a bound whatever goes in, and the entries must be a tree: in order, each once, each in a directory
-that came before it. All else is `PermanentError`, `checkpoint_damaged`.
+Anyone who can write to the store may have changed them, and manifests of old checkpoints have no
+digest. So every field is checked, the result is bounded whatever the input, and entries must form a
+tree: in order, each once, each in a directory that precedes it. Anything else raises
+`CheckpointDamaged`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FAULTS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
     zlib.error,
 )  # fmt: skip
-"""What a field of another type, or text that is no JSON, makes our own code raise."""
+"""Raised by the code below for invalid JSON and fields of other types."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def read_manifest(data: bytes, session_id: str) -> Manifest:
                 "The checkpoint was written by another version of Atoll.",
                 code="checkpoint_unreadable",
             )
-        fields.pop("dropped", None)  # Of an earlier Atoll.
+        fields.pop("dropped", None)  # Written by earlier versions.
         fields["pages"] = tuple((_text(first), _name(name)) for first, name in fields["pages"])
         fields["objects"] = {
             _name(name): (_number(used), _number(size, MAX_OBJECT))
@@ -133,14 +133,14 @@ def _number(value: Any, most: int | None = None) -> int:
 
 class TreeOrder:
     """
-    Whether entries, page after page, are those of one tree. Without this two files of one name, or
-    a file beneath a link, would be found by the executor, in the middle of a restore.
+    Checks that entries, page after page, form a tree. Otherwise the executor would find duplicate
+    names, or files below a link, in the middle of a restore.
     """
 
     def __init__(self) -> None:
         self._last: list[str] = []
         self._directory: list[str] = []
-        """The last entry that is a directory, or one above it."""
+        """The directory of the last entry, or the entry itself if it is one."""
 
     def check(self, entry: Entry) -> None:
         order = entry.order

@@ -406,7 +406,7 @@ async def test_who_waits_too_long_for_another_run_is_told(
     async with engine.connect() as other:
         await other.execute(text(LOCKS[on_server.kind]))
         with monkeypatch.context() as patch:
-            patch.setattr(migrations, "WAIT", 0.2)
+            patch.setattr(migrations, "LOCK_TIMEOUT", 0.2)
             with pytest.raises(TemporaryError) as caught:
                 await on_server.schema.upgrade()
         assert caught.value.code == "upgrade_running"

@@ -188,7 +188,9 @@ class CheckpointWriter:
         for entry, known in window:
             if entry.kind != FILE:
                 entries.append(entry)
-            elif known is not None and entry.is_as(known) and self._can_refer_to(known):
+            elif (
+                known is not None and entry.is_unchanged_since(known) and self._can_refer_to(known)
+            ):
                 entries.append(replace(entry, parts=known.parts))
             else:
                 wanted.append(len(entries))

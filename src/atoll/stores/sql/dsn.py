@@ -1,10 +1,9 @@
 """
-Database URLs, and what they ask of the driver.
+Parses database URLs into the arguments of the driver's `connect`.
 
-A URL becomes the arguments of its driver's own `connect`, one way for one URL and for several.
-Nothing in it is passed on unseen: a parameter that is unknown, that the driver does not take or
-that contradicts another is refused here, at start, by a message that names it. No message shows a
-URL, because there may be a password in it.
+Every parameter is checked: one that is unknown, not supported by the driver, or in contradiction to
+another is refused at start, with a message that names it. Messages never show a URL, because it may
+contain a password.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Kind(StrEnum):
 class Address:
     kind: Kind
     name: str
-    """For messages: host and port, or the file."""
+    """Host and port, or the file, for messages."""
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the driver's `connect` takes."""
+    """Arguments of the driver's `connect`."""
 
 
 SCHEMES = {
@@ -56,25 +55,25 @@ BOOLEANS = {
     "true": True, "1": True, "yes": True, "on": True,
     "false": False, "0": False, "no": False, "off": False,
 }  # fmt: skip
-ELSEWHERE = {
-    "connect_timeout": "the setting database.connect_timeout holds for every address",
-    "read_timeout": "the setting database.operation_timeout holds for every statement",
-    "write_timeout": "the setting database.operation_timeout holds for every statement",
+SETTINGS_INSTEAD = {
+    "connect_timeout": "use the setting database.connect_timeout",
+    "read_timeout": "use the setting database.operation_timeout",
+    "write_timeout": "use the setting database.operation_timeout",
 }
 
 
 def addresses(urls: Sequence[str]) -> tuple[Address, ...]:
-    """Where one database is reached, in the order to try; all by one driver."""
+    """The addresses of one database, in the order to try; all of one kind."""
     if not urls:
-        raise _refusal("No database URL is given.")
+        raise _refusal("No database URL was given.")
     found = tuple(address(url) for url in urls)
     kinds = sorted({each.kind for each in found})
     if len(kinds) > 1:
         raise _refusal(
-            f"The addresses of a database are of one kind; these are of {' and '.join(kinds)}."
+            f"The addresses of a database must be of one kind, not of {' and '.join(kinds)}."
         )
     if len(found) > 1 and kinds == [Kind.SQLITE]:
-        raise _refusal("SQLite is one file: give it as the only database URL.")
+        raise _refusal("A SQLite database has one file: give only one database URL.")
     return found
 
 
@@ -83,8 +82,7 @@ def address(url: str) -> Address:
     kind = SCHEMES.get(scheme.lower())
     if kind is None or not separator:
         raise _refusal(
-            "A database URL begins with sqlite:///, mysql://, mariadb:// or postgresql://, and "
-            "this one does not."
+            "A database URL begins with sqlite:///, mysql://, mariadb:// or postgresql://."
         )
     if kind is Kind.SQLITE:
         file = _sqlite_file(rest)
@@ -105,19 +103,19 @@ def _server(kind: Kind, url: str) -> Address:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _refusal(f"The {kind} URL is malformed; check the host's brackets.") from None
+        raise _refusal(f"The {kind} URL is malformed. Check the brackets of the host.") from None
     if parts.fragment or "#" in url:
-        raise _refusal(f"The {kind} URL has a '#'; one in a name or a password is written %23.")
+        raise _refusal(f"The {kind} URL contains '#'. In a name or a password, write it as %23.")
     login, _, place = parts.netloc.rpartition("@")
     host, port = _place(kind, place)
     user, _, password = login.partition(":")
     database = unquote(parts.path.removeprefix("/"))
     if not database:
-        raise _refusal(f"The {kind} URL names no database; write {kind}://user@host/database.")
+        raise _refusal(f"The {kind} URL has no database name. Write {kind}://user@host/database.")
     if any(sign in database for sign in (",", ";", "/", "@")):
-        # Not shown: what follows may be another address, with its password.
+        # Does not show the name: the rest may be another address, with its password.
         raise _refusal(
-            "The name of the database holds one of , ; / @. Several addresses go into "
+            "The database name contains one of , ; / @. Put several addresses into "
             "ATOLL_DATABASE_URLS, separated by commas."
         )
     arguments: dict[str, Any] = {"port": port}
@@ -137,17 +135,17 @@ def _server(kind: Kind, url: str) -> Address:
 
 
 def _place(kind: Kind, place: str) -> tuple[str, int]:
-    """Host, as it is written but for its brackets and percent signs, and port."""
+    """Host, without brackets and percent-encoding, and port."""
     if place.startswith("["):
         host, _, port = place[1:].partition("]")
         port = port.removeprefix(":")
     else:
         host, _, port = place.partition(":")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
-        # Not shown: behind a password with a bare '/' or '@' it is a part of that.
+        # Does not show the port, which is a part of the password if that has a bare '/' or '@'.
         raise _refusal(
-            f"The port in the {kind} URL is none; in a password '/' is written %2F, '@' %40, "
-            "':' %3A and '?' %3F."
+            f"Invalid port in the {kind} URL. In a password, write '/' as %2F, '@' as %40, ':' as "
+            "%3A and '?' as %3F."
         )
     return unquote(host), int(port) if port else PORTS[kind]
 
@@ -157,38 +155,38 @@ def _parameters(kind: Kind, query: str) -> dict[str, Any]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise _refusal(
-            f"The parameters of the {kind} URL are malformed; write ?name=value&name=value."
+            f"The parameters of the {kind} URL are malformed. Write ?name=value&name=value."
         ) from None
     given = dict(pairs)
     if len(given) < len(pairs):
         twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
         raise _refusal(f"{', '.join(twice)}: given more than once in the {kind} URL.")
     for name in given:
-        if name in ELSEWHERE:
-            raise _refusal(f"{name}: not a parameter of a database URL; {ELSEWHERE[name]}.")
-        if name not in TLS_FILES and name not in TAKEN[kind]:
-            known = ", ".join(sorted({*TAKEN[kind], *TLS_FILES}))
-            others = [other for other, names in TAKEN.items() if name in names]
+        if name in SETTINGS_INSTEAD:
+            raise _refusal(f"{name}: not a parameter of a database URL; {SETTINGS_INSTEAD[name]}.")
+        if name not in TLS_FILES and name not in PARAMETERS[kind]:
+            known = ", ".join(sorted({*PARAMETERS[kind], *TLS_FILES}))
+            others = [other for other, names in PARAMETERS.items() if name in names]
             why = f"a parameter of {others[0]} only" if others else "an unknown parameter"
             raise _refusal(f"{name}: {why}; a {kind} URL takes {known}.")
     arguments: dict[str, Any] = {}
-    for name, convert in TAKEN[kind].items():
+    for name, convert in PARAMETERS[kind].items():
         if name in given:
             arguments |= convert(name, given[name])
     if files := {name: given[name] for name in TLS_FILES if name in given}:
         if "sslmode" in given:
             raise _refusal(
-                f"sslmode and {', '.join(files)}: give one or the other. With files TLS is "
-                "certain and checked by them, with sslmode it is what the mode says."
+                f"sslmode and {', '.join(files)}: give one or the other. With files, TLS is "
+                "required and verified; sslmode chooses the mode."
             )
         arguments["ssl"] = _context(files)
     return arguments
 
 
 def _context(files: Mapping[str, str]) -> ssl.SSLContext:
-    """TLS that is not optional: the server's name and certificate are checked."""
+    """Required TLS that verifies the server's certificate and name."""
     if "ssl_key" in files and "ssl_cert" not in files:
-        raise _refusal("ssl_key: it goes with ssl_cert, which is not given.")
+        raise _refusal("ssl_key: requires ssl_cert.")
     name = "ssl_ca"
     try:
         context = ssl.create_default_context(cafile=files.get("ssl_ca"))
@@ -203,7 +201,7 @@ def _context(files: Mapping[str, str]) -> ssl.SSLContext:
 
 def _same(name: str, value: str) -> dict[str, Any]:
     if not value:
-        raise _refusal(f"{name}: it has no value.")
+        raise _refusal(f"{name}: the value is empty.")
     return {name: value}
 
 
@@ -211,7 +209,9 @@ def _charset(name: str, value: str) -> dict[str, Any]:
     from pymysql.charset import charset_by_name
 
     if charset_by_name(value) is None:
-        raise _refusal(f"{name}: the driver knows no character set {value!r}; utf8mb4 holds all.")
+        raise _refusal(
+            f"{name}: the driver does not know the character set {value!r}. Use utf8mb4."
+        )
     return {name: value}
 
 
@@ -241,7 +241,7 @@ def _server_setting(name: str, value: str) -> dict[str, Any]:
     return {"server_settings": {name: value}}
 
 
-TAKEN: Mapping[Kind, Mapping[str, Callable[[str, str], dict[str, Any]]]] = {
+PARAMETERS: Mapping[Kind, Mapping[str, Callable[[str, str], dict[str, Any]]]] = {
     Kind.MARIADB: {
         "autocommit": _boolean,
         "charset": _charset,
@@ -255,7 +255,7 @@ TAKEN: Mapping[Kind, Mapping[str, Callable[[str, str], dict[str, Any]]]] = {
         "sslmode": _mode,
     },
 }
-"""The parameters beside those of TLS, and how each becomes an argument."""
+"""Parameters other than TLS files, and how each becomes an argument."""
 
 
 def _refusal(message: str) -> InvalidRequest:

@@ -1,12 +1,12 @@
 """
-The way from any schema to any other, by alembic.
+Upgrades and downgrades of the schema, by alembic.
 
-Run from here rather than from an alembic.ini: the migrations travel inside the wheel. On any
-database one run at a time changes the schema and others wait for it. On SQLite and PostgreSQL a run
-is one transaction. MariaDB commits each statement by itself; there the migrations leave out what an
-interrupted run has done already (`steps`), so that it is finished by running it again.
+There is no alembic.ini, because the migrations are part of the wheel. One run at a time changes the
+schema of a database; others wait for it. On SQLite and PostgreSQL a run is one transaction. MariaDB
+commits each statement separately: there, migrations skip what an interrupted run has done already
+(`steps`), so that running again completes it.
 
-Alembic keeps what it is doing in globals. Threads take turns; an event loop must not run two at
+Alembic has global state, so threads take turns, and an event loop must not run two migrations at
 once.
 """
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-WAIT = 600
-"""Seconds that a run waits for another one."""
+LOCK_TIMEOUT = 600
+"""Seconds to wait for another run."""
 
-POSTGRESQL_LOCK = 0x61746F6C6C  # "atoll"; PostgreSQL keeps locks apart by database.
+POSTGRESQL_LOCK = 0x61746F6C6C  # "atoll"; locks of PostgreSQL are per database.
 _LOCK_NOT_AVAILABLE = "55P03"
-# Names of locks are the whole server's, and 64 characters long at most.
+# Lock names are global to the server and have at most 64 characters.
 MARIADB_LOCK = "CONCAT('atoll.', MD5(DATABASE()))"
 
 _alembic = Lock()
 
 
 def upgrade(connection: sqlite3.Connection | Connection, revision: str = "head") -> None:
-    """A connection of SQLAlchemy must be in no transaction; it is in none afterwards."""
+    """The connection must not be in a transaction, and is not afterwards."""
     _run(connection, command.upgrade, revision)
 
 
 def downgrade(connection: sqlite3.Connection | Connection, revision: str) -> None:
-    """What the newer schema holds and the older does not is lost."""
+    """Data that only the newer schema can hold is lost."""
     _run(connection, command.downgrade, revision)
 
 
@@ -63,9 +63,8 @@ def _run(
         found = revision_of(held)
         if schema_state(found) is SchemaState.UNKNOWN:
             raise PermanentError(
-                "The database was written by another version of Atoll, probably a newer one: it "
-                f"is at {found} and this version knows none after {HEAD}. Start that version, or "
-                "restore a backup.",
+                f"The schema of the database is at {found}, which this version of Atoll does not "
+                f"know: its newest is {HEAD}. Use the version that wrote it, or restore a backup.",
                 code="database_unknown_version",
             )
         config = Config()
@@ -75,7 +74,7 @@ def _run(
             change(config, revision)
         except CommandError as error:
             raise InvalidRequest(
-                f"No way leads from {found or 'an empty database'} to {revision}: {error}.",
+                f"Cannot migrate from {found or 'an empty database'} to {revision}: {error}.",
                 code="unknown_revision",
             ) from error
 
@@ -83,7 +82,7 @@ def _run(
 def _exclusive(
     connection: sqlite3.Connection | Connection,
 ) -> AbstractContextManager[Connection]:
-    """The connection in a transaction, while nobody else changes the schema."""
+    """The connection in a transaction, with a lock on schema changes."""
     if isinstance(connection, sqlite3.Connection):
         return _sqlite(connection)
     if connection.dialect.name == "postgresql":
@@ -99,34 +98,34 @@ def _sqlite(connection: sqlite3.Connection) -> Iterator[Connection]:
             wrapped.exec_driver_sql("BEGIN IMMEDIATE")
             yield wrapped
     except DBAPIError as error:
-        # The store knows what the errors of sqlite3 mean.
+        # The store translates errors of sqlite3.
         raise error.orig or error from error
 
 
 @contextmanager
 def _postgresql(connection: Connection) -> Iterator[Connection]:
-    # A snapshot from before the wait would not see what the other run did.
+    # A snapshot from before the wait would not contain the changes of the other run.
     connection.execution_options(isolation_level="READ COMMITTED")
     with _explained("Nothing was changed."), connection.begin():
-        connection.execute(text(f"SET LOCAL lock_timeout = '{WAIT}s'"))
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}s'"))
         connection.execute(text(f"SELECT pg_advisory_xact_lock({POSTGRESQL_LOCK})"))
         yield connection
 
 
 @contextmanager
 def _mariadb(connection: Connection) -> Iterator[Connection]:
-    with _explained("What was done before stays; run it again to go on from there."):
-        if connection.scalar(text(f"SELECT GET_LOCK({MARIADB_LOCK}, {WAIT})")) != 1:
+    with _explained("Earlier steps are kept. Run it again to continue."):
+        if connection.scalar(text(f"SELECT GET_LOCK({MARIADB_LOCK}, {LOCK_TIMEOUT})")) != 1:
             raise _busy()
         connection.commit()
         try:
             with connection.begin():
                 yield connection
-            # After the commit: who waits for the lock must see what was done.
+            # After the commit, so that the next run sees the changes.
             connection.execute(text(f"DO RELEASE_LOCK({MARIADB_LOCK})"))
             connection.commit()
         except BaseException:
-            connection.invalidate()  # The lock goes with the connection.
+            connection.invalidate()  # Releases the lock.
             raise
 
 
@@ -147,14 +146,14 @@ def _explained(afterwards: str) -> Iterator[None]:
         ) from error
     except TimeoutError as error:
         raise PermanentError(
-            "A step of the migration took longer than the database URL's command_timeout allows; "
-            f"run it with a URL without that. {afterwards}",
+            "A step of the migration exceeded command_timeout of the database URL. Run it with a "
+            f"URL without that parameter. {afterwards}",
             code="upgrade_failed",
         ) from error
 
 
 def _busy() -> TemporaryError:
     return TemporaryError(
-        f"Others have been using or changing the tables for {WAIT} seconds; try again later.",
+        f"The tables were locked by others for {LOCK_TIMEOUT} seconds. Try again later.",
         code="upgrade_running",
     )

@@ -1,4 +1,4 @@
-"""Loaded by alembic. The connection is in a transaction already, which its owner commits."""
+"""Loaded by alembic. The connection is in a transaction, which the caller commits."""
 
 from __future__ import annotations
 

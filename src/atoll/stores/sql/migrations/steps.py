@@ -1,8 +1,8 @@
 """
-What migrations are made of: alembic's operations, each of which may find itself done.
+The operations of migrations: those of alembic, which on MariaDB skip what exists already.
 
-MariaDB commits each of them by itself, so a migration that was interrupted there is run again from
-its beginning. Elsewhere it leaves nothing behind, and something that is there already is an error.
+MariaDB commits each operation separately, so an interrupted migration runs again from its start. On
+other databases it leaves nothing behind, and an object that exists already is an error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def create_table(name: str, *columns: sa.Column[Any]) -> None:
-    if _may_be_repeated() and _has(name):
+    if _is_repeatable() and _has(name):
         if _columns(name) != {column.name for column in columns}:
             raise PermanentError(
-                f"The database has a table {name} with other columns than Atoll's. Give Atoll a "
-                "database of its own, or drop the table if nobody needs it.",
+                f"The database has a table {name} that is not Atoll's. Give Atoll its own "
+                "database, or drop the table if it is not needed.",
                 code="schema_conflict",
             )
         return
@@ -31,36 +31,36 @@ def create_table(name: str, *columns: sa.Column[Any]) -> None:
 
 
 def drop_table(name: str) -> None:
-    if not _may_be_repeated() or _has(name):
+    if not _is_repeatable() or _has(name):
         op.drop_table(name)
 
 
 def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
-    if not _may_be_repeated() or name not in _indexes(table):
+    if not _is_repeatable() or name not in _indexes(table):
         op.create_index(name, table, columns, unique=unique)
 
 
 def drop_index(name: str, table: str) -> None:
-    if not _may_be_repeated() or name in _indexes(table):
+    if not _is_repeatable() or name in _indexes(table):
         op.drop_index(name, table)
 
 
 def add_column(table: str, column: sa.Column[Any]) -> None:
-    if not _may_be_repeated() or column.name not in _columns(table):
+    if not _is_repeatable() or column.name not in _columns(table):
         op.add_column(table, column)
 
 
 def drop_column(table: str, name: str) -> None:
-    if not _may_be_repeated() or name in _columns(table):
+    if not _is_repeatable() or name in _columns(table):
         op.drop_column(table, name)
 
 
-def _may_be_repeated() -> bool:
+def _is_repeatable() -> bool:
     return op.get_bind().dialect.name in ("mysql", "mariadb")
 
 
 def _inspector() -> sa.Inspector:
-    """A new one each time: it remembers what it saw."""
+    """A new inspector each time, because it caches."""
     return sa.inspect(op.get_bind())
 
 
