@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from atoll.drivers.shared import processes
 from atoll.drivers.shared.cgroups import NoControlGroups
-from atoll.drivers.shared.zygote_confinement import Confinement
+from atoll.drivers.shared.zygote_confinement import ZygoteConfinement
 from atoll.errors import TemporaryError
 from atoll.link.client import Link
 from atoll.link.errors import LinkLost
@@ -109,7 +109,7 @@ async def test_the_newest_zygote_is_released(
 ) -> None:
     executor.script = script
     link = await connected(tmp_path)
-    assert await Confinement(NoControlGroups(), "i", link).settle() == {}
+    assert await ZygoteConfinement(NoControlGroups(), "i", link).settle() == {}
     assert executor.released == released
     link.close()
     await link.closed
@@ -119,7 +119,7 @@ async def test_a_zygote_that_comes_later_is_released_too(
     executor: Executor, tmp_path: Path
 ) -> None:
     link = await connected(tmp_path)
-    await Confinement(NoControlGroups(), "i", link).settle()
+    await ZygoteConfinement(NoControlGroups(), "i", link).settle()
     for zygote in (11, 12):
         executor.writer.write(executor.event(zygote))
         await until_released(executor, list(range(10, zygote + 1)))
@@ -135,7 +135,7 @@ async def test_a_zygote_that_was_told_of_too_early_makes_a_new_link_necessary(
     executor.script = [([], "zygote_replaced")]
     link = await connected(tmp_path)
     with pytest.raises(LinkLost):
-        await Confinement(NoControlGroups(), "i", link).settle()
+        await ZygoteConfinement(NoControlGroups(), "i", link).settle()
     link.close()
     await link.closed
 
@@ -145,7 +145,7 @@ async def test_a_zygote_that_cannot_be_released_later_closes_the_link_and_is_log
 ) -> None:
     executor.script = [([], ""), ([], "something_else")]
     link = await connected(tmp_path)
-    await Confinement(NoControlGroups(), "i", link).settle()
+    await ZygoteConfinement(NoControlGroups(), "i", link).settle()
     with capture_logs() as logs:
         executor.writer.write(executor.event(11))
         async with asyncio.timeout(60):
@@ -172,7 +172,7 @@ async def test_a_zygote_that_ends_while_it_is_confined_is_a_temporary_error(
     executor.zygote = processes.namespace_pid(os.getpid()) or 0
     link = await connected(tmp_path)
     with pytest.raises(TemporaryError) as caught:
-        await Confinement(Refusing(), "i", link).settle()
+        await ZygoteConfinement(Refusing(), "i", link).settle()
     assert caught.value.code == "instance_not_confined"
     assert executor.released == []
     link.close()

@@ -211,7 +211,7 @@ async def test_all_parts_of_a_wheel_are_where_installers_put_them(
         done = await found.install("with-parts")
         assert done.message is None
         assert done.environment is not None
-        place = found.driver.packages.place / done.environment
+        place = found.driver.packages.directory / done.environment
         there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
         assert there >= {
             "with_parts.py", "with_parts_more.py", "with_parts_data/__init__.py", "share/doc.txt",

@@ -49,7 +49,7 @@ from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.docker.workspaces import DockerWorkspaces
 from atoll.drivers.shared import data_directories, seccomp
 from atoll.drivers.shared.executor_links import shut_down
-from atoll.drivers.shared.machine_load import Machine
+from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
@@ -93,7 +93,7 @@ class DockerDriver:
         self._local = local
         self._node = data_dir / data_directories.NODE_DIRECTORY
         self._engine = Engine(settings)
-        self._machine = Machine(self._node)
+        self._machine = MachineLoad(self._node)
         self._environments = NodeEnvironments(
             self._node, root=os.geteuid() == 0, tree=self._base, image=self._image_identity
         )
@@ -179,7 +179,7 @@ class DockerDriver:
             reason = obstacle or "the engine sees directories of this machine"
         log.info("storage.chosen", storage=chosen, why=reason)
         if chosen == "volumes":
-            self._machine = Machine(Path(self._engine.info["DockerRootDir"]))
+            self._machine = MachineLoad(Path(self._engine.info["DockerRootDir"]))
             return VolumeStorage(self._engine, scratch, name, self._node, self._uids())
         if os.geteuid() != 0:
             raise EngineRefused(
@@ -190,7 +190,7 @@ class DockerDriver:
         if obstacle is not None:
             log.warning("workspaces.without_quota", why=obstacle)
         return DirectoryStorage(
-            self._node, self._local, self._bucket, self._environments.place, obstacle=obstacle
+            self._node, self._local, self._bucket, self._environments.directory, obstacle=obstacle
         )
 
     def _uids(self) -> range:

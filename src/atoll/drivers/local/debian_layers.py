@@ -72,7 +72,7 @@ class Layers:
         self._problem = "the driver is not open"
 
     def open(self, host: SandboxHost, problem: str | None) -> None:
-        """`trouble` is why no layer can be built here."""
+        """`problem` is why no layer can be built here, if so."""
         self._directory.mkdir(exist_ok=True, mode=0o700)
         self._host = host
         self._problem = problem or ""
@@ -81,11 +81,11 @@ class Layers:
                 with contextlib.suppress(GroupBusy):  # Another replica is building it.
                     host.groups.remove(name)
 
-    def place(self, layer: Layer) -> Path:
+    def directory(self, layer: Layer) -> Path:
         return self._directory / layer.name
 
     def missing(self, layers: Sequence[Layer]) -> list[Layer]:
-        return [layer for layer in layers if not self.place(layer).is_dir()]
+        return [layer for layer in layers if not self.directory(layer).is_dir()]
 
     def check(self, base: str) -> None:
         """Refuse root file systems on which this node cannot install packages."""
@@ -186,7 +186,7 @@ class Layers:
         sources: apt_sources.AptSources,
         timeout: timedelta,
     ) -> dict[str, Any]:
-        lower = [str(self.place(one)) for one in reversed(below)]
+        lower = [str(self.directory(one)) for one in reversed(below)]
         stage = free_stage((base, *lower, str(directory)))
         return {
             "bubblewrap": host.bubblewrap,
@@ -285,7 +285,7 @@ class Layers:
         return socket.socket(fileno=fds[0]) if fds else None
 
     def _finish(self, directory: Path, layer: Layer) -> None:
-        (directory / "layer").rename(self.place(layer))
+        (directory / "layer").rename(self.directory(layer))
 
     def _clear(self, host: SandboxHost, name: str, directory: Path) -> None:
         # Processes that do not end in time are removed by `open`.

@@ -48,7 +48,7 @@ from atoll.drivers.shared import (
 )
 from atoll.drivers.shared.bounded_log import LOG_TAIL
 from atoll.drivers.shared.executor_links import release_zygote, shut_down
-from atoll.drivers.shared.machine_load import Machine
+from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
@@ -114,7 +114,7 @@ class LocalDriver:
         """Instances that have not been connected to yet."""
         self._failure: str | None = None
         """Why the last start failed; None if it did not."""
-        self._machine = Machine(self._node)
+        self._machine = MachineLoad(self._node)
         self.capabilities = Capabilities(frozenset())
         self._handles = HandleFiles(self._instances, self.kind)
         self.packages = NodeEnvironments(

@@ -70,7 +70,7 @@ class LocalImages:
             self._etc,
             self._python,
             self._roots,
-            tuple(self._layers.place(layer) for layer in reversed(template.layers)),
+            tuple(self._layers.directory(layer) for layer in reversed(template.layers)),
         )
 
     @staticmethod

@@ -55,7 +55,7 @@ class InstanceRequests:
             executor=str(self.executor),
             inside=str(self.inside),
             workspace=path,
-            packages=str(self.packages.place),
+            packages=str(self.packages.directory),
             environment=None if environment is None else self.packages.inside(environment),
             hidden=host.hidden,
             tmp_size=self.settings.tmp_size,

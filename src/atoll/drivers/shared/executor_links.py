@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared.zygote_confinement import Confinement
+from atoll.drivers.shared.zygote_confinement import ZygoteConfinement
 from atoll.errors import AtollError, PermanentError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def release_zygote(link: Link, groups: ControlGroups, instance_id: str) -> None:
     """Confine the zygote and let it run user code. Raises `PermanentError` if it cannot preload."""
-    failed = await Confinement(groups, instance_id, link).settle()
+    failed = await ZygoteConfinement(groups, instance_id, link).settle()
     if failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise PermanentError(f"Preloading failed: {reasons}", code="preload_failed")

@@ -11,7 +11,7 @@ CPU_TICKS = 100
 """Clock ticks, of all cores together, that a measurement of CPU usage covers at least."""
 
 
-class Machine:
+class MachineLoad:
     def __init__(self, directory: Path) -> None:
         """`directory` is on the disk whose free space is reported."""
         self._directory = directory

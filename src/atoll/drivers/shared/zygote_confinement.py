@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class Confinement:
+class ZygoteConfinement:
     def __init__(self, groups: ControlGroups, instance_id: str, link: Link) -> None:
         self._groups = groups
         self._instance_id = instance_id

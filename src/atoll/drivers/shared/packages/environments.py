@@ -76,7 +76,7 @@ class NodeEnvironments(Generic[Base]):
     ) -> None:
         """`image` identifies a template's image, without asking the image itself."""
         self._installs = node / INSTALLS
-        self.place = node / "packages"
+        self.directory = node / "packages"
         self._records = node / "package-records"
         self._sets = self._records / "sets"
         self._logs = self._records / "logs"
@@ -90,10 +90,10 @@ class NodeEnvironments(Generic[Base]):
         """Without an installer, existing environments can be used; `problem` is the reason."""
         for directory in (self._records, self._sets, self._logs):
             directory.mkdir(exist_ok=True, mode=0o700)
-        self.place.mkdir(exist_ok=True)
+        self.directory.mkdir(exist_ok=True)
         # Instances can enter an environment by its name, and cannot list the names: they have
         # another uid than this process, or a read-only mount.
-        self.place.chmod(0o711 if self._root else 0o311)
+        self.directory.chmod(0o711 if self._root else 0o311)
         self._installer, self._problem = installer, problem
 
     def inside(self, name: str) -> str:
@@ -198,7 +198,7 @@ class NodeEnvironments(Generic[Base]):
             with self._locked():
                 with contextlib.suppress(OSError):
                     # Fails if another replica was faster: directories with files are not replaced.
-                    kept.rename(self.place / _checked(name))
+                    kept.rename(self.directory / _checked(name))
                 _write(self._records / name, {"size": size, "installed": installed})
         if name is not None and not self._use(name):
             raise InstallFailed("The packages could not be kept on this node.")
@@ -228,7 +228,7 @@ class NodeEnvironments(Generic[Base]):
 
     def _use(self, name: str) -> bool:
         with self._locked():
-            if not (self.place / _checked(name)).is_dir():
+            if not (self.directory / _checked(name)).is_dir():
                 return False
             try:
                 os.utime(self._records / name)
@@ -266,7 +266,7 @@ class NodeEnvironments(Generic[Base]):
                     return False
             with contextlib.suppress(FileNotFoundError):
                 # Atomic: no instance sees half of an environment.
-                (self.place / name).rename(away)
+                (self.directory / name).rename(away)
             record.unlink(missing_ok=True)
         remove_tree(away)
         return True

@@ -114,32 +114,32 @@ class NodeMounts:
     def is_of_bucket(self, name: str) -> bool:
         return (self._root / name / STATE).exists()
 
-    def ensure(self, place: Mount) -> None:
+    def ensure(self, mount: Mount) -> None:
         """Make the mount, unless it exists and answers; an instance must have recorded it."""
-        with self._locked(place.name):
-            if self._mounted(place.name) and self._answers(place.name):
+        with self._locked(mount.name):
+            if self._mounted(mount.name) and self._answers(mount.name):
                 return
-            self._unmount(place.name)
+            self._unmount(mount.name)
             try:
-                self._mount(place)
+                self._mount(mount)
             except BaseException:
-                self._unmount(place.name)
+                self._unmount(mount.name)
                 raise
 
-    def sync(self, place: Mount) -> None:
+    def sync(self, mount: Mount) -> None:
         """
         Flush a file system to disk. It may be mounted in the namespace of an instance alone; then
         it is mounted here for that.
         """
-        self.ensure(place)
+        self.ensure(mount)
         try:
-            fd = os.open(self.path(place.name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(self.path(mount.name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 processes.sync_file_system(fd)
             finally:
                 os.close(fd)
         finally:
-            self.release([place.name])
+            self.release([mount.name])
 
     def release(self, names: Iterable[str]) -> None:
         """Unmount those that no instance uses."""
@@ -236,21 +236,21 @@ class NodeMounts:
         finally:
             os.close(fd)
 
-    def _mount(self, place: Mount) -> None:
-        top = self._root / place.name
+    def _mount(self, mount: Mount) -> None:
+        top = self._root / mount.name
         for directory in (top, top / "files", top / "scratch"):
             directory.mkdir(mode=0o700, exist_ok=True)
-        if place.image is not None:
-            _mount_image(place.image, top / "files")
-            if place.uid is not None:
-                _hand_over(top / "files", place.uid, place.owner)
+        if mount.image is not None:
+            _mount_image(mount.image, top / "files")
+            if mount.uid is not None:
+                _hand_over(top / "files", mount.uid, mount.owner)
             return
-        if place.view is not None:
-            mount_calls.mount_view(str(place.view), str(top / "files"))
+        if mount.view is not None:
+            mount_calls.mount_view(str(mount.view), str(top / "files"))
             return
         problem = self._buckets.problem()
         if problem is not None:
-            raise TemporaryError(f"{place.name}: {problem}.", code="volume_unavailable")
+            raise TemporaryError(f"{mount.name}: {problem}.", code="volume_unavailable")
         if self._scratch_size is not None:
             image = top / "scratch.image"
             make_file_system(image, self._scratch_size)
@@ -259,12 +259,12 @@ class NodeMounts:
         output = bounded_log.create_log()
         try:
             process = self._buckets.start(
-                place.prefix, top, output, place.uid, bounded=self._scratch_size is not None
+                mount.prefix, top, output, mount.uid, bounded=self._scratch_size is not None
             )
             self._started = [known for known in self._started if known.poll() is None] + [process]
             state = {"pid": process.pid, "started": processes.start_time(process.pid)}
             (top / STATE).write_text(json.dumps(state))
-            self._await(place.name, process, output)
+            self._await(mount.name, process, output)
         finally:
             os.close(output)
 
