@@ -73,10 +73,10 @@ async def find_index(settings: PackageSettings) -> Index:
         if os.environ.get(name):
             return index_at(os.environ[name].rpartition("=")[2], ca_file)
     for python in (sys.executable, shutil.which("python3")):
-        if python is not None and (told := await _ask(python)) is not None:
-            if told["none"]:
+        if python is not None and (options := await _ask(python)) is not None:
+            if options["none"]:
                 break
-            return index_at(told["url"], ca_file or told["ca_file"])
+            return index_at(options["url"], ca_file or options["ca_file"])
     raise InvalidRequest(
         "dependencies: no package index is configured. Set ATOLL_PACKAGES__INDEX_URL.",
         code="packages_not_configured",
@@ -103,7 +103,7 @@ async def _ask(python: str) -> dict[str, Any] | None:
             process.kill()
             await process.wait()
     try:
-        told = json.loads(printed)
-        return told if process.returncode == 0 and isinstance(told["url"], str) else None
+        options = json.loads(printed)
+        return options if process.returncode == 0 and isinstance(options["url"], str) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -74,8 +74,8 @@ async def _run(name: str, content: bytes, kind: str, url: str) -> bytes:
     )  # fmt: skip
     try:
         async with asyncio.timeout(READ_SECONDS):
-            told = json.dumps([name, kind, url]).encode()
-            written, _ = await process.communicate(told + b"\n" + content)
+            request = json.dumps([name, kind, url]).encode()
+            written, _ = await process.communicate(request + b"\n" + content)
     except TimeoutError:
         raise UnreadablePage from None
     finally:
