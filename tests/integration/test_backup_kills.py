@@ -27,7 +27,7 @@ from atoll.reconcile.orphaned_blobs import OrphanedBlobSweep
 from atoll.service.checkpoints.chunks import data_of
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 from tests.e2e.api import V1, Api, answer
 from tests.harness import Server
 from tests.parts import checkpoints_on, replica_on
@@ -131,7 +131,7 @@ async def test_what_was_saved_last_survives_a_kill_at_any_point_of_the_next_save
 async def collect(place: Path, session_id: str, remote: Blobs | None) -> None:
     """Sweep two days later: nothing but what the record needs is left then."""
     blobs = remote or LocalBlobs(place / "blobs")
-    given, clock = Settings(data_dir=place), MovedClock()
+    given, clock = Settings(data_dir=place), ManualClock()
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
     )

@@ -43,7 +43,7 @@ LIMIT = 40 * 1024 * 1024
 PRESENCE = CoordinationSettings().presence_ttl
 
 
-class MovedClock:
+class ManualClock:
     def __init__(self) -> None:
         self.time = datetime(2026, 11, 15, 23, 59, 50, tzinfo=UTC)
 
@@ -138,7 +138,7 @@ class World:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         self.store = SqlStore(
             [f"sqlite:///{place / 'atoll.db'}"],
             sqlite=SqliteSettings(),

@@ -20,7 +20,7 @@ from atoll.blobs.spool_queue import SpoolQueue, SpoolState
 from atoll.blobs.spool_writer import BLOCK
 from atoll.errors import BlobsUnavailable, TemporaryError
 from atoll.settings import BlobSettings
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -139,17 +139,17 @@ def remote(tmp_path: Path) -> Remote:
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
-def spool_of(remote: Remote, tmp_path: Path, clock: MovedClock, **given: object) -> Spool:
+def spool_of(remote: Remote, tmp_path: Path, clock: ManualClock, **given: object) -> Spool:
     settings = BlobSettings.model_validate(given)
     return Spool(remote, tmp_path / "spool", settings, clock, prefixes=KEPT)
 
 
 @pytest.fixture
-def spool(remote: Remote, tmp_path: Path, clock: MovedClock) -> Spool:
+def spool(remote: Remote, tmp_path: Path, clock: ManualClock) -> Spool:
     return spool_of(remote, tmp_path, clock)
 
 
@@ -169,13 +169,13 @@ async def read(spool: Spool, key: str) -> bytes | None:
     return None if opened is None else b"".join([piece async for piece in opened.chunks])
 
 
-def back(remote: Remote, clock: MovedClock) -> None:
+def back(remote: Remote, clock: ManualClock) -> None:
     remote.away = False
     clock.time += 60
 
 
 async def test_what_cannot_be_put_waits_is_read_and_is_moved(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/put", b"put")
     assert await spool.create("workspaces/create", b"create")
@@ -204,7 +204,7 @@ async def test_what_cannot_be_put_waits_is_read_and_is_moved(
 
 
 async def test_a_store_that_is_away_is_not_asked_again_at_once(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     for number in range(10):
         await spool.put(f"workspaces/{number}", b"1")
@@ -235,7 +235,7 @@ async def test_only_what_has_to_be_safe_waits(spool: Spool, away: Remote) -> Non
 
 
 async def test_manifests_come_after_all_that_was_put_before_them(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     for number in range(4):
         await spool.put(f"workspaces/s/manifests/{number}", b"m")
@@ -257,7 +257,7 @@ async def test_manifests_come_after_all_that_was_put_before_them(
 
 
 async def test_no_manifest_is_moved_while_something_else_is_refused(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     for key in ("workspaces/s/data/1", "workspaces/s/data/2", "workspaces/s/manifests/1"):
         await spool.put(key, b"1")
@@ -292,7 +292,7 @@ async def test_a_store_that_refuses_one_object_is_not_away(spool: Spool, remote:
 
 
 async def test_refusals_without_end_end_a_pass_and_are_one_line(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     keys = [f"workspaces/{number:03}" for number in range(120)]
     for key in keys:
@@ -310,7 +310,7 @@ async def test_refusals_without_end_end_a_pass_and_are_one_line(
 
 
 async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.remove_all("workspaces/s/")
     await spool.put("workspaces/s/1", b"new")
@@ -328,7 +328,7 @@ async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
 
 
 async def test_removals_wait_too_and_go_first(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     old = ("workspaces/s/1", "workspaces/s/2", "workspaces/t/1", "requests/1", "volumes/1")
     for key in old:
@@ -352,7 +352,7 @@ async def test_removals_wait_too_and_go_first(
 
 
 async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("volumes/v/1", b"kept")
     remote.away = True
@@ -367,7 +367,7 @@ async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
 
 
 async def test_a_list_is_full_though_removed_ones_are_left_out(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     keys = [f"workspaces/{number}" for number in range(10)]
     for key in keys:
@@ -386,7 +386,7 @@ async def test_a_list_is_full_though_removed_ones_are_left_out(
 
 
 async def test_what_may_not_wait_does_not_overtake_a_removal(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("volumes/v/1", b"old")
     remote.away = True
@@ -403,7 +403,7 @@ async def test_what_may_not_wait_does_not_overtake_a_removal(
 
 
 async def test_a_newer_object_replaces_one_that_waits(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old" * 5000)
     back(away, clock)
@@ -417,7 +417,9 @@ async def test_a_newer_object_replaces_one_that_waits(
     assert await away.get("workspaces/1") == b"new"
 
 
-async def test_one_who_was_there_first_stays(spool: Spool, away: Remote, clock: MovedClock) -> None:
+async def test_one_who_was_there_first_stays(
+    spool: Spool, away: Remote, clock: ManualClock
+) -> None:
     assert await spool.create("workspaces/1", b"mine")
     back(away, clock)
     await away.put("workspaces/1", b"of another node")
@@ -428,7 +430,7 @@ async def test_one_who_was_there_first_stays(spool: Spool, away: Remote, clock: 
 
 
 async def test_a_line_that_breaks_in_the_middle_of_a_write_loses_nothing(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     remote.breaks_after = 2 * CHUNK_SIZE
     parts = [bytes([number]) * CHUNK_SIZE for number in range(5)]
@@ -468,7 +470,7 @@ async def test_a_source_that_fails_leaves_nothing(spool: Spool, away: Remote) ->
 
 
 async def test_a_full_spool_takes_no_more_until_there_is_room(
-    remote: Remote, tmp_path: Path, clock: MovedClock
+    remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     spool = spool_of(remote, tmp_path, clock, spool_size=2**20)
     await spool.write("workspaces/through", chunks(b"1" * 2**21))
@@ -497,7 +499,7 @@ async def test_a_full_spool_takes_no_more_until_there_is_room(
 
 
 async def test_what_waited_too_long_is_dropped_with_a_word(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/old", b"1")
     await spool.remove("requests/1")
@@ -520,7 +522,7 @@ async def test_what_waited_too_long_is_dropped_with_a_word(
 
 
 async def test_a_kill_while_it_catches_up_loses_nothing(
-    spool: Spool, away: Remote, clock: MovedClock, tmp_path: Path
+    spool: Spool, away: Remote, clock: ManualClock, tmp_path: Path
 ) -> None:
     keys = [f"workspaces/{number}" for number in range(10)]
     for key in keys:
@@ -539,7 +541,7 @@ async def test_a_kill_while_it_catches_up_loses_nothing(
 
 
 async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
-    remote: Remote, tmp_path: Path, clock: MovedClock
+    remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     waiting = SpoolQueue(tmp_path / "spool", 2**30)
     waiting.put("workspaces/1", b"1")
@@ -557,7 +559,7 @@ async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
 
 
 async def test_several_who_share_the_directory_agree(
-    remote: Remote, tmp_path: Path, clock: MovedClock
+    remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     remote.away = True
     spools = [spool_of(remote, tmp_path, clock) for _ in range(3)]
@@ -578,7 +580,7 @@ async def test_several_who_share_the_directory_agree(
 
 
 async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_back(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old")
     await spool.put("workspaces/2", b"old")
@@ -598,7 +600,7 @@ async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_bac
 
 
 async def test_no_link_to_what_the_store_does_not_have(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     assert await spool.presign("GET", "workspaces/1", MINUTE) == (
         "https://s3.example.com/workspaces/1"
@@ -614,7 +616,7 @@ async def test_no_link_to_what_the_store_does_not_have(
 
 
 async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is_away(
-    remote: Remote, tmp_path: Path, clock: MovedClock
+    remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     remote.away = True
     spool = spool_of(remote, tmp_path, clock, retry_after=0.01)
@@ -636,7 +638,7 @@ async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is
 
 
 async def test_what_waits_is_not_home_until_it_was_moved(
-    spool: Spool, away: Remote, clock: MovedClock
+    spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/s1/data/a", b"1")
     await spool.remove("workspaces/s2/data/a")
@@ -656,7 +658,7 @@ async def test_what_waits_is_not_home_until_it_was_moved(
 
 
 async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
-    spool: Spool, remote: Remote, clock: MovedClock
+    spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/a", b"1")
     remote.away = True

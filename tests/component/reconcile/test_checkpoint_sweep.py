@@ -14,7 +14,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 from tests.contract.stores.store_entities import make_checkpoint
 from tests.parts import checkpoints_on
 
@@ -38,7 +38,7 @@ class Refusing(LocalBlobs):
 
 
 async def test_what_one_session_left_keeps_no_other_from_being_removed(tmp_path: Path) -> None:
-    given, clock = Settings(data_dir=tmp_path), MovedClock()
+    given, clock = Settings(data_dir=tmp_path), ManualClock()
     store = SqlStore(
         [f"sqlite:///{tmp_path / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
     )

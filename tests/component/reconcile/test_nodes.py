@@ -33,7 +33,7 @@ from atoll.service.placement.service import Placement
 from atoll.service.pool.service import Pool
 from atoll.service.templates.builds import Builds
 from atoll.settings import BlobSettings, Settings
-from tests.component.reconcile.test_strays import MovedClock
+from tests.component.reconcile.test_strays import ManualClock
 from tests.contract.stores.store_entities import (
     RESOURCES,
     make_execution,
@@ -126,7 +126,7 @@ class Neighbour:
 @dataclass
 class Ground:
     parts: Parts
-    clock: MovedClock
+    clock: ManualClock
     machine: Machine
     store: CachingStore
     nodes: Nodes
@@ -173,7 +173,7 @@ def builds(found: Parts, machine: Machine) -> Builds:
 @asynccontextmanager
 async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Ground]:
     """This node and others, of which one reports whenever it is told to."""
-    clock, machine = MovedClock(), Machine(place)
+    clock, machine = ManualClock(), Machine(place)
     async with AsyncExitStack() as stack:
         found = put_together(place, clock, driver=machine)
         stack.push_async_callback(found.close)
@@ -302,7 +302,7 @@ async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut
 
 
 async def test_probes_need_a_token_for_this_node_and_now() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     probing = NodeProbe(SECRET, clock, timedelta(seconds=1))
     token = probing.token("a")
     probing.verify(token, "a")

@@ -31,7 +31,7 @@ from atoll.service.checkpoints.chunks import data_of, digest, manifest_of
 from atoll.service.checkpoints.service import lease_of
 from atoll.settings import BlobSettings, Settings
 from atoll.stores.sql.store import SqlStore
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 from tests.contract.stores.store_entities import (
     NOW,
     make_execution,
@@ -54,7 +54,7 @@ DAY = timedelta(hours=24)
 
 class Ground:
     def __init__(
-        self, store: SqlStore, blobs: Blobs, leases: Leases, clock: MovedClock, cluster: str
+        self, store: SqlStore, blobs: Blobs, leases: Leases, clock: ManualClock, cluster: str
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -128,7 +128,7 @@ class Ground:
 
 @asynccontextmanager
 async def made(place: Path, blobs: Blobs) -> AsyncIterator[Ground]:
-    given, clock = Settings(data_dir=place), MovedClock()
+    given, clock = Settings(data_dir=place), ManualClock()
     clock.time = time.time()  # As the back-end's.
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
@@ -151,7 +151,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "s3":
         server = request.getfixturevalue("s3")
         settings = server.settings(secrets.token_hex(4))
-        clock = MovedClock()
+        clock = ManualClock()
         blobs = Spool(
             S3Blobs(settings), tmp_path / "spool", settings, clock, prefixes=("workspaces/",)
         )
@@ -183,7 +183,7 @@ async def test_objects_of_somebody_else_keep_no_orphan_and_not_the_store_away(
     s3: S3Server, tmp_path: Path
 ) -> None:
     prefix = secrets.token_hex(4)
-    settings, clock = s3.settings(prefix), MovedClock()
+    settings, clock = s3.settings(prefix), ManualClock()
     remote = S3Blobs(settings)
     blobs = Spool(remote, tmp_path / "spool", settings, clock, prefixes=("workspaces/",))
     for key in ("workspaces/line\nbreak/x", "exports/with space/x", "exports/zz#", "requests/ü/x",
@@ -336,7 +336,7 @@ class Away(LocalBlobs):
 
 
 async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
-    remote, clock = Away(tmp_path / "remote"), MovedClock()
+    remote, clock = Away(tmp_path / "remote"), ManualClock()
     spool = Spool(remote, tmp_path / "spool", BlobSettings(), clock, prefixes=("workspaces/",))
     async with made(tmp_path, spool) as ground:
         session = await ground.session()

@@ -16,7 +16,7 @@ from atoll.model.instance import Handle, Instance
 from atoll.model.session import SessionStatus
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE, OrphanedInstanceSweep
 from atoll.settings import Settings
-from tests.component.reconcile.test_strays import MovedClock
+from tests.component.reconcile.test_strays import ManualClock
 from tests.contract.stores.store_entities import make_instance, make_session
 from tests.parts import Parts, put_together
 
@@ -69,7 +69,7 @@ class Ground:
         self.leases = parts.leases
         self.sweep = sweep
         clock = parts.replica.clock
-        assert isinstance(clock, MovedClock)
+        assert isinstance(clock, ManualClock)
         self.clock = clock
 
 
@@ -79,7 +79,7 @@ async def ground(
 ) -> AsyncIterator[Ground]:
     settings = Settings(data_dir=place)
     node = Node(place, settings, *there)
-    parts = put_together(place, MovedClock(), settings=settings, driver=driver or node)
+    parts = put_together(place, ManualClock(), settings=settings, driver=driver or node)
     await parts.store.open()
     await parts.coordination.open()
     try:

@@ -25,7 +25,7 @@ from atoll.reconcile.pool import FULL_INTERVAL, MEMORY_CACHE, PoolRefill
 from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
-from tests.component.reconcile.test_strays import MovedClock
+from tests.component.reconcile.test_strays import ManualClock
 from tests.contract.stores.store_entities import make_instance, make_template
 from tests.parts import NothingToBuild, replica_on
 
@@ -110,7 +110,7 @@ class NodeLimits(LocalLimits):
 
 class Ground:
     def __init__(
-        self, node: Node, store: SqlStore, clock: MovedClock, pool: Pool, refill: PoolRefill
+        self, node: Node, store: SqlStore, clock: ManualClock, pool: Pool, refill: PoolRefill
     ) -> None:
         self.node = node
         self.store = store
@@ -155,7 +155,7 @@ class Ground:
 
 @asynccontextmanager
 async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
-    settings, clock = Settings(data_dir=place, pool=PoolSettings(**given)), MovedClock()
+    settings, clock = Settings(data_dir=place, pool=PoolSettings(**given)), ManualClock()
     node = Node(place, settings)
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database

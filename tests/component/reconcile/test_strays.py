@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class MovedClock:
+class ManualClock:
     def __init__(self) -> None:
         self.time = NOW
 
@@ -41,7 +41,7 @@ class MovedClock:
 
 @asynccontextmanager
 async def adoption(
-    place: Path, clock: MovedClock
+    place: Path, clock: ManualClock
 ) -> AsyncIterator[tuple[ExecutionAdoption, CachingStore]]:
     """That of a replica that has begun nothing, so the driver is never asked."""
     async with parts(place, clock) as found:
@@ -52,7 +52,7 @@ async def adoption(
 
 
 async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_path: Path) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         stray = make_execution(holder=ME)
         await store.executions.add(stray)
@@ -78,7 +78,7 @@ async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_pat
 
 
 async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: Path) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         strays = [make_execution(holder=ME) for _ in range(250)]
         young = make_execution(holder=ME, created_at=NOW + timedelta(seconds=30))
@@ -96,7 +96,7 @@ async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: 
 
 
 async def test_one_whose_session_has_moved_is_left_to_the_node_that_has_it(tmp_path: Path) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         session = make_session(runtime_node="elsewhere")
         await store.sessions.add(session)

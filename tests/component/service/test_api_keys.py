@@ -15,7 +15,7 @@ from atoll.service.auth import service as module
 from atoll.service.auth.service import REFRESH_SECONDS, ApiKeys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ class Slow:
 class Ground:
     def __init__(self, store: SqlStore) -> None:
         self.store = store
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         self.database = store.keys = Slow(store)
         self.keys = self.another()
 

@@ -26,7 +26,7 @@ from atoll.service.templates.service import Templates
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
 from atoll.stores.stale_cache import CachingStore
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 from tests.contract.stores.store_entities import make_session
 from tests.parts import templates_on
 from tests.servers.index import Index
@@ -47,7 +47,7 @@ def anyio_backend() -> str:
 
 @dataclass
 class Site:
-    clock: MovedClock
+    clock: ManualClock
     store: SqlStore
     driver: LocalDriver
     templates: Templates
@@ -81,7 +81,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
     settings = Settings.model_validate(
         {"data_dir": place, "packages": {"index_url": index_url}, "template": given}
     )
-    clock, tasks = MovedClock(), BackgroundTasks()
+    clock, tasks = ManualClock(), BackgroundTasks()
     url = f"sqlite:///{place / 'atoll.db'}"
     store = SqlStore([url], sqlite=settings.sqlite, database=settings.database)
     coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)

@@ -36,8 +36,8 @@ from atoll.service.checkpoints import incoming_file
 from atoll.service.checkpoints.service import Checkpoints, Restored
 from atoll.settings import Settings
 from atoll.stores.sql.store import SqlStore
+from atoll.testing import ManualClock
 from tests import executors
-from tests.clock import MovedClock
 from tests.parts import checkpoints_on
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Ground:
 
 @asynccontextmanager
 async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterator[Ground]:
-    given, clock = Settings(data_dir=place), MovedClock()
+    given, clock = Settings(data_dir=place), ManualClock()
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
     )

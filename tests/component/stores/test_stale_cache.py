@@ -25,7 +25,7 @@ from atoll.stores.stale_cache import (
     CachingStore,
     StaleCache,
 )
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 from tests.contract.stores.store_entities import (
     NOW,
     completed,
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.anyio
 TTL = timedelta(seconds=300)
 
 
-def cache_of(clock: MovedClock, **limits: int) -> StaleCache[Execution]:
+def cache_of(clock: ManualClock, **limits: int) -> StaleCache[Execution]:
     return StaleCache(clock, RecallSettings(ttl=TTL), **limits)
 
 
@@ -57,7 +57,7 @@ def known(cache: StaleCache[Any], *entities: Session | Execution) -> list[bool]:
 
 
 def test_an_entity_is_returned_with_its_age() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     cache, execution = cache_of(clock), make_execution()
     assert cache.get(execution.id) is None
 
@@ -71,7 +71,7 @@ def test_an_entity_is_returned_with_its_age() -> None:
 
 
 def test_putting_an_entity_again_resets_its_age() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     cache, execution = cache_of(clock), make_execution()
     cache.put(execution)
     clock.time += 200
@@ -85,7 +85,7 @@ def test_putting_an_entity_again_resets_its_age() -> None:
 
 
 def test_a_late_older_version_does_not_replace_a_newer_one() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     cache, execution = cache_of(clock), make_execution()
     cache.put(ended := replace(completed(execution), version=2))
     clock.time += 1
@@ -98,7 +98,7 @@ def test_a_late_older_version_does_not_replace_a_newer_one() -> None:
 
 
 def test_entities_expire() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     cache, execution = cache_of(clock), make_execution()
     cache.put(execution)
     clock.time += TTL.total_seconds()
@@ -111,7 +111,7 @@ def test_entities_expire() -> None:
 
 
 def test_the_least_recent_entity_is_evicted_when_there_are_too_many() -> None:
-    cache = cache_of(MovedClock(), max_items=3)
+    cache = cache_of(ManualClock(), max_items=3)
     a, b, c, d = (make_execution() for _ in range(4))
     for execution in (a, b, c):
         cache.put(execution)
@@ -158,7 +158,7 @@ def test_the_least_recent_entity_is_evicted_when_there_are_too_many() -> None:
     ],
 )
 def test_the_least_recent_entities_are_evicted_when_they_are_too_large(large: Execution) -> None:
-    cache = cache_of(MovedClock(), max_size=2 * BASE_SIZE + 5000)
+    cache = cache_of(ManualClock(), max_size=2 * BASE_SIZE + 5000)
     small, other = make_execution(), make_execution()
     cache.put(small)
     cache.put(other)
@@ -175,7 +175,7 @@ def test_the_least_recent_entities_are_evicted_when_they_are_too_large(large: Ex
 
 
 def test_an_entity_larger_than_the_cache_is_not_cached() -> None:
-    cache = cache_of(MovedClock(), max_size=10_000)
+    cache = cache_of(ManualClock(), max_size=10_000)
     small = make_execution()
     large = make_execution(request=Request(code="x" * 10_000))
     cache.put(small)
@@ -185,7 +185,7 @@ def test_an_entity_larger_than_the_cache_is_not_cached() -> None:
 
 def test_the_environment_of_a_session_counts_towards_its_size() -> None:
     cache: StaleCache[Session] = StaleCache(
-        MovedClock(), RecallSettings(), max_size=BASE_SIZE + 4999
+        ManualClock(), RecallSettings(), max_size=BASE_SIZE + 4999
     )
     session = make_session(env_vars={"a": "x" * 5000})
     cache.put(session)
@@ -194,7 +194,7 @@ def test_the_environment_of_a_session_counts_towards_its_size() -> None:
 
 @pytest.mark.parametrize("off", [{"max_items": 0}, {"max_size": 0}], ids=["no items", "no bytes"])
 def test_a_cache_of_size_zero_keeps_nothing(off: dict[str, Any]) -> None:
-    cache, execution = cache_of(MovedClock(), **off), make_execution()
+    cache, execution = cache_of(ManualClock(), **off), make_execution()
     cache.put(execution)
     assert known(cache, execution) == [False]
 
@@ -203,7 +203,7 @@ def test_a_cache_of_size_zero_keeps_nothing(off: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def opened(path: Path, clock: MovedClock) -> AsyncIterator[tuple[CachingStore, SqlStore]]:
+async def opened(path: Path, clock: ManualClock) -> AsyncIterator[tuple[CachingStore, SqlStore]]:
     """A caching store, and a plain store on the same database."""
     stores = [
         SqlStore(
@@ -230,7 +230,7 @@ async def unavailable(call: Awaitable[object]) -> None:
 
 
 async def test_reads_never_return_cached_entities(tmp_path: Path) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, other):
+    async with opened(tmp_path, ManualClock()) as (store, other):
         session, execution = make_session(), make_execution()
         await store.sessions.add(session)
         await store.executions.add(execution)
@@ -246,7 +246,7 @@ async def test_reads_never_return_cached_entities(tmp_path: Path) -> None:
 
 
 async def test_added_read_and_saved_entities_are_cached(tmp_path: Path) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     async with opened(tmp_path, clock) as (store, other):
         added, read, saved = (make_session() for _ in range(3))
         await store.sessions.add(added)
@@ -275,7 +275,7 @@ async def test_added_read_and_saved_entities_are_cached(tmp_path: Path) -> None:
 
 
 async def test_a_superseded_execution_is_cached_as_superseded(tmp_path: Path) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, other):
+    async with opened(tmp_path, ManualClock()) as (store, other):
         first = invoked()
         await store.executions.add(first)
         failed = await store.executions.save(ended(first))
@@ -292,7 +292,7 @@ async def test_a_superseded_execution_is_cached_as_superseded(tmp_path: Path) ->
 
 
 async def test_failed_writes_and_missing_entities_are_not_cached(tmp_path: Path) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, other):
+    async with opened(tmp_path, ManualClock()) as (store, other):
         session = make_session()
         assert await store.sessions.get(session.id) is None
         await other.sessions.add(session)
@@ -315,7 +315,7 @@ class Counter:
 
 
 async def test_observers_are_notified_once_an_event_is_committed(tmp_path: Path) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, _):
+    async with opened(tmp_path, ManualClock()) as (store, _):
         observer = Counter()
         store.subscribe(observer)
         session, event = make_session(), Event("session.created", "sess_1", NOW)
@@ -359,7 +359,7 @@ CALLS: list[tuple[str, Callable[[CachingStore], Awaitable[object]]]] = [
 async def test_every_call_updates_whether_the_database_is_available(
     tmp_path: Path, call: Callable[[CachingStore], Awaitable[object]]
 ) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, _):
+    async with opened(tmp_path, ManualClock()) as (store, _):
         assert not store.unavailable
         await store.close()
         assert not store.unavailable
@@ -374,7 +374,7 @@ async def test_every_call_updates_whether_the_database_is_available(
 
 
 async def test_a_database_that_reports_a_conflict_is_available(tmp_path: Path) -> None:
-    async with opened(tmp_path, MovedClock()) as (store, _):
+    async with opened(tmp_path, ManualClock()) as (store, _):
         session = make_session()
         await store.sessions.add(session)
         await store.close()
@@ -390,7 +390,7 @@ async def test_a_read_that_hangs_times_out_when_a_cached_entity_exists(
 ) -> None:
     monkeypatch.setattr(module, "READ_TIMEOUT", 0.01)
     silence = asyncio.Event()
-    async with opened(tmp_path, MovedClock()) as (store, _):
+    async with opened(tmp_path, ManualClock()) as (store, _):
         session = make_session()
         await store.sessions.add(session)
 

@@ -6,13 +6,12 @@ import secrets
 from typing import TYPE_CHECKING
 
 import pytest
-from obstore.store import MemoryStore
 
 from atoll.blobs.local import LocalBlobs
-from atoll.blobs.obstore_blobs import ObstoreBlobs
 from atoll.blobs.s3 import S3Blobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
+from atoll.testing import memory_blobs
 from tests.servers.s3 import DOMAIN, S3Server
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
         place, clock = directory / "spool", SystemClock()
         return Spool(S3Blobs(settings), place, settings, clock, prefixes=("a/", "x/"))
     # What is common to all stores, without the care that local files take.
-    store = MemoryStore()
-    return ObstoreBlobs(lambda: store, concurrency=8)
+    return memory_blobs()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.coordination.redis import RedisCoordination
 from atoll.errors import TemporaryError
 from atoll.settings import CoordinationSettings
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -85,7 +85,7 @@ class Ground(ABC):
 
 class MemoryGround(Ground):
     def __init__(self) -> None:
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         self.state = MemoryState(self.clock)
         # By a clock that is moved, and questions are to outlast the loss of a replica.
         self.settings = settings(presence_ttl=SHORT_PRESENCE)

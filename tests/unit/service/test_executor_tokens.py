@@ -8,13 +8,13 @@ import pytest
 
 from atoll.errors import Unauthenticated
 from atoll.service.auth.executor_tokens import ExecutorTokens
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 DAY = timedelta(days=1)
 
 
 def test_a_token_is_of_its_instance_until_it_expires() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     tokens = ExecutorTokens("secret", clock, DAY)
     token = tokens.make("inst_1")
     assert tokens.verify(token) == "inst_1"
@@ -27,7 +27,7 @@ def test_a_token_is_of_its_instance_until_it_expires() -> None:
 
 
 def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     token = ExecutorTokens("secret", clock, DAY).make("inst_1")
     assert ExecutorTokens("secret", clock, DAY).verify(token) == "inst_1"
     with pytest.raises(Unauthenticated):
@@ -53,7 +53,7 @@ def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> No
     ],
 )
 def test_a_changed_token_is_of_nobody(change: object) -> None:
-    tokens = ExecutorTokens("secret", MovedClock(), DAY)
+    tokens = ExecutorTokens("secret", ManualClock(), DAY)
     with pytest.raises(Unauthenticated) as unknown:
         tokens.verify(change(tokens.make("inst_1")))  # type: ignore[operator]
     assert unknown.value.code == "token_unknown"

@@ -11,7 +11,7 @@ from atoll.service.nodes import replay_guard
 from atoll.service.nodes.forward_token import MAX_CLOCK_SKEW, Content, ForwardToken, ForwardTokens
 from atoll.service.nodes.locations import LruCache
 from atoll.service.nodes.replay_guard import ReplayGuard
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +21,14 @@ HOP = ForwardToken("local-1", "https", Content.of(b"body"))
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    moved = MovedClock()
+def clock() -> ManualClock:
+    moved = ManualClock()
     moved.time = 1_000_000.0
     return moved
 
 
 @pytest.fixture
-def hops(tmp_path: Path, clock: MovedClock) -> Callable[..., ForwardTokens]:
+def hops(tmp_path: Path, clock: ManualClock) -> Callable[..., ForwardTokens]:
     """The tokens of a node, whose accepted ones are in a directory of its own."""
 
     def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
@@ -113,7 +113,7 @@ def test_a_token_that_was_changed_is_refused(
 @pytest.mark.parametrize("later", [0, MAX_CLOCK_SKEW, 2 * MAX_CLOCK_SKEW, 100 * MAX_CLOCK_SKEW])
 @pytest.mark.parametrize("skew", [-MAX_CLOCK_SKEW, 0, MAX_CLOCK_SKEW])
 def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
-    hops: Callable[..., ForwardTokens], clock: MovedClock, later: int, skew: int
+    hops: Callable[..., ForwardTokens], clock: ManualClock, later: int, skew: int
 ) -> None:
     clock.time += skew
     token = hops("local-2").make(HOP, "POST", b"/a")
@@ -133,7 +133,7 @@ def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
 
 @pytest.mark.parametrize("skew", [-MAX_CLOCK_SKEW - 1, MAX_CLOCK_SKEW + 1])
 def test_a_token_of_another_time_is_refused(
-    hops: Callable[..., ForwardTokens], clock: MovedClock, skew: int
+    hops: Callable[..., ForwardTokens], clock: ManualClock, skew: int
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     clock.time += skew
@@ -143,7 +143,7 @@ def test_a_token_of_another_time_is_refused(
 
 def test_what_is_remembered_is_bounded(
     hops: Callable[..., ForwardTokens],
-    clock: MovedClock,
+    clock: ManualClock,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -162,7 +162,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def test_a_record_that_was_cut_short_hides_none(
-    hops: Callable[..., ForwardTokens], clock: MovedClock, tmp_path: Path
+    hops: Callable[..., ForwardTokens], clock: ManualClock, tmp_path: Path
 ) -> None:
     sender = hops("local-2")
     tokens = [sender.make(HOP, "POST", b"/a") for _ in range(3)]

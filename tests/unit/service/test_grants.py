@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import Forbidden
 from atoll.service.auth.executor_tokens import ExecutorTokens
 from atoll.service.files.grants import MAX_LIFETIME, Grant, GrantTokens
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 HOUR = timedelta(hours=1)
 GRANT = Grant("GET", "sess_1", "dir/\udcff", "näme", None)
@@ -23,7 +23,7 @@ def code(signing: GrantTokens, token: str, method: str = "GET") -> str:
 
 
 def test_a_grant_is_what_was_granted_until_it_ends() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     signing = GrantTokens("secret", clock)
     token, end = signing.make(GRANT, HOUR)
     assert end == clock.now() + HOUR
@@ -35,14 +35,14 @@ def test_a_grant_is_what_was_granted_until_it_ends() -> None:
 
 
 def test_no_grant_is_longer_than_a_week() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     _, end = GrantTokens("secret", clock).make(GRANT, timedelta(days=400))
     assert end == clock.now() + MAX_LIFETIME
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "get", ""])
 def test_a_grant_is_for_one_method(method: str) -> None:
-    signing = GrantTokens("secret", MovedClock())
+    signing = GrantTokens("secret", ManualClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, token, method) == "signed_url_invalid"
 
@@ -57,14 +57,14 @@ def test_a_grant_is_for_one_method(method: str) -> None:
     ],
 )
 def test_replicas_of_one_database_take_each_other_s_grants_and_no_others(grant: Grant) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     token, _ = GrantTokens("secret", clock).make(grant, HOUR)
     assert GrantTokens("secret", clock).verify(token, "GET") == grant
     assert code(GrantTokens("another", clock), token) == "signed_url_invalid"
 
 
 def test_a_token_of_an_instance_is_no_grant() -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     token = ExecutorTokens("secret", clock, HOUR).make("inst_1")
     assert code(GrantTokens("secret", clock), token) == "signed_url_invalid"
 
@@ -87,6 +87,6 @@ def test_a_token_of_an_instance_is_no_grant() -> None:
     ],
 )
 def test_a_changed_grant_is_none(change: object) -> None:
-    signing = GrantTokens("secret", MovedClock())
+    signing = GrantTokens("secret", ManualClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, change(token)) == "signed_url_invalid"  # type: ignore[operator]

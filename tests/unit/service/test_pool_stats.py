@@ -7,24 +7,24 @@ from datetime import timedelta
 import pytest
 
 from atoll.service.pool.stats import MAX_CREATES, PoolStats
-from tests.component.reconcile.test_strays import MovedClock
+from tests.component.reconcile.test_strays import ManualClock
 
 WINDOW = timedelta(seconds=60)
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def stats(clock: MovedClock) -> PoolStats:
+def stats(clock: ManualClock) -> PoolStats:
     stats = PoolStats(clock, WINDOW)
     stats.keep({"a"})
     return stats
 
 
-def test_the_rate_is_that_of_the_window(stats: PoolStats, clock: MovedClock) -> None:
+def test_the_rate_is_that_of_the_window(stats: PoolStats, clock: ManualClock) -> None:
     for _ in range(30):
         stats.record_take("a", hit=True)
     assert stats.rate("a") == 0.5
@@ -39,7 +39,7 @@ def test_the_rate_is_that_of_the_window(stats: PoolStats, clock: MovedClock) -> 
     assert stats.counts("a") == (30, 30)
 
 
-def test_a_burst_is_what_came_at_once(stats: PoolStats, clock: MovedClock) -> None:
+def test_a_burst_is_what_came_at_once(stats: PoolStats, clock: ManualClock) -> None:
     for many in (1, 5, 2):
         for _ in range(many):
             stats.record_take("a", hit=True)
@@ -47,7 +47,7 @@ def test_a_burst_is_what_came_at_once(stats: PoolStats, clock: MovedClock) -> No
     assert stats.burst("a") == 5
 
 
-def test_while_a_start_takes_long_more_comes_at_once(stats: PoolStats, clock: MovedClock) -> None:
+def test_while_a_start_takes_long_more_comes_at_once(stats: PoolStats, clock: ManualClock) -> None:
     stats.record_start("a", 10.0, None)
     for many in (1, 5, 2):
         for _ in range(many):
@@ -57,7 +57,7 @@ def test_while_a_start_takes_long_more_comes_at_once(stats: PoolStats, clock: Mo
 
 
 def test_more_creates_than_are_remembered_count_by_their_pace(
-    stats: PoolStats, clock: MovedClock
+    stats: PoolStats, clock: ManualClock
 ) -> None:
     for _ in range(3 * MAX_CREATES):
         stats.record_take("a", hit=True)

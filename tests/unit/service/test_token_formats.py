@@ -12,7 +12,7 @@ from atoll.service.files.grants import Grant, GrantTokens
 from atoll.service.nodes.forward_token import Content, ForwardToken, ForwardTokens
 from atoll.service.nodes.probe import NodeProbe
 from atoll.service.nodes.replay_guard import ReplayGuard
-from tests.clock import MovedClock
+from atoll.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,32 +32,32 @@ FORWARD = (
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    clock = MovedClock()
+def clock() -> ManualClock:
+    clock = ManualClock()
     clock.time += (datetime.fromtimestamp(1_800_000_000, UTC) - clock.now()).total_seconds()
     return clock
 
 
-def test_a_signed_link(clock: MovedClock) -> None:
+def test_a_signed_link(clock: ManualClock) -> None:
     grant = Grant("GET", "sess_1", "dir/\udcff", "näme", None, False, "key_1")
     tokens = GrantTokens("secret", clock)
     assert tokens.verify(GRANT, "GET") == grant
     assert tokens.make(grant, timedelta(hours=1))[0] == GRANT
 
 
-def test_the_token_of_an_executor(clock: MovedClock) -> None:
+def test_the_token_of_an_executor(clock: ManualClock) -> None:
     tokens = ExecutorTokens("secret", clock, timedelta(days=1))
     assert tokens.verify(EXECUTOR) == "inst_1"
     assert tokens.make("inst_1") == EXECUTOR
 
 
-def test_the_token_of_a_probe(clock: MovedClock) -> None:
+def test_the_token_of_a_probe(clock: ManualClock) -> None:
     probe = NodeProbe("secret", clock, timedelta(seconds=1))
     probe.verify(PROBE, "a")
     assert probe.token("a") == PROBE
 
 
-def test_the_token_of_a_forwarded_request(clock: MovedClock, tmp_path: Path) -> None:
+def test_the_token_of_a_forwarded_request(clock: ManualClock, tmp_path: Path) -> None:
     tokens = ForwardTokens("secret", "local-1", clock, ReplayGuard(tmp_path, 60))
     expected = ForwardToken("local-1", "https", Content.of(b"body"))
     assert tokens.verify(FORWARD, "POST", b"/a?b=c") == expected

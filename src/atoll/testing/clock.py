@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-class MovedClock:
-    def __init__(self) -> None:
-        self.time = 1000.0
+class ManualClock:
+    """Stands still until the test changes `time`, in seconds."""
+
+    def __init__(self, time: float = 1000.0) -> None:
+        self.time = time
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.time, UTC)
