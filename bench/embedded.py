@@ -1,9 +1,9 @@
 """
-`make bench-embedded`: the life of a program that uses Atoll as a library, and of `atoll run`.
+`make bench-embedded`: start-up, use and exit of a program that embeds Atoll, and of `atoll run`.
 
 Each round is a new process, timed step by step from the start of its interpreter to its exit. With
-`--beside` another checkout takes turns with this one. The exit is Python's own: it visits every
-object that was imported.
+`--beside` the rounds alternate between this checkout and another one. The exit includes Python's
+own, which visits every imported object.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ ALL = "from start to exit"
 @dataclass(frozen=True)
 class Checkout:
     name: str
-    place: Path
+    path: Path
 
     def run(self, data_dir: Path, *arguments: str) -> tuple[float, str, float]:
-        """When the process began, what it printed, and when it had ended."""
-        paths = {"PYTHONPATH": str(self.place / "src"), "ATOLL_DATA_DIR": str(data_dir)}
-        began = time.monotonic()
+        """Start time, output and end time of the process."""
+        paths = {"PYTHONPATH": str(self.path / "src"), "ATOLL_DATA_DIR": str(data_dir)}
+        started = time.monotonic()
         done = subprocess.run(
             [sys.executable, *arguments],
             env=os.environ | paths,
@@ -82,34 +82,34 @@ class Checkout:
             text=True,
             check=True,
         )
-        return began, done.stdout, time.monotonic()
+        return started, done.stdout, time.monotonic()
 
 
 def library(checkout: Checkout, data_dir: Path, *, program: str) -> dict[str, float]:
     """Milliseconds of each step."""
     code = f"{STEPS}{program}print(json.dumps(times))"
-    began, printed, ended = checkout.run(data_dir, "-c", code)
-    found, before = {}, began
+    started, printed, ended = checkout.run(data_dir, "-c", code)
+    found, before = {}, started
     for step, at in {**json.loads(printed), "exit": ended}.items():
         found[step] = (at - before) * 1000
         before = at
-    return {**found, ALL: (ended - began) * 1000}
+    return {**found, ALL: (ended - started) * 1000}
 
 
 def command_line(checkout: Checkout, data_dir: Path) -> dict[str, float]:
-    """The same of `atoll run`, whose code prints the time at which it runs."""
+    """Milliseconds of `atoll run`. Its code prints the time at which it runs."""
     code = "import time; print(time.monotonic())"
     atoll = "from atoll.cli import main; main()"
-    began, printed, ended = checkout.run(data_dir, "-c", atoll, "run", "-c", code)
+    started, printed, ended = checkout.run(data_dir, "-c", atoll, "run", "-c", code)
     ran = float(printed)
     return {
-        "from start to the code": (ran - began) * 1000,
+        "from start to the code": (ran - started) * 1000,
         "from the code to exit": (ended - ran) * 1000,
-        ALL: (ended - began) * 1000,
+        ALL: (ended - started) * 1000,
     }
 
 
-LIVES: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
+SCENARIOS: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
     "sync": partial(library, program=SYNC),
     "async": partial(library, program=ASYNC),
     "filling": partial(library, program=FILLING),
@@ -118,14 +118,14 @@ LIVES: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
 TITLES = {
     "sync": "Atoll()",
     "async": "AsyncAtoll()",
-    "filling": "Atoll() that is closed while its pool is filled again",
+    "filling": "Atoll() that is closed while its pool is refilling",
     "run": "atoll run -c",
 }
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.embedded", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=LIVES, default=list(LIVES))
+    parser.add_argument("--parts", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
     parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
@@ -138,8 +138,8 @@ def measure(report: Report, part: str, checkouts: list[Checkout], rounds: int) -
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as data_dir:
         for number in range(rounds + 1):
             for checkout in checkouts:
-                steps = LIVES[part](checkout, Path(data_dir))
-                if number > 0:  # The first one compiles what was not compiled yet.
+                steps = SCENARIOS[part](checkout, Path(data_dir))
+                if number > 0:  # The first round compiles modules.
                     taken[checkout.name].append(steps)
     for step in taken[checkouts[0].name][0]:
         rows = [

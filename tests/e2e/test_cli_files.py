@@ -1,4 +1,4 @@
-"""`atoll session cp` and its kin as processes, with a real server behind them."""
+"""The commands for files as processes, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll session stop` and its like as processes, with a real server behind them."""
+"""The lifecycle commands as processes, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line around code that really runs."""
+"""Commands that run code in a real sandbox."""
 
 from __future__ import annotations
 

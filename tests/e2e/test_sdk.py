@@ -1,4 +1,4 @@
-"""The SDK with a real Atoll behind it: a server, and the one inside this process."""
+"""The SDK against a real server and an embedded one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consoles through the SDK, of a server and of this process."""
+"""Consoles of the SDK, against a real server and an embedded one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SDK's files with a real Atoll behind it: a server, and the one inside this process."""
+"""Files of the SDK, against a real server and an embedded one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that rest and come back, by the SDK, on a server and in this process."""
+"""Lifecycle of sessions through the SDK, against a real server and an embedded one."""
 
 from __future__ import annotations
 

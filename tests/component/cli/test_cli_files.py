@@ -1,4 +1,4 @@
-"""The commands for files, with the wire of a server behind them."""
+"""The commands for files, against a fake server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll session start` and its like, with a server that only does what the test wrote."""
+"""The lifecycle commands of sessions, against a fake server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cli.session_lifecycle import next_change
 from atoll.sdk.values import Limits, SessionInfo
-from tests.component.sdk.fake_server import BECOMES, problem
+from tests.component.sdk.fake_server import REQUESTED_STATE, problem
 
 if TYPE_CHECKING:
     from tests.component.cli.conftest import Command
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("verb", BECOMES)
+@pytest.mark.parametrize("verb", REQUESTED_STATE)
 def test_sessions_reach_the_requested_state(
     atoll: Command, fake_server: FakeServer, verb: str
 ) -> None:
@@ -28,10 +28,10 @@ def test_sessions_reach_the_requested_state(
     done = atoll("session", verb, first, second)
 
     assert (done.exit_code, done.stdout) == (
-        0, f"{first} {BECOMES[verb]}\n{second} {BECOMES[verb]}\n",
+        0, f"{first} {REQUESTED_STATE[verb]}\n{second} {REQUESTED_STATE[verb]}\n",
     )  # fmt: skip
     told = json.loads(atoll("session", verb, first, "--json").stdout)
-    assert [(one["id"], one["wanted"]) for one in told] == [(first, BECOMES[verb])]
+    assert [(one["id"], one["wanted"]) for one in told] == [(first, REQUESTED_STATE[verb])]
 
 
 def test_an_expired_wait_is_no_error(atoll: Command, fake_server: FakeServer) -> None:

@@ -1,11 +1,10 @@
 """
-A server as the client sees one: the wire, and a sandbox that only does what the test wrote.
+A fake server: the REST API, and a sandbox whose behaviour the test scripts.
 
-Code that is a JSON object says what "running" it does: `events` is a list of [kind, content] that
-are told first, `out` is a list of [stream, text], `ask` a list of questions that are asked one
-after the other and whose answers are the return value, `hold` keeps it running until the test
-releases it or it is cancelled, `result` overrides members of the result. Any other code is written
-to stdout.
+Code that is a JSON object describes its own execution. `events` is a list of [kind, content] that
+are sent first, `out` a list of [stream, text], and `ask` a list of questions whose answers become
+the return value. `hold` keeps the execution running until the test releases it or it is cancelled.
+`result` overrides members of the result. Any other code is written to stdout.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 KEY = "atoll_test_key_0123456789"
 NOW = "2024-05-01T12:00:00Z"
 PAGE = 2
-BECOMES = {
+REQUESTED_STATE = {
     "start": "running",
     "resume": "running",
     "pause": "paused",
     "stop": "stopped",
     "archive": "archived",
 }
-"""What a session is wanted to be, by what is asked for."""
+"""Requested state by verb."""
 
 
 def problem(status: int, code: str, detail: str = "no", **more: Any) -> JSONResponse:
@@ -51,7 +50,7 @@ def problem(status: int, code: str, detail: str = "no", **more: Any) -> JSONResp
 
 
 async def _drop(message: Any) -> None:
-    """Where an answer goes that is lost."""
+    """Receives lost responses."""
 
 
 @dataclass
@@ -98,41 +97,41 @@ class FakeServer:
     executions: dict[str, Running] = field(default_factory=dict)
     invocations: dict[str, Running] = field(default_factory=dict)
     unread: int = 0
-    """How many times stdin is full before it takes anything."""
+    """How often stdin is full before it accepts input."""
     unheard: int = 0
-    """How many answers come before the question is where it can be answered."""
+    """How many answers arrive before the question is known."""
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
     node: dict[str, Any] = field(default_factory=lambda: dict(NODE))
     removed_nodes: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     links: set[str] = field(default_factory=set)
     archive: bytes | None = None
-    """What is sent as the tar of any directory, whatever is in it."""
+    """Sent as the tar of any directory."""
     etags: bool = False
-    """Whether files have one; then ranges are answered too."""
+    """Whether files have etags; if so, ranges are supported."""
     cuts: list[int] = field(default_factory=list)
-    """After how many bytes each of the next downloads is cut."""
+    """Bytes after which each of the next downloads is interrupted."""
     watched: list[list[tuple[str, Any]]] = field(default_factory=list)
-    """The events of each watching, one after the other; it is cut behind the last of them."""
+    """Events of each file watch. The connection is lost after the last of them."""
     checkpoint: dict[str, Any] | None = None
     becoming: list[dict[str, Any] | JSONResponse] = field(default_factory=list)
-    """What each of the next answers to `start`, `stop` and their like says otherwise."""
+    """Fields to change in the next responses to `start`, `stop` and the other verbs."""
     waits: list[float] = field(default_factory=list)
-    """How long each of these was asked to wait."""
+    """Requested waits of these."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     failure: JSONResponse | None = None
     instead: list[Response] = field(default_factory=list)
-    """What the next requests are answered in place of what they ask for."""
+    """Responses to the next requests, instead of the real ones."""
     undelivered: int = 0
-    """How many PUTs and DELETEs are done while their answers get lost on their way."""
+    """How many PUTs and DELETEs succeed with a lost response."""
     lost_answers: int = 0
-    """How many answers to POSTs get lost on their way."""
+    """How many responses to POSTs are lost."""
     in_flight: int = 0
-    """How many POSTs after those are told to come back."""
+    """How many POSTs after those are in flight."""
     keys: list[str | None] = field(default_factory=list)
-    """The idempotency key of each POST."""
+    """Idempotency key of each POST."""
     cut_events_after: int | None = None
     key: str | None = KEY
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -188,7 +187,10 @@ class FakeServer:
                 Route(s + "/{id}", self.one_session, methods=["GET", "PATCH", "DELETE"]),
                 Route(s + "/{id}/clone", self.clone, methods=["POST"]),
                 Route(s + "/{id}/execute", self.execute, methods=["POST"]),
-                *(Route(f"{s}/{{id}}/{verb}", self.become, methods=["POST"]) for verb in BECOMES),
+                *(
+                    Route(f"{s}/{{id}}/{verb}", self.become, methods=["POST"])
+                    for verb in REQUESTED_STATE
+                ),
                 Route(s + "/{id}/executions", self.list_executions),
                 Route(e, self.execution),
                 Route(e + "/status", self.status),
@@ -274,9 +276,9 @@ class FakeServer:
         self.waits.append(float(request.query_params["wait"]))
         otherwise = self.becoming.pop(0) if self.becoming else {}
         if isinstance(otherwise, JSONResponse):
-            session["wanted"] = BECOMES[verb]
+            session["wanted"] = REQUESTED_STATE[verb]
             return otherwise
-        session |= {"wanted": BECOMES[verb], "status": BECOMES[verb], **otherwise}
+        session |= {"wanted": REQUESTED_STATE[verb], "status": REQUESTED_STATE[verb], **otherwise}
         session["expires_at"] = None if session["status"] in ("stopped", "archived") else NOW
         return JSONResponse(session)
 
@@ -789,7 +791,7 @@ class FakeServer:
 
 
 class ServerThread:
-    """`FakeServer` on a free port of loopback, with TLS when there is a certificate (PEM)."""
+    """A `FakeServer` on a free port of loopback, with TLS if there is a certificate (PEM)."""
 
     def __init__(self, fake_server: FakeServer, certificate: str | None = None) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Executions while they run: their events, their questions, and what they are told."""
+"""Events, approvals, messages and cancellation of running executions."""
 
 from __future__ import annotations
 

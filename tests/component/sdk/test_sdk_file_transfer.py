@@ -1,4 +1,4 @@
-"""Files on their way: where they come from, how far they are, and what happens when it breaks."""
+"""Uploads and downloads: sources, progress and lost connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that are started, stopped, changed and copied: what the client does about it."""
+"""Start, stop, update and clone: how the client waits for the requested state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import Conflict, TemporaryError
-from tests.component.sdk.fake_server import BECOMES, problem
+from tests.component.sdk.fake_server import REQUESTED_STATE, problem
 
 if TYPE_CHECKING:
     from atoll import Atoll
     from tests.component.sdk.fake_server import FakeServer
 
 
-@pytest.mark.parametrize("verb", BECOMES)
+@pytest.mark.parametrize("verb", REQUESTED_STATE)
 def test_a_session_reaches_the_requested_state(
     atoll: Atoll, fake_server: FakeServer, verb: str
 ) -> None:
@@ -22,7 +22,7 @@ def test_a_session_reaches_the_requested_state(
 
     info = getattr(session, verb)()
 
-    assert (info.status, info.wanted) == (BECOMES[verb], BECOMES[verb])
+    assert (info.status, info.wanted) == (REQUESTED_STATE[verb], REQUESTED_STATE[verb])
     assert session.info is info
     assert (info.expires_at is None) == (verb in ("stop", "archive"))
     assert fake_server.requests[-1] == ("POST", f"/api/v1/sessions/{session.id}/{verb}")

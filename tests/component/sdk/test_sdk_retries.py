@@ -1,4 +1,4 @@
-"""Requests with a key: sent again when the line breaks, since they are done once."""
+"""Repeated requests: which ones the client repeats, and with which key or id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories that come and go as one stream, also from a server that means no good."""
+"""Directories as tar streams, including archives of a malicious server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and contexts with and without a `with` block, and names of other sandboxes."""
+"""Sessions and contexts with and without a `with` block, and names of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown on a terminal."""
+"""Printed results: escaping of untrusted text."""
 
 from __future__ import annotations
 

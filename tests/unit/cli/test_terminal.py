@@ -1,4 +1,4 @@
-"""Keys on their way to a program, and what is seen of the screen on the way back."""
+"""Detach keys, the alternate screen, and the filter for terminal replies."""
 
 from __future__ import annotations
 

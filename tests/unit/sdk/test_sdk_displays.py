@@ -1,4 +1,4 @@
-"""What the client makes of something that a context showed."""
+"""Displayed results: their types, files and representation in notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `.dockerignore` leaves out of a directory that is sent."""
+"""Files that a `.dockerignore` excludes."""
 
 from __future__ import annotations
 

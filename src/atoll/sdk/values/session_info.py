@@ -77,7 +77,7 @@ class SessionInfo:
     warnings: tuple[Notice, ...] = ()
     """In what respect it got less than it asked for."""
     active_at: datetime | None = None
-    """The time of its last request; written down now and then, not for each request."""
+    """The time of its last request, stored at intervals and not for each request."""
     rested_at: datetime | None = None
     """Since when it is stopped or archived; null while it is neither."""
     failures: int = 0
