@@ -349,7 +349,7 @@ async def _interrupted(
     return count
 
 
-async def test_a_table_of_somebody_else_is_left_alone(database: Database) -> None:
+async def test_a_foreign_table_is_not_changed(database: Database) -> None:
     await database.run(lambda held: held.execute(text("CREATE TABLE sessions (mine INTEGER)")))
     before = await database.describe()
 
@@ -385,7 +385,7 @@ async def test_a_revision_that_is_not_there_is_refused(database: Database, revis
     assert caught.value.code == "unknown_revision"
 
 
-async def test_a_database_of_a_newer_version_is_left_alone(database: Database) -> None:
+async def test_a_database_of_a_newer_version_is_not_changed(database: Database) -> None:
     await database.schema.upgrade()
     newer = text("UPDATE alembic_version SET version_num = '9999'")
     await database.run(lambda held: held.execute(newer))
@@ -400,7 +400,7 @@ async def test_a_database_of_a_newer_version_is_left_alone(database: Database) -
     assert schema_state(await database.schema.revision()) is SchemaState.UNKNOWN
 
 
-async def test_who_waits_too_long_for_another_run_is_told(
+async def test_waiting_too_long_for_another_migration_is_an_error(
     engine: AsyncEngine, on_server: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with engine.connect() as other:

@@ -152,7 +152,7 @@ async def test_a_read_cannot_write(server_url: str) -> None:
     assert left == []
 
 
-async def test_a_caller_that_waits_too_long_for_a_connection_is_told(server_url: str) -> None:
+async def test_waiting_too_long_for_a_connection_is_an_error(server_url: str) -> None:
     hasty = timedelta(seconds=0.1)
     taken, go_on = asyncio.Event(), asyncio.Event()
 

@@ -85,7 +85,7 @@ def test_the_newest_migration_is_the_one_that_new_databases_are_marked_with() ->
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(
+def test_a_failed_migration_changes_nothing(
     connection: sqlite3.Connection,
 ) -> None:
     connection.execute("CREATE TABLE sessions (mine TEXT)")
@@ -145,7 +145,7 @@ async def test_an_older_database_is_brought_up_when_it_is_opened(
 
 
 @pytest.mark.anyio
-async def test_a_database_of_a_newer_version_is_left_alone(
+async def test_a_database_of_a_newer_version_is_not_changed(
     connection: sqlite3.Connection, open_file: OpenFile
 ) -> None:
     ensure_schema(connection)

@@ -101,9 +101,7 @@ async def test_an_event_is_there_if_and_only_if_the_change_is(store: Store) -> N
     ]
 
 
-async def test_numbers_have_no_gaps_however_many_give_them_and_in_whatever_batches(
-    store: Store, url: str
-) -> None:
+async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url: str) -> None:
     """Writers, numberers and a reader at once; the reader never misses what comes before."""
     others: list[SqlStore] = []
     if ":memory:" not in url:
@@ -165,7 +163,7 @@ async def test_types_subject_and_limit_choose(store: Store) -> None:
     assert [one.number for one in await read(store, 4, limit=2)] == [5, 6]
 
 
-async def test_a_look_that_finds_nothing_says_how_far_it_got(
+async def test_a_search_without_matches_returns_how_far_it_got(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql_events, "SEARCH_LIMIT", 4)
@@ -205,7 +203,7 @@ async def test_what_is_old_goes_from_the_front_in_batches(store: Store) -> None:
     assert [one.number for one in await read(store, 5)] == [6]
 
 
-async def test_an_event_of_an_execution_tells_neither_code_nor_output(store: Store) -> None:
+async def test_events_of_executions_contain_neither_code_nor_output(store: Store) -> None:
     execution = make_execution()
     done = completed(execution, stdout=b"secret")
     told = execution_event(done, done.status, NOW)

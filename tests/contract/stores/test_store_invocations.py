@@ -46,7 +46,7 @@ async def of_invocation(store: Store, invocation_id: str | None) -> tuple[Execut
     return (await store.executions.page(invocation_id=invocation_id)).items
 
 
-async def test_what_is_seldom_in_an_execution_comes_back_as_it_was(store: Store) -> None:
+async def test_rare_fields_of_an_execution_come_back_equal(store: Store) -> None:
     """Tuples as tuples, words as enums, none and empty apart."""
     attempt = Attempt(NOW, NOW + timedelta(microseconds=1), "node", None, Cause.EVICTED, ODD_TEXT)
     full = completed(
@@ -146,7 +146,7 @@ async def test_another_execution_supersedes_the_one_before_it(store: Store) -> N
     )
 
 
-async def test_executions_of_an_invocation_are_in_their_order_whatever_the_clocks_said(
+async def test_executions_of_an_invocation_are_ordered_by_ordinal_despite_clock_skew(
     store: Store,
 ) -> None:
     latest = await failed(store)
@@ -198,7 +198,9 @@ async def test_one_that_moved_on_or_is_not_there_is_followed_by_none(store: Stor
 
 
 @pytest.mark.parametrize("taken", ["id", "place"])
-async def test_one_whose_id_or_place_is_taken_supersedes_nothing(store: Store, taken: str) -> None:
+async def test_an_execution_with_a_taken_id_or_ordinal_supersedes_nothing(
+    store: Store, taken: str
+) -> None:
     first, other = await failed(store), make_execution()
     await store.executions.add(other)
     second = following(first, id=other.id) if taken == "id" else following(first, ordinal=1)

@@ -83,7 +83,7 @@ async def test_pages_hold_every_session_once_newest_first(
     changes=st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=12),
     limit=st.integers(1, 4),
 )
-async def test_items_that_stay_are_seen_once_while_others_come_and_go(
+async def test_pages_neither_repeat_nor_skip_items_while_others_are_added_and_removed(
     store: Store, present: list[int], changes: list[tuple[bool, int]], limit: int
 ) -> None:
     def at(moment: int) -> Any:
@@ -283,7 +283,7 @@ async def test_a_page_of_nothing_is_refused(store: Store) -> None:
         await store.templates.page(limit=0)
 
 
-async def test_sessions_whose_time_is_over_are_found_by_node(store: Store) -> None:
+async def test_sessions_with_expired_timers_are_found_by_node(store: Store) -> None:
     def expiring(seconds: float, status: SessionStatus = SessionStatus.RUNNING) -> Any:
         return make_session(status=status, expires_at=NOW + timedelta(seconds=seconds))
 
@@ -344,7 +344,7 @@ async def test_what_was_asked_of_a_session_is_noted_without_a_new_version(store:
     assert not await store.sessions.touch(replace(session, version=session.version + 1), NOW)
 
 
-async def test_unfinished_sessions_come_in_order_of_id_beyond_a_given_one(store: Store) -> None:
+async def test_unfinished_sessions_are_listed_by_id(store: Store) -> None:
     sessions = [make_session(status=status) for status in SessionStatus for _ in range(3)]
     for session in sessions:
         await store.sessions.add(session)
@@ -355,7 +355,7 @@ async def test_unfinished_sessions_come_in_order_of_id_beyond_a_given_one(store:
     assert await store.sessions.unfinished(limit=2, after=unfinished[-1].id) == []
 
 
-async def test_unfinished_executions_come_in_order_of_id_beyond_a_given_one(store: Store) -> None:
+async def test_unfinished_executions_are_listed_by_id(store: Store) -> None:
     executions = [make_execution(status=status) for status in ExecutionStatus for _ in range(3)]
     for execution in executions:
         await store.executions.add(execution)
@@ -379,7 +379,7 @@ async def test_a_saved_status_moves_an_item_between_lists(store: Store) -> None:
     assert await store.sessions.count(SessionStatus.RUNNING) == 0
 
 
-async def test_what_sessions_have_on_a_node_is_told_in_order_of_id(store: Store) -> None:
+async def test_holdings_of_a_node_are_listed_by_id(store: Store) -> None:
     there = sorted(
         (make_session(status=status, workspace=f"of {status}") for status in SessionStatus),
         key=lambda session: session.id,

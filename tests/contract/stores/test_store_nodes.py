@@ -41,7 +41,7 @@ def node(node_id: str = "local-1") -> Node:
     )
 
 
-async def test_what_a_node_tells_comes_back_as_it_was_told(store: Store) -> None:
+async def test_the_report_of_a_node_comes_back_equal(store: Store) -> None:
     assert await store.nodes.get("local-1") is None
     await store.nodes.report(node())
     assert await store.nodes.get("local-1") == node()
@@ -50,7 +50,7 @@ async def test_what_a_node_tells_comes_back_as_it_was_told(store: Store) -> None
     assert await store.nodes.all() == [bare, node()]
 
 
-async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(store: Store) -> None:
+async def test_another_report_does_not_overwrite_what_other_nodes_wrote(store: Store) -> None:
     await store.nodes.report(node())
     assert await store.nodes.record_probe(
         node(), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
@@ -69,7 +69,7 @@ async def test_a_node_that_tells_again_changes_nothing_that_others_say_of_it(sto
     )
 
 
-async def test_what_a_new_node_is_said_to_be_is_as_given(store: Store) -> None:
+async def test_a_new_node_is_stored_with_all_its_fields(store: Store) -> None:
     given = replace(node(), cordoned=True, failures=1, status=NodeHealth.UNHEALTHY)
     await store.nodes.report(given)
     assert await store.nodes.get("local-1") == given
@@ -112,7 +112,7 @@ async def test_progress_is_written_only_while_a_drain_is_under_way(store: Store)
     assert found.drain is None
 
 
-async def test_what_is_not_there_is_told_by_false(store: Store) -> None:
+async def test_writes_to_a_missing_node_return_false(store: Store) -> None:
     event = Event("node.removed", "local-1", AT)
     assert not await store.nodes.cordon("local-1", True, event=event)
     assert not await store.nodes.drain("local-1", Drain(1, 1), event=event)
@@ -123,7 +123,7 @@ async def test_what_is_not_there_is_told_by_false(store: Store) -> None:
     assert not missing
 
 
-async def test_a_removed_node_is_gone_until_it_tells_again(store: Store) -> None:
+async def test_a_removed_node_is_gone_until_its_next_report(store: Store) -> None:
     await store.nodes.report(node(), event=Event("node.registered", "local-1", AT))
     assert await store.nodes.remove("local-1", event=Event("node.removed", "local-1", AT))
     assert not await store.nodes.remove("local-1")
@@ -132,7 +132,7 @@ async def test_a_removed_node_is_gone_until_it_tells_again(store: Store) -> None
     assert await store.nodes.get("local-1") == node()
 
 
-async def test_a_node_whose_processes_tell_at_once_is_one_node(store: Store) -> None:
+async def test_concurrent_reports_of_a_new_node_add_it_once(store: Store) -> None:
     await asyncio.gather(*(store.nodes.report(replace(node(), sessions=n)) for n in range(8)))
     [found] = await store.nodes.all()
     assert found.id == "local-1"

@@ -241,7 +241,7 @@ async def test_closing_waits_for_the_writes_that_are_under_way(store: Store) -> 
     assert all(task.done() and task.exception() is None for task in tasks)
 
 
-async def test_a_closed_store_says_that_it_is_unavailable(store: Store) -> None:
+async def test_a_closed_store_is_unavailable(store: Store) -> None:
     await store.ping()
     await store.close()
     await store.close()

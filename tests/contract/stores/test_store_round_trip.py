@@ -251,7 +251,7 @@ async def test_adding_an_id_that_exists_is_refused_and_changes_nothing(store: St
     assert await store.keys.all() == [key]
 
 
-async def test_a_key_with_a_known_digest_is_left_alone(store: Store) -> None:
+async def test_adding_a_key_with_a_known_digest_does_nothing(store: Store) -> None:
     key = make.make_key(name="first")
     await store.keys.add(key)
 
@@ -260,7 +260,7 @@ async def test_a_key_with_a_known_digest_is_left_alone(store: Store) -> None:
     assert await store.keys.all() == [key]
 
 
-async def test_removing_tells_whether_something_was_there(store: Store) -> None:
+async def test_remove_returns_whether_it_existed(store: Store) -> None:
     template, instance, key = make.make_template(), make.make_instance(), make.make_key()
     await store.templates.add(template)
     await store.instances.add(instance)

@@ -40,7 +40,7 @@ async def test_a_name_that_is_taken_is_refused_and_changes_nothing(store: Store)
     assert await store.volumes.get("vol-none") is None
 
 
-async def test_removing_tells_whether_something_was_there(store: Store) -> None:
+async def test_remove_returns_whether_it_existed(store: Store) -> None:
     volume = make_volume()
     await store.volumes.add(volume)
 
@@ -61,7 +61,7 @@ async def test_pages_hold_every_volume_once_newest_first(store: Store) -> None:
     assert got == sorted(volumes, key=lambda found: (found.created_at, found.id), reverse=True)
 
 
-async def test_a_page_stays_put_while_volumes_come_and_go(store: Store) -> None:
+async def test_a_cursor_stays_valid_while_volumes_are_added_and_removed(store: Store) -> None:
     volumes = [make_volume(created_at=NOW + timedelta(seconds=n)) for n in range(4)]
     for volume in volumes:
         await store.volumes.add(volume)

@@ -66,7 +66,7 @@ async def test_of_two_changes_of_one_version_one_is_refused(store: Store) -> Non
         await store.webhooks.save(one)
 
 
-async def test_removing_tells_whether_it_was_there(store: Store) -> None:
+async def test_remove_returns_whether_it_existed(store: Store) -> None:
     one = webhook()
     await store.webhooks.add(one)
 
