@@ -208,7 +208,7 @@ async def test_a_copy_that_fails_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "copy_file_range", fail)
-        patch.setattr(tree_copy, "shared", lambda *_: False)
+        patch.setattr(tree_copy, "share_blocks", lambda *_: False)
         with pytest.raises(TemporaryError) as caught:
             await driver.workspaces.copy(workspace, "copy")
     assert caught.value.code == code
