@@ -174,7 +174,7 @@ def back(remote: Remote, clock: ManualClock) -> None:
     clock.time += 60
 
 
-async def test_what_cannot_be_put_waits_is_read_and_is_moved(
+async def test_an_object_that_cannot_be_put_is_spooled_readable_and_uploaded_later(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/put", b"put")
@@ -203,7 +203,7 @@ async def test_what_cannot_be_put_waits_is_read_and_is_moved(
     assert [info.key for info in await spool.list("workspaces/")] == keys
 
 
-async def test_a_store_that_is_away_is_not_asked_again_at_once(
+async def test_an_unavailable_store_is_not_tried_again_at_once(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     for number in range(10):
@@ -218,7 +218,7 @@ async def test_a_store_that_is_away_is_not_asked_again_at_once(
     assert len(away.asked) == 2
 
 
-async def test_only_what_has_to_be_safe_waits(spool: Spool, away: Remote) -> None:
+async def test_only_the_given_prefixes_are_spooled(spool: Spool, away: Remote) -> None:
     for call in (
         spool.put("volumes/1", b"1"),
         spool.create("volumes/1", b"1"),
@@ -278,7 +278,7 @@ async def test_no_manifest_is_moved_while_something_else_is_refused(
     assert await away.get("workspaces/s/manifests/1") == b"1"
 
 
-async def test_a_store_that_refuses_one_object_is_not_away(spool: Spool, remote: Remote) -> None:
+async def test_a_store_that_refuses_one_object_is_available(spool: Spool, remote: Remote) -> None:
     await spool.put("volumes/1", b"1")
     remote.refused = {"workspaces/1", "volumes/2"}
 
@@ -309,7 +309,7 @@ async def test_refusals_without_end_end_a_pass_and_are_one_line(
     assert spool.usage.objects == 120
 
 
-async def test_what_is_put_after_a_removal_that_is_refused_waits_for_it(
+async def test_a_put_waits_for_an_earlier_removal_that_was_refused(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.remove_all("workspaces/s/")
@@ -385,7 +385,7 @@ async def test_a_list_is_full_though_removed_ones_are_left_out(
     assert [info.key[11:] for info in rest] == ["8", "9"]
 
 
-async def test_what_may_not_wait_does_not_overtake_a_removal(
+async def test_an_object_that_cannot_be_spooled_does_not_overtake_a_removal(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("volumes/v/1", b"old")
@@ -402,7 +402,7 @@ async def test_what_may_not_wait_does_not_overtake_a_removal(
     assert await spool.get("volumes/v/2") == b"new"
 
 
-async def test_a_newer_object_replaces_one_that_waits(
+async def test_a_newer_object_replaces_a_spooled_one(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old" * 5000)
@@ -417,7 +417,7 @@ async def test_a_newer_object_replaces_one_that_waits(
     assert await away.get("workspaces/1") == b"new"
 
 
-async def test_one_who_was_there_first_stays(
+async def test_an_object_that_the_store_has_already_wins_over_a_spooled_create(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     assert await spool.create("workspaces/1", b"mine")
@@ -498,7 +498,7 @@ async def test_a_full_spool_takes_no_more_until_there_is_room(
     assert spool.usage == (0, 0)
 
 
-async def test_what_waited_too_long_is_dropped_with_a_word(
+async def test_expired_entries_of_the_spool_are_dropped_and_logged(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/old", b"1")
@@ -540,7 +540,7 @@ async def test_a_kill_while_it_catches_up_loses_nothing(
     assert spool.usage == (0, 0)
 
 
-async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
+async def test_unfinished_writes_of_a_kill_are_removed_and_usage_is_recounted(
     remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     waiting = SpoolQueue(tmp_path / "spool", 2**30)
@@ -558,7 +558,7 @@ async def test_what_a_kill_left_half_written_is_cleared_and_counted_again(
     assert waiting.state_of("workspaces/2") is SpoolState.OBJECT
 
 
-async def test_several_who_share_the_directory_agree(
+async def test_processes_that_share_the_spool_agree(
     remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     remote.away = True
@@ -579,7 +579,7 @@ async def test_several_who_share_the_directory_agree(
     assert [await spools[1].get(key) for key in keys] == [key.encode() for key in keys]
 
 
-async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_back(
+async def test_an_object_replaced_or_removed_during_its_upload_is_neither_lost_nor_restored(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old")
@@ -599,7 +599,7 @@ async def test_what_is_replaced_or_removed_while_it_is_moved_is_not_lost_nor_bac
     assert spool.usage == (0, 0)
 
 
-async def test_no_link_to_what_the_store_does_not_have(
+async def test_there_is_no_link_to_a_spooled_object(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     assert await spool.presign("GET", "workspaces/1", MINUTE) == (
@@ -615,7 +615,7 @@ async def test_no_link_to_what_the_store_does_not_have(
     assert await spool.presign("GET", "workspaces/1", MINUTE) is not None
 
 
-async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is_away(
+async def test_the_loop_uploads_the_spool_and_reports_an_unavailable_store_at_the_start(
     remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     remote.away = True
@@ -637,7 +637,7 @@ async def test_the_loop_moves_what_waits_and_says_at_the_start_that_the_store_is
     assert await remote.get("workspaces/1") == b"1"
 
 
-async def test_what_waits_is_not_home_until_it_was_moved(
+async def test_a_prefix_is_not_synced_while_something_waits(
     spool: Spool, away: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/s1/data/a", b"1")

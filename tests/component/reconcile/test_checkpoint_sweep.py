@@ -37,7 +37,7 @@ class Refusing(LocalBlobs):
         await super().remove_all(prefix)
 
 
-async def test_what_one_session_left_keeps_no_other_from_being_removed(tmp_path: Path) -> None:
+async def test_a_failed_removal_does_not_prevent_others(tmp_path: Path) -> None:
     given, clock = Settings(data_dir=tmp_path), ManualClock()
     store = SqlStore(
         [f"sqlite:///{tmp_path / 'atoll.db'}"], sqlite=given.sqlite, database=given.database

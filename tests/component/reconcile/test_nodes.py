@@ -253,7 +253,7 @@ async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
         assert (back.status, back.failures, back.problem) == (NodeHealth.HEALTHY, 0, None)
 
 
-async def test_a_node_that_says_that_it_is_not_well_is_not(tmp_path: Path) -> None:
+async def test_a_node_that_reports_a_problem_is_unhealthy(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         found.neighbours["b"].problem = "no space left"
         await found.probes(3)
@@ -270,7 +270,7 @@ async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path
         assert "ATOLL_NODE__URL" in (lost.problem or "")
 
 
-async def test_who_probes_judges_itself_as_well(tmp_path: Path) -> None:
+async def test_the_probing_replica_judges_its_own_node_too(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         found.machine.trouble = "bubblewrap is gone"
         assert (await found.nodes.get(NODE)).status is NodeHealth.UNHEALTHY, "shown at once"
@@ -282,7 +282,7 @@ async def test_who_probes_judges_itself_as_well(tmp_path: Path) -> None:
         assert (await found.node(NODE)).status is NodeHealth.HEALTHY
 
 
-async def test_who_reaches_none_of_several_that_tell_of_themselves_is_itself_cut_off(
+async def test_a_node_that_reaches_none_of_several_reporting_nodes_is_itself_disconnected(
     tmp_path: Path,
 ) -> None:
     async with ground(tmp_path, "b", "c") as found:
@@ -354,7 +354,7 @@ async def test_many_sessions_are_spread_over_the_nodes_that_are_left(tmp_path: P
         assert abs(counts[NODE] - counts["c"]) <= 2, counts
 
 
-async def test_a_node_that_comes_back_keeps_what_had_not_left(tmp_path: Path) -> None:
+async def test_a_node_that_recovers_keeps_its_remaining_sessions(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         session = await found.add("b")
         found.neighbours["b"].answers = False
@@ -368,7 +368,7 @@ async def test_a_node_that_comes_back_keeps_what_had_not_left(tmp_path: Path) ->
         assert (await found.session(session.id)).runtime_node == "b"
 
 
-async def test_nothing_moves_from_a_node_whose_blobs_are_its_own(tmp_path: Path) -> None:
+async def test_no_session_moves_from_a_node_without_shared_blobs(tmp_path: Path) -> None:
     async with ground(tmp_path, "b", shared=False) as found:
         session = await found.add("b")
         found.neighbours["b"].answers = False
@@ -376,7 +376,7 @@ async def test_nothing_moves_from_a_node_whose_blobs_are_its_own(tmp_path: Path)
         assert (await found.session(session.id)) == session
 
 
-async def test_a_session_with_a_volume_there_waits_for_its_node_and_says_so(
+async def test_a_session_with_a_local_volume_waits_for_its_node_with_a_warning(
     tmp_path: Path,
 ) -> None:
     async with ground(tmp_path, "b") as found:
@@ -410,7 +410,7 @@ async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> 
         assert (await found.session(session.id)).runtime_node == "b"
 
 
-async def test_a_session_goes_only_where_it_fits(tmp_path: Path) -> None:
+async def test_a_session_moves_only_to_a_node_that_fits(tmp_path: Path) -> None:
     async with ground(tmp_path, "b", "c") as found:
         await found.store.nodes.report(replace(await found.node("c"), labels={"zone": "a"}))
         session = await found.add("b", node_labels={"zone": "a"})

@@ -115,7 +115,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
         assert list(found.node.there) == [instance.id]
 
 
-async def test_what_was_made_for_a_session_that_has_ended_goes_at_the_next_sweep(
+async def test_an_instance_of_an_ended_session_is_removed_by_the_next_sweep(
     tmp_path: Path,
 ) -> None:
     instance, other = make_instance(session_id="sess_ended"), make_instance(session_id="sess_new")
@@ -154,7 +154,7 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
         assert list(found.node.there) == []
 
 
-async def test_what_an_ended_session_has_waits_until_it_is_cleared(tmp_path: Path) -> None:
+async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: Path) -> None:
     instance = make_instance(session_id="sess_ended", workspace="files")
     async with ground(tmp_path, instance) as found:
         session = make_session(
@@ -174,7 +174,7 @@ async def test_what_an_ended_session_has_waits_until_it_is_cleared(tmp_path: Pat
         assert list(found.node.there) == []
 
 
-async def test_what_a_session_of_another_node_has_is_left_to_that_node(tmp_path: Path) -> None:
+async def test_a_sweep_skips_sessions_of_other_nodes(tmp_path: Path) -> None:
     instance = make_instance(node_id="elsewhere", session_id="sess_1")
     async with ground(tmp_path, instance) as found:
         session = make_session(

@@ -74,7 +74,7 @@ async def test_an_object_that_is_larger_than_allowed_is_not_read(blobs: Blobs) -
         assert refused.value.code == "blob_damaged"
 
 
-async def test_what_is_not_there_is_none(blobs: Blobs) -> None:
+async def test_get_of_a_missing_object_is_none(blobs: Blobs) -> None:
     assert await blobs.get("nothing/here") is None
     assert await blobs.get("nothing/here", start=1, end=2) is None
     await blobs.put("dir/a", b"1")
@@ -106,7 +106,7 @@ async def test_removing_twice_is_removing_once(blobs: Blobs) -> None:
     assert await blobs.get("a/c") == b"2"
 
 
-async def test_all_beneath_a_prefix_go_and_no_others(blobs: Blobs) -> None:
+async def test_remove_all_removes_exactly_the_prefix(blobs: Blobs) -> None:
     gone = ["x/1/a", "x/1/b", "x/1/deep/c"]
     stay = ["x/10/a", "x/2", "y/1/a"]
     for key in gone + stay:
@@ -143,7 +143,7 @@ async def test_a_key_that_is_not_ours_is_refused(blobs: Blobs, key: str) -> None
             await refused
 
 
-async def test_a_prefix_is_a_whole_name(blobs: Blobs) -> None:
+async def test_a_prefix_matches_complete_names_only(blobs: Blobs) -> None:
     await blobs.put("x/1", b"1")
 
     for prefix in ("x", "/", "x//", "../"):

@@ -80,7 +80,7 @@ async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory
         assert await blobs.get("big/object") in (old, new)
 
 
-async def test_what_a_kill_left_is_in_nobodys_way_and_goes_with_its_directory(
+async def test_leftovers_of_a_kill_block_nothing_and_are_removed_with_their_directory(
     directory: Path,
 ) -> None:
     blobs = LocalBlobs(directory)
@@ -99,7 +99,7 @@ async def test_what_a_kill_left_is_in_nobodys_way_and_goes_with_its_directory(
     assert os.listdir(directory) == []
 
 
-async def test_a_full_disk_is_temporary_and_leaves_what_was_there(tiny: Path) -> None:
+async def test_a_full_disk_is_a_temporary_error_and_keeps_the_old_object(tiny: Path) -> None:
     blobs = LocalBlobs(tiny / "blobs")
     await blobs.put("a/old", b"old")
 

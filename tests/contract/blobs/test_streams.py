@@ -49,7 +49,7 @@ async def keys_of(blobs: Blobs, prefix: str, limit: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_SIZE - 1, PART_SIZE, PART_SIZE + 1, LARGE])
-async def test_what_is_written_in_chunks_comes_back_in_pieces(blobs: Blobs, size: int) -> None:
+async def test_chunks_that_are_written_can_be_streamed_back(blobs: Blobs, size: int) -> None:
     written = await blobs.write("a/large", pieces_of(size))
     opened = await blobs.open("a/large")
 
@@ -58,7 +58,7 @@ async def test_what_is_written_in_chunks_comes_back_in_pieces(blobs: Blobs, size
     assert await digest_of(opened.chunks) == await digest_of(pieces_of(size))
 
 
-async def test_a_write_replaces_what_was_there(blobs: Blobs) -> None:
+async def test_a_write_replaces_the_old_object(blobs: Blobs) -> None:
     await blobs.put("a/b", b"before" * MiB)
 
     assert await blobs.write("a/b", chunked(b"", b"af", b"", b"ter")) == 5
@@ -67,7 +67,7 @@ async def test_a_write_replaces_what_was_there(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 2 * PART_SIZE])
-async def test_a_write_whose_source_fails_leaves_what_was_there(blobs: Blobs, size: int) -> None:
+async def test_a_write_whose_source_fails_keeps_the_old_object(blobs: Blobs, size: int) -> None:
     async def broken() -> AsyncIterator[bytes]:
         async for piece in pieces_of(size):
             yield piece
@@ -84,7 +84,7 @@ async def test_a_write_whose_source_fails_leaves_what_was_there(blobs: Blobs, si
     assert [info.key for info in await blobs.list("a/")] == ["a/b"]
 
 
-async def test_a_write_that_is_cancelled_leaves_what_was_there(blobs: Blobs) -> None:
+async def test_a_cancelled_write_keeps_the_old_object(blobs: Blobs) -> None:
     waits = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -105,7 +105,7 @@ async def test_a_write_that_is_cancelled_leaves_what_was_there(blobs: Blobs) -> 
     assert await blobs.get("a/new") is None
 
 
-async def test_writers_that_wait_for_their_chunks_hold_nobody_up(blobs: Blobs) -> None:
+async def test_writers_that_wait_for_their_chunks_delay_no_other_call(blobs: Blobs) -> None:
     begun = [asyncio.Event() for _ in range(40)]
     go_on = asyncio.Event()
 
@@ -148,7 +148,7 @@ async def test_a_range_over_several_pieces(blobs: Blobs) -> None:
     assert b"".join([piece async for piece in opened.chunks]) == data[5 : 2 * CHUNK_SIZE + 6]
 
 
-async def test_what_is_opened_may_be_left(blobs: Blobs) -> None:
+async def test_an_open_stream_may_be_abandoned(blobs: Blobs) -> None:
     await blobs.put("a/b", b"1" * (CHUNK_SIZE + 1))
 
     never = await blobs.open("a/b")
@@ -182,7 +182,7 @@ async def test_a_reader_never_gets_pieces_of_two_objects(blobs: Blobs, replaced:
     assert changed == ["blob_changed"] or len(got) == 3 * CHUNK_SIZE
 
 
-async def test_what_is_known_of_an_object(blobs: Blobs) -> None:
+async def test_head_describes_an_object(blobs: Blobs) -> None:
     before = datetime.now(UTC) - timedelta(seconds=2)
     await blobs.put("a/b", b"12345")
 
@@ -200,14 +200,14 @@ async def test_what_is_known_of_an_object(blobs: Blobs) -> None:
     assert await blobs.list("a/") == [after]
 
 
-async def test_what_is_not_there_cannot_be_looked_at(blobs: Blobs) -> None:
+async def test_head_and_open_of_a_missing_object_are_none(blobs: Blobs) -> None:
     assert await blobs.head("a/b") is None
     assert await blobs.open("a/b") is None
     assert await blobs.open("a/b", start=3, end=5) is None
     assert await blobs.list("a/") == []
 
 
-async def test_of_many_who_create_one_does(blobs: Blobs) -> None:
+async def test_one_of_many_concurrent_creates_succeeds(blobs: Blobs) -> None:
     created = await asyncio.gather(
         *(blobs.create("a/b", str(number).encode()) for number in range(10))
     )
@@ -218,7 +218,7 @@ async def test_of_many_who_create_one_does(blobs: Blobs) -> None:
     assert await blobs.create("a/b", b"again")
 
 
-async def test_what_is_there_is_not_created(blobs: Blobs) -> None:
+async def test_create_keeps_an_existing_object(blobs: Blobs) -> None:
     await blobs.put("a/b", b"before")
 
     assert not await blobs.create("a/b", b"after")

@@ -102,13 +102,13 @@ async def test_an_execution_that_is_cancelled_gets_its_answer(ground: Ground) ->
     assert await ground.b.resolve("e", YES) == "already"
 
 
-async def test_a_cancelled_execution_asks_nobody(ground: Ground) -> None:
+async def test_a_question_of_a_cancelled_execution_is_answered_at_once(ground: Ground) -> None:
     await ground.b.cancel("e", "user")
     assert await ground.a.ask("e", QUESTION, timeout=LONG) == CANCELLED
     assert await ground.b.question("e") is None
 
 
-async def test_an_answer_before_the_cancellation_stands(ground: Ground) -> None:
+async def test_an_answer_before_the_cancellation_counts(ground: Ground) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     await asyncio.gather(ground.b.resolve("e", YES))
@@ -116,7 +116,7 @@ async def test_an_answer_before_the_cancellation_stands(ground: Ground) -> None:
     assert await asked == YES
 
 
-async def test_shutdown_answers_what_was_asked_from_there(ground: Ground) -> None:
+async def test_shutdown_answers_the_questions_of_its_replica(ground: Ground) -> None:
     here = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     there = asyncio.create_task(ground.b.ask("f", QUESTION, timeout=LONG))
     await until_asked(ground, "e")
@@ -167,7 +167,7 @@ async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
         await ground.a.resolve("e", long)
 
 
-async def test_an_answer_to_a_replica_that_was_lost_is_found_by_who_asks_again(
+async def test_an_answer_to_a_lost_replica_is_found_by_the_replica_that_asks_again(
     ground: Ground,
 ) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))

@@ -30,7 +30,7 @@ async def test_in_memory_a_free_lease_is_taken_without_giving_up_the_turn() -> N
                 call.send(None)
 
 
-async def test_in_memory_what_nobody_asks_for_any_more_is_swept_away() -> None:
+async def test_expired_entries_in_memory_are_removed() -> None:
     async with memory_ground() as ground:
         await ground.a.push("e", "hello")
         await ground.a.cancel("e", "user")
@@ -41,9 +41,7 @@ async def test_in_memory_what_nobody_asks_for_any_more_is_swept_away() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-async def test_those_who_wait_get_a_lease_as_it_expires(
-    kind: str, redis_server: RedisServer
-) -> None:
+async def test_a_waiter_gets_a_lease_when_it_expires(kind: str, redis_server: RedisServer) -> None:
     short = settings(lease_ttl=timedelta(seconds=0.3), presence_ttl=timedelta(seconds=LONG))
     if kind == "memory":
         a: MemoryCoordination | RedisCoordination = MemoryCoordination(
@@ -105,7 +103,7 @@ async def test_a_server_that_forgot_the_scripts_learns_them_again(
         assert await ground.b.acquire("s", "y") == LeaseHolder("a", "x")
 
 
-async def test_a_claim_whose_answer_was_lost_is_taken_back_with_a_beat(
+async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
     redis_server: RedisServer,
 ) -> None:
     hasty = settings(
@@ -145,7 +143,7 @@ async def test_a_socket_is_an_address_too(tmp_path: Path) -> None:
         await a.close()
 
 
-async def test_the_password_is_not_told(tmp_path: Path) -> None:
+async def test_errors_do_not_show_the_password(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as bad:
         RedisCoordination("a", "redis://:sec/ret@host:1/0", settings(), EXECUTION_TTL)
     assert "sec" not in str(bad.value)
@@ -166,7 +164,7 @@ async def test_the_password_is_not_told(tmp_path: Path) -> None:
         assert f"127.0.0.1:{server.port}" in str(error)
 
 
-async def test_work_goes_on_until_its_end_when_its_caller_is_cancelled_twice() -> None:
+async def test_work_completes_when_its_caller_is_cancelled_twice() -> None:
     go_on = asyncio.Event()
     done = False
 

@@ -34,7 +34,7 @@ async def test_a_window_expires(ground: Ground) -> None:
 
 
 class Recorder:
-    """Records the cancellations that a replica is told of."""
+    """Records the cancellations that a replica reports."""
 
     def __init__(self, replica: str, requests: asyncio.Queue[tuple[str, str]]) -> None:
         self._replica = replica
@@ -54,7 +54,7 @@ def cancellations_of(*replicas: Coordination) -> asyncio.Queue[tuple[str, str]]:
     return requests
 
 
-async def test_every_replica_hears_of_a_cancellation_and_the_first_reason_stays(
+async def test_every_replica_is_notified_of_a_cancellation_and_the_first_reason_stays(
     ground: Ground,
 ) -> None:
     cancellations = cancellations_of(ground.a, ground.b)
@@ -78,7 +78,7 @@ async def test_messages_are_given_out_in_order_and_once(ground: Ground) -> None:
     assert await ground.a.drain("e") == [""]
 
 
-async def test_each_message_is_given_to_one_of_those_who_drain_at_once(ground: Ground) -> None:
+async def test_concurrent_drains_return_each_message_once(ground: Ground) -> None:
     given: list[str] = []
 
     async def drain(replica: Coordination) -> None:
@@ -109,7 +109,7 @@ async def test_messages_beyond_the_bound_are_refused(ground: Ground) -> None:
         await ground.b.push("e", "x" * (MAX_MESSAGE_SIZE - 1) + "ø")
 
 
-async def test_what_is_told_while_listening_is_cancellations_of(ground: Ground) -> None:
+async def test_notifications_arrive_while_listening(ground: Ground) -> None:
     async with ground.a.listen("t") as here, ground.b.listen("t") as there:
         assert not await here.wait(0.01)
         await ground.b.notify("t")
@@ -159,7 +159,7 @@ async def test_a_cleaned_execution_is_forgotten(ground: Ground) -> None:
     assert await ground.b.cancelled("e") is None
 
 
-async def test_cleaning_leaves_what_is_anothers(ground: Ground) -> None:
+async def test_cleaning_keeps_the_state_of_other_executions(ground: Ground) -> None:
     await ground.a.acquire("s", "f")
     await ground.a.open_window("s", "f")
     await ground.a.clean("s", "e")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 short_presence = pytest.mark.parametrize("presence", [SHORT_PRESENCE], ids=["short"])
 
 
-async def test_a_free_lease_is_taken_and_others_are_told_the_holder(ground: Ground) -> None:
+async def test_a_free_lease_is_acquired_and_others_get_its_holder(ground: Ground) -> None:
     assert await ground.a.holder("s") is None
     assert await ground.a.acquire("s", "x") is None
 
@@ -72,7 +72,7 @@ async def test_a_late_release_does_not_free_the_next_holders(ground: Ground) -> 
 
 
 @pytest.mark.quick
-async def test_one_who_waits_gets_it_when_it_is_given_back(ground: Ground) -> None:
+async def test_a_waiter_gets_a_lease_when_it_is_released(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     async with asyncio.TaskGroup() as group:
         waiter = group.create_task(ground.b.acquire("s", "y", wait=LONG))
@@ -83,7 +83,7 @@ async def test_one_who_waits_gets_it_when_it_is_given_back(ground: Ground) -> No
     assert await ground.in_line("s") == 0
 
 
-async def test_one_who_waited_in_vain_is_told_the_holder_and_leaves_the_line(
+async def test_a_waiter_that_times_out_gets_the_holder_and_leaves_the_queue(
     ground: Ground,
 ) -> None:
     await ground.a.acquire("s", "x")
@@ -94,7 +94,7 @@ async def test_one_who_waited_in_vain_is_told_the_holder_and_leaves_the_line(
     assert await ground.a.acquire("s", "z") is None
 
 
-async def test_those_who_wait_get_it_in_the_order_in_which_they_came(ground: Ground) -> None:
+async def test_waiters_get_a_lease_in_the_order_in_which_they_asked(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     replicas = [ground.b, ground.a, ground.a, ground.b, ground.a, ground.b]
     got: list[str] = []
@@ -114,7 +114,7 @@ async def test_those_who_wait_get_it_in_the_order_in_which_they_came(ground: Gro
     assert await ground.in_line("s") == 0
 
 
-async def test_a_free_lease_with_others_in_line_is_theirs(ground: Ground) -> None:
+async def test_a_free_lease_with_waiters_belongs_to_the_first_waiter(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
     await ground.until_in_line("s", 1)
@@ -194,7 +194,7 @@ async def test_the_lease_of_a_lost_replica_is_taken_over(ground: Ground) -> None
 
 
 @short_presence
-async def test_one_who_waits_takes_over_the_lease_of_a_lost_replica(ground: Ground) -> None:
+async def test_a_waiter_takes_over_the_lease_of_a_lost_replica(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     waiters = []
     for count in range(2):
@@ -207,7 +207,7 @@ async def test_one_who_waits_takes_over_the_lease_of_a_lost_replica(ground: Grou
     assert await waiters[1] is None
 
 
-async def test_one_who_does_not_wait_leaves_a_lost_lease_to_the_first_in_line(
+async def test_a_call_without_wait_leaves_a_lost_lease_to_the_first_waiter(
     ground: Ground,
 ) -> None:
     await ground.a.acquire("s", "x")
@@ -232,7 +232,7 @@ async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
     await asyncio.wait({lost})
 
 
-async def test_a_replica_that_was_lost_is_told_with_its_next_beat(ground: Ground) -> None:
+async def test_a_lost_replica_learns_that_from_its_next_heartbeat(ground: Ground) -> None:
     assert await ground.a.heartbeat()
     await ground.lose(ground.a)
     assert not await ground.b.alive("a")
