@@ -41,7 +41,9 @@ def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
         replica, driver, compute.pool, compute.templates, compute.checkpoints
     )
     connections = Connections(replica, driver, records, instances, observers)
-    return SessionCore(replica, driver, observers, records, instances, connections)
+    return SessionCore(
+        replica, driver, observers, records, instances, connections, compute.checkpoints
+    )
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,16 @@ class SessionGroup:
 def session_group(
     backends: Backends, compute: ComputeGroup, core: SessionCore, elsewhere: RemoteCheckpoints
 ) -> SessionGroup:
-    settings, checkpoints = backends.settings, compute.checkpoints
+    settings = backends.settings
     secrets = Secrets(backends.encryption)
     provisioning = Provisioning(secrets, compute.volumes, compute.packages, compute.templates)
-    stopper = InstanceStopper(core, checkpoints, settings)
+    stopper = InstanceStopper(core, settings)
     starter = SessionStarter(core, stopper, provisioning, compute.admission)
-    archiver = Archiver(core, stopper, checkpoints, settings.archive)
+    archiver = Archiver(core, stopper, settings.archive)
     autosave = Autosave(
         core,
         starter,
         archiver,
-        checkpoints,
         elsewhere,
         settings.workspace,
         remote=backends.spool,

@@ -43,17 +43,22 @@ from atoll.link.errors import (
     StaleSession,
 )
 from atoll.link.values import parse_value
-from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, lost, timed_out
-from atoll.model.session import Cause, SessionStatus
+from atoll.model.session import Cause
+from atoll.service.executions.outcomes import (
+    cancellation,
+    outcome_of_missing,
+    outcome_of_stop,
+    outcome_without_result,
+)
 from atoll.service.executions.run import Interrupted
+from atoll.service.executions.status_writer import StatusWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from atoll.clock import Clock
     from atoll.coordination.leases import Lease
     from atoll.drivers.base import Driver
     from atoll.link.messages import RunResult
@@ -64,7 +69,6 @@ if TYPE_CHECKING:
     from atoll.service.sessions.access import SessionAccess
     from atoll.service.sessions.connections import Connection
     from atoll.settings import ExecutionSettings
-    from atoll.stores.base import Store
 
 log = structlog.get_logger(__name__)
 
@@ -75,8 +79,6 @@ LAST_ATTACH = 3.0
 JOURNAL_TIMEOUT = 30.0
 """Seconds in which an executor has to send a result of the instance that it replaced."""
 REATTACH_PAUSE = 0.5
-STATUS_DELAY = 1.0
-"""Seconds after which an execution is recorded as running; a shorter one has two commits only."""
 EXIT_TIMEOUT = 10.0
 """Seconds that an executor needs at most to exit when it was told to."""
 
@@ -141,7 +143,7 @@ class Attempts:
 
     async def _settled(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
         try:
-            async with _StatusWriter(run, self._store, self._clock):
+            async with StatusWriter(run, self._store, self._clock):
                 return await work
         except _NoResult as ended:
             return ended.outcome
@@ -149,7 +151,9 @@ class Attempts:
             raise
         except ProtocolViolation as violation:
             # The same image would do the same again, so there is no other attempt.
-            return _lost(run, ExecutionStatus.FAILED, Cause.PROTOCOL, violation.message)
+            return outcome_without_result(
+                run, ExecutionStatus.FAILED, Cause.PROTOCOL, violation.message
+            )
         except Exception as error:  # Whatever it is, an execution has an end.
             log.error("execution.broke", execution_id=run.id, exc_info=error)
             message = "Internal error. See the server log."
@@ -195,7 +199,7 @@ class Attempts:
         try:
             request = await self._requests.make(connection, execution)
         except PermanentError as error:
-            return _not_started(error)
+            return outcome_of_missing(error)
         # The last moment: a replica that was given up must not send anything.
         lease.check()
         if losses < self._leases.losses:
@@ -245,7 +249,7 @@ class Attempts:
         if isinstance(error, RunOver):
             raise Superseded from error
         if isinstance(error, ContextUnavailable):
-            return _not_started(error)
+            return outcome_of_missing(error)
         if not isinstance(error, (SessionOccupied, StaleSession, ExecutorLeaving)):
             message = error.message
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
@@ -299,7 +303,9 @@ class Attempts:
             if instance_id in (None, connection.instance.id):
                 return None
             message = "The instance in which the execution may have started is gone."
-            return _lost(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
+            return outcome_without_result(
+                run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message
+            )
         if started_at is None:
             # When it began, which is not when it was found.
             began = datetime.fromtimestamp(raw["began"], UTC)
@@ -348,9 +354,9 @@ class Attempts:
             return outcome
         if out_of_memory:
             message = "The execution used more memory than it may, and its instance ended."
-            return _lost(run, ExecutionStatus.FAILED, Cause.OOM, message)
+            return outcome_without_result(run, ExecutionStatus.FAILED, Cause.OOM, message)
         message = "The instance ended while the execution ran."
-        return _lost(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
+        return outcome_without_result(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
 
     async def _from_journal(self, run: Run) -> Outcome | None:
         """
@@ -432,7 +438,7 @@ class Attempts:
             and await self._driver.limits.out_of_memory(connection.instance.handle),
         )
         if outcome.status is ExecutionStatus.CANCELLED and run.cancel_reason is not None:
-            outcome = dataclasses.replace(outcome, error=_cancellation(run))
+            outcome = dataclasses.replace(outcome, error=cancellation(run))
         return outcome
 
     async def _session_has_ended(self, run: Run) -> bool:
@@ -449,95 +455,3 @@ class Attempts:
     def _check_stop(self, run: Run) -> None:
         if run.stopped:
             raise _NoResult(outcome_of_stop(run))
-
-
-class _StatusWriter:
-    """
-    Records that an execution runs, once it has run for `STATUS_DELAY`: other replicas and lists by
-    status know only the record.
-    """
-
-    def __init__(self, run: Run, store: Store, clock: Clock) -> None:
-        self._run = run
-        self._store = store
-        self._clock = clock
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        self._schedule()
-
-    async def __aexit__(self, *error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._writing is not None:
-            # The result has to follow the version that this writes.
-            await asyncio.wait([self._writing])
-
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(STATUS_DELAY, self._look)
-
-    def _look(self) -> None:
-        if self._run.execution.status is ExecutionStatus.RUNNING:
-            self._writing = asyncio.get_running_loop().create_task(self._write())
-        else:
-            self._schedule()
-
-    async def _write(self) -> None:
-        execution = self._run.execution
-        try:
-            event = execution_event(execution, "running", self._clock.now())
-            stored = await self._store.executions.save(execution, event=event)
-        except (Conflict, TemporaryError) as error:
-            # Whether this replica still owns it turns out when the result is written.
-            log.info("execution.status_not_stored", execution_id=self._run.id, error=error.message)
-        else:
-            self._run.version_read(stored.version)
-
-
-def outcome_of_stop(run: Run) -> Outcome:
-    """The outcome of an execution that was cancelled, or whose session ended or was stopped."""
-    session = run.ended_session
-    if session is None:
-        error = _cancellation(run)
-        return _lost(
-            run, ExecutionStatus.CANCELLED, Cause.USER, error["message"], code=error["code"]
-        )
-    expired = session.status is SessionStatus.TIMEOUT
-    return _lost(
-        run,
-        ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
-        session.cause or Cause.USER,
-        "The session ended." if session.status.ended else "The session was stopped.",
-    )
-
-
-def _cancellation(run: Run) -> dict[str, str]:
-    reason = "." if run.cancel_reason is None else f": {run.cancel_reason}"
-    return {"code": "cancelled", "message": f"The execution was cancelled{reason}"}
-
-
-def _lost(
-    run: Run, status: ExecutionStatus, cause: Cause, message: str, *, code: str | None = None
-) -> Outcome:
-    """An outcome without a result of the executor, with the output that has arrived."""
-    return lost(
-        status,
-        cause,
-        message,
-        code=code,
-        stdout=run.events.output("stdout"),
-        stderr=run.events.output("stderr"),
-    )
-
-
-def _not_started(error: PermanentError | ExecutorError) -> Outcome:
-    """The outcome of an execution that lacks something it needs."""
-    return lost(
-        ExecutionStatus.FAILED,
-        Cause.DEPENDENCY,
-        error.message,
-        code=error.code,
-        stdout=b"",
-        stderr=b"",
-    )

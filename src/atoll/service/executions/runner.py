@@ -38,8 +38,8 @@ from atoll.service.executions.attempt import (
     SessionMoved,
     StaleRecord,
     Superseded,
-    outcome_of_stop,
 )
+from atoll.service.executions.outcomes import outcome_of_stop
 from atoll.service.executions.run import Interrupted, Run
 from atoll.service.executions.slots import SlotQueue
 from atoll.service.sessions.observers import SessionObserver

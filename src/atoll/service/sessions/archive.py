@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.model.instance import Instance
-    from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.stop import InstanceStopper
     from atoll.settings import ArchiveSettings
@@ -45,7 +44,6 @@ class Archiver:
         self,
         core: SessionCore,
         stopper: InstanceStopper,
-        checkpoints: Checkpoints,
         settings: ArchiveSettings,
     ) -> None:
         self._replica = core.replica
@@ -53,7 +51,7 @@ class Archiver:
         self._records = core.records
         self._instances = core.instances
         self._stopper = stopper
-        self._checkpoints = checkpoints
+        self._checkpoints = core.checkpoints
         self._settings = settings
 
     async def archive(self, session: Session) -> Session:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.instance import Instance
-    from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.sessions.archive import Archiver
     from atoll.service.sessions.connections import Connection
     from atoll.service.sessions.core import SessionCore
@@ -79,7 +78,6 @@ class Autosave(SessionObserver):
         core: SessionCore,
         starter: SessionStarter,
         archiver: Archiver,
-        checkpoints: Checkpoints,
         elsewhere: RemoteCheckpoints,
         settings: WorkspaceSettings,
         *,
@@ -96,7 +94,7 @@ class Autosave(SessionObserver):
         self._connections = core.connections
         self._starter = starter
         self._archiver = archiver
-        self._checkpoints = checkpoints
+        self._checkpoints = core.checkpoints
         self._elsewhere = elsewhere
         self._settings = settings
         self._remote = remote

@@ -1,4 +1,4 @@
-"""What the modules of this package share: records, instances, connections and observers."""
+"""What the modules of this package share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
+    from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.replica import Replica
     from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.instances import SessionInstances
@@ -22,3 +23,4 @@ class SessionCore:
     records: SessionRecords
     instances: SessionInstances
     connections: Connections
+    checkpoints: Checkpoints

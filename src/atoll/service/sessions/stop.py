@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from atoll.link.client import Link
     from atoll.model.instance import Instance
-    from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.sessions.core import SessionCore
     from atoll.settings import Settings
 
@@ -42,7 +41,6 @@ class InstanceStopper:
     def __init__(
         self,
         core: SessionCore,
-        checkpoints: Checkpoints,
         settings: Settings,
     ) -> None:
         self._store = core.replica.store
@@ -51,7 +49,7 @@ class InstanceStopper:
         self._records = core.records
         self._instances = core.instances
         self._observers = core.observers
-        self._checkpoints = checkpoints
+        self._checkpoints = core.checkpoints
         self._grace = settings.session.stop_grace
         self._save_timeout = settings.archive.timeout
         self._saves = settings.blob.url is not None
