@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.service.sessions.access import SessionAccess
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.archive import Archiver
+from atoll.service.sessions.assignment import InstanceAssignment
 from atoll.service.sessions.autosave import Autosave
 from atoll.service.sessions.clone import Cloner
 from atoll.service.sessions.connections import Connections
@@ -42,7 +43,14 @@ def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
     )
     connections = Connections(replica, driver, records, instances, observers)
     return SessionCore(
-        replica, driver, observers, records, instances, connections, compute.checkpoints
+        replica,
+        driver,
+        observers,
+        records,
+        instances,
+        connections,
+        InstanceAssignment(replica, records, instances, connections),
+        compute.checkpoints,
     )
 
 

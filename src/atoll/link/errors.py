@@ -55,7 +55,12 @@ class RunOver(RequestRefused):
 
 
 class SessionOccupied(RequestRefused):
-    """Another run is active, and the request asked to run alone; the message is its id."""
+    """Another execution is active, and the request asked to run alone."""
+
+    @property
+    def execution_id(self) -> str:
+        """The active execution, which the executor sends as the message."""
+        return self.message
 
 
 class StaleSession(RequestRefused):

@@ -212,6 +212,10 @@ MEMORY_LOST = Warning(
 )
 
 
+WAITS_FOR_NODE = "waits_for_node"
+"""Code of the warning of a session that cannot be moved."""
+
+
 def moved(session: Session, node: Node, now: datetime) -> Session:
     """The session on another node, where it starts with the files of its last checkpoint."""
     if session.status.ended:
@@ -227,6 +231,7 @@ def moved(session: Session, node: Node, now: datetime) -> Session:
         status = SessionStatus.CREATING if fresh else SessionStatus.RESTORING
         others = tuple(item for item in session.warnings if item.code != MEMORY_LOST.code)
         warnings = others if fresh else (*others, MEMORY_LOST)
+    warnings = tuple(item for item in warnings if item.code != WAITS_FOR_NODE)
     rested = status in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
     return dataclasses.replace(
         session,

@@ -18,6 +18,7 @@ from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Una
 from atoll.model.event import Event
 from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 from atoll.model.placement import PlacementRequest
+from atoll.model.plan import WAITS_FOR_NODE
 from atoll.model.session import Cause, SessionStatus
 from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.drains import DrainReconciler
@@ -25,7 +26,7 @@ from atoll.reconcile.moved_sessions import MovedSessions
 from atoll.reconcile.node_report import NodeReport
 from atoll.reconcile.nodes import NodeMonitor
 from atoll.service.nodes.local_node import LocalNode
-from atoll.service.nodes.migration import WAITS_FOR_NODE, Migrations
+from atoll.service.nodes.migration import Migrations
 from atoll.service.nodes.probe import MAX_CLOCK_SKEW, NodeProbe
 from atoll.service.nodes.service import Nodes
 from atoll.service.packages.service import Packages

@@ -58,8 +58,8 @@ async def adoptable(place: Path) -> AsyncIterator[tuple[Parts, Execution]]:
 async def ended(found: Parts, execution: Execution) -> Execution:
     """The record, when the execution that is adopted now has ended."""
     running = found.runner.start(execution, 1, adopted=True)
-    async with asyncio.timeout(SECONDS):
-        await running.result()
+    await running.wait(SECONDS)
+    assert running.finished
     stored = await found.store.executions.get(execution.id)
     assert stored is not None
     return stored

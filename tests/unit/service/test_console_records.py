@@ -59,7 +59,7 @@ def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
     entries = [(OUT, b"%03d." % number) for number in range(100)]
     entries[50:50] = [(ASK, question)]
     events = _ring(40, entries)
-    outcome = events.attached_to(Outcome(DONE, None, 0, stdout=events.output("stdout")))
+    outcome = events.with_log(Outcome(DONE, None, 0, stdout=events.output("stdout")))
     ended = dataclasses.replace(EXECUTION, status=DONE, outcome=outcome)
     assert list(rest(ended, 0)) == [
         (sequence, channel, data)
@@ -75,7 +75,7 @@ def test_a_ring_of_tiny_pieces_is_bounded_too() -> None:
     events = _ring(1 << 20, [(OUT, b"x")] * 20_000)
     _, kept = events.since(0)
     assert len(kept) <= 8192
-    outcome = events.attached_to(Outcome(DONE, None, 0))
+    outcome = events.with_log(Outcome(DONE, None, 0))
     assert outcome.log is not None
     assert outcome.log[0][0] == GAP
     assert sum(size if channel == GAP else 1 for channel, size in outcome.log) == 20_000

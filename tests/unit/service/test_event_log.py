@@ -69,7 +69,7 @@ def record(events: EventLog, retry_count: int) -> Execution:
     return dataclasses.replace(
         execution(retry_count),
         status=ExecutionStatus.COMPLETED,
-        outcome=events.attached_to(outcome),
+        outcome=events.with_log(outcome),
     )
 
 
@@ -133,7 +133,7 @@ def test_output_of_a_lost_attempt_is_not_part_of_the_result() -> None:
     events.append(1, frames.STDOUT, b"kept")
 
     assert events.output("stdout") == b"kept"
-    outcome = events.attached_to(Outcome(ExecutionStatus.COMPLETED, None, 0))
+    outcome = events.with_log(Outcome(ExecutionStatus.COMPLETED, None, 0))
     assert (events.value, outcome.log) == (b"", ((frames.STDOUT, 4),))
     numbers = [event.number or 0 for event in events_of(events)]
     assert numbers == sorted(set(numbers))

@@ -132,14 +132,14 @@ class Attempts:
         """
         return await self._settled(run, self._dispatch(run, lease, losses))
 
-    async def resume(self, run: Run) -> Outcome | None:
+    async def rejoin(self, run: Run) -> Outcome | None:
         """
         Attach to an execution that may have started before; null if it certainly has not.
 
         An executor forgets an execution only after its result is stored. So one that does not know
         it, in the instance that the session had when the execution was submitted, never had it.
         """
-        return await self._settled(run, self._resume(run))
+        return await self._settled(run, self._rejoin(run))
 
     async def _settled(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
         try:
@@ -262,7 +262,7 @@ class Attempts:
             await asyncio.wait([connection.link.closed], timeout=EXIT_TIMEOUT)
         elif not run.stopped:
             with run.waiting_for_others():
-                await self._wait_for_end(connection, str(error.message))
+                await self._wait_for_end(connection, error.execution_id)
         return None
 
     async def _wait_for_end(self, connection: Connection, execution_id: str) -> None:
@@ -281,7 +281,7 @@ class Attempts:
         intake = run.events.intake(requested=False)
         return await connection.link.attach(run.id, run.events.sequence, run, intake)
 
-    async def _resume(self, run: Run) -> Outcome | None:
+    async def _rejoin(self, run: Run) -> Outcome | None:
         connection = await self._connect(run)
         await self._forward_cancellation(run, connection)
         instance_id, started_at = run.execution.instance_id, run.execution.started_at

@@ -127,7 +127,7 @@ class ExecutorCallbacks:
             # The node's counter can be read once, and the owner of the execution reads it.
             out_of_memory=False,
         )
-        return events.attached_to(outcome)
+        return events.with_log(outcome)
 
     async def _location(self, instance_id: str) -> tuple[str, str]:
         """Node and instance."""

@@ -70,7 +70,7 @@ class Completions:
         return await self._offload.fetch(execution)
 
     async def wait(self, execution_id: str, seconds: float) -> Execution | None:
-        """The record when another replica has ended it, or as it is after so many seconds."""
+        """The record when it has ended, or its current state after so many seconds."""
         deadline = self._clock.monotonic() + seconds
         while True:
             with contextlib.suppress(CoordinationUnavailable):

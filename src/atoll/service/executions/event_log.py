@@ -2,7 +2,7 @@
 Event log of an execution: numbers events so that a client can resume a stream after a disconnect
 without gaps or repeats.
 
-A number says which attempt an event belongs to, and where it is in the executor's log. So this
+A number identifies the attempt of an event, and its place in the executor's log. So this
 replica, another one, and the stored record all give an event the same number. Within an attempt, 0
 is the announcement of the retry, 1 the start, an entry of the executor's log has its sequence
 number plus one, and the result has the last number. Events that describe a momentary state (the
@@ -284,7 +284,7 @@ class EventLog:
         """The return value of this attempt as it arrived, or the error in its place."""
         return bytes(self._value)
 
-    def attached_to(self, outcome: Outcome) -> Outcome:
+    def with_log(self, outcome: Outcome) -> Outcome:
         """The outcome with questions and displays, and with the order of all entries."""
         lines = bytes(self._lines) or None
         return dataclasses.replace(outcome, log=tuple(self._entries), results_json=lines)

@@ -48,7 +48,7 @@ class Interrupted(Exception):
 
 class QuestionObserver(Protocol):
     def question_changed(self, run: Run, question: dict[str, Any]) -> None:
-        """User code has asked a question, or the executor reports what became of one."""
+        """User code has asked a question, or the executor reports its outcome."""
 
 
 class Run:
@@ -143,7 +143,7 @@ class Run:
         self._interrupt()
 
     def note_session_end(self, session: Session) -> None:
-        """The same, read from the session's record by the attempt itself."""
+        """Note the end of the session, which the attempt has read from its record."""
         self._ended_session = session
 
     def _interrupt(self) -> None:
@@ -159,7 +159,7 @@ class Run:
     def begin(
         self, work: Coroutine[Any, Any, None], background: BackgroundTasks, slot: Slot
     ) -> None:
-        """Be driven by `work`, which begins when the slot is granted."""
+        """Be driven by `work`; `slot` is the place that the run has in the queue."""
         self._slot = slot
         self._task = background.start(work, f"run {self.id}")
 
@@ -207,6 +207,10 @@ class Run:
     def version_read(self, version: int) -> None:
         """The record has this version, whichever write of this replica made it."""
         self._execution = dataclasses.replace(self._execution, version=version)
+
+    def rejoining(self) -> None:
+        """The run attaches to an execution that an executor may have."""
+        self._phase = Phase.DISPATCHED
 
     def unsettle(self) -> None:
         """After an interrupted attempt: find out whether the executor has the execution."""
@@ -264,7 +268,6 @@ class Run:
     async def wait_for_slot(self) -> None:
         assert self._slot is not None
         await self._slot.wait()
-        self._phase = Phase.DISPATCHED
 
     # Reports of the executor
 
@@ -287,12 +290,8 @@ class Run:
 
     # Clients
 
-    async def result(self) -> Execution:
-        """The execution once it has ended, wherever that happens."""
-        return await asyncio.shield(self._done)
-
     async def wait(self, seconds: float) -> Execution:
-        """The execution when it has ended, or as it is after so many seconds."""
+        """The execution when it has ended, or its current state after so many seconds."""
         if seconds > 0 and not self.finished:
             await asyncio.wait([self._done], timeout=seconds)
         return self._execution

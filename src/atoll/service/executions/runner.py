@@ -226,7 +226,7 @@ class Runner(SessionObserver):
             await self.release(run.id)
             if self._runs.get(run.id) is run:
                 del self._runs[run.id]
-            self._lose(run)
+            self._follow_owner(run)
         if runs:
             with contextlib.suppress(TemporaryError):
                 await self._replica.coordination.notify(REPLICA_LEFT)
@@ -315,7 +315,7 @@ class Runner(SessionObserver):
                 while not run.finished:
                     try:
                         if run.may_have_started:
-                            await self._resume(run)
+                            await self._rejoin(run)
                             continue
                         await run.wait_for_slot()
                         await self._make_attempt(run, capacity, losses)
@@ -329,28 +329,33 @@ class Runner(SessionObserver):
                         # This replica alone may have dispatched it, as long as it owns it.
                         run.unsettle()
                         if not await self._still_owned(run):
-                            return self._lose(run)
+                            return self._follow_owner(run)
                     except StaleRecord:
                         if not await self._read_version(run):
-                            return self._lose(run)
+                            return self._follow_owner(run)
                         run.unsettle()
                         await backoff.pause()
                     except Superseded:
-                        return self._lose(run)
+                        return self._follow_owner(run)
                     except SessionMoved:
                         return await self.hand_over([run])
                     except BackendUnavailable as error:
                         # It may have been dispatched before, and must start only once.
                         run.unsettle()
-                        log.warning("execution.waits", execution_id=run.id, error=error.message)
+                        log.warning(
+                            "execution.waits",
+                            execution_id=run.id,
+                            phase=run.phase,
+                            error=error.message,
+                        )
                         await backoff.pause()
             finally:
                 run.leave_slot()
                 self._runs.pop(run.id, None)
 
-    def _lose(self, run: Run) -> None:
+    def _follow_owner(self, run: Run) -> None:
         """Another replica owns the execution: wait for its result."""
-        log.info("execution.superseded", execution_id=run.id)
+        log.info("execution.owned_elsewhere", execution_id=run.id)
         self._follow(run)
 
     async def _make_attempt(self, run: Run, capacity: int, losses: int) -> None:
@@ -375,13 +380,14 @@ class Runner(SessionObserver):
         elif run.finished:
             await self._completions.announce(run.id)
 
-    async def _resume(self, run: Run) -> None:
+    async def _rejoin(self, run: Run) -> None:
         """
-        Find out what became of an execution that may have started, and follow it to its end. It
-        needs neither slot nor lease, since it starts nothing; of two replicas that do so, the
-        record's version lets one win.
+        Attach to an execution that may have started, and follow it to its end. That needs neither
+        slot nor lease, since it starts nothing; of two replicas that do so, the record's version
+        lets one win.
         """
-        outcome = await self._attempts.resume(run)
+        run.rejoining()
+        outcome = await self._attempts.rejoin(run)
         if outcome is None:
             run.not_started()
         else:
@@ -431,7 +437,7 @@ class Runner(SessionObserver):
         connection = self._sessions.connections.reachable(run.execution.session_id)
         if connection is not None:
             await self._autosave.before_result(connection)
-        outcome = run.events.attached_to(outcome)
+        outcome = run.events.with_log(outcome)
         now = self._clock.now()
         ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
         execution = await self._store_result(run, ended)

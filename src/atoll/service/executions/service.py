@@ -142,7 +142,7 @@ class Executions:
         *,
         cached: CachedEntity[Execution] | None = None,
     ) -> Execution:
-        """The execution when it has ended, or as it is after so many seconds."""
+        """The execution when it has ended, or its current state after so many seconds."""
         run = self._runner.get(execution_id)
         if run is not None:
             return await self.await_end(run, seconds)
@@ -154,7 +154,7 @@ class Executions:
         return execution if ended is None else await self._offload.fetch(ended)
 
     async def await_end(self, run: Run, seconds: float) -> Execution:
-        """The same of an execution that this replica has submitted."""
+        """Wait for an execution that this replica has submitted, as `wait` does."""
         return await run.wait(min(seconds, self._max_wait))
 
     async def cancel(self, execution_id: str, reason: str | None = None) -> Execution:

@@ -96,7 +96,7 @@ class Submitter:
         async with lock:
             if (
                 self._runner.get(execution_id) is not None
-                # Recording may start the session, which a repeated request must not do.
+                # A new record would start the session, which a repeated request must not do.
                 or submission.request.context_id is not None
                 or self._sessions.connections.reachable(submission.session_id) is None
             ):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import Conflict
-from atoll.model import plan
+from atoll.model.plan import WAITS_FOR_NODE
 from atoll.model.session import Warning
 from atoll.service.nodes.service import node_topic
 from atoll.service.sessions.records import settle_topic
@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-WAITS_FOR_NODE = "waits_for_node"
-"""Code of the warning of a session that cannot be moved."""
-
 
 class Migrations:
     def __init__(self, replica: Replica, placement: Placement, records: SessionRecords) -> None:
         self._placement = placement
         self._records = records
         self._coordination = replica.coordination
-        self._clock = replica.clock
         self.moved: dict[str, int] = {}
         """Number of sessions that this process has moved, by cause."""
 
@@ -45,12 +41,9 @@ class Migrations:
         changed meanwhile. The caller then calls `notify`. Raises what `Placement.assign` raises.
         """
         node = await self._placement.assign(session)
-        now, left = self._clock.now(), session.runtime_node
-        moved = plan.moved(session, node, now)
-        warnings = tuple(item for item in moved.warnings if item.code != WAITS_FOR_NODE)
-        moved = dataclasses.replace(moved, warnings=warnings)
+        left = session.runtime_node
         try:
-            await self._records.save(moved, event="moved")
+            await self._records.move(session, node)
         except Conflict:
             return None
         self.count(cause)

@@ -8,6 +8,7 @@ session costs next to nothing. Every replica knows the last use to a tenth of th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 WRITES_PER_TIMEOUT = 10
-MAX_TRIES = 5
-"""Tries to write to a session that others write at the same time."""
+MAX_ATTEMPTS = 5
+"""Attempts to write to a session that others write at the same time."""
 MAX_REMEMBERED = 10_000
 """Sessions whose last write is remembered; one beyond that is written once too often."""
 
@@ -62,13 +63,14 @@ class Activity(SessionObserver):
             self._written.popitem(last=False)
         sessions = self._replica.store.sessions
         try:
-            for _ in range(MAX_TRIES):
+            for _ in range(MAX_ATTEMPTS):
                 session = await sessions.get(session_id)
                 if session is None or session.status.ended:
                     self._written.pop(session_id, None)
                     return
-                if await sessions.touch(session, self._clock.now()):
-                    self._observers.session_changed(session)
+                now = self._clock.now()
+                if await sessions.touch(session, now):
+                    self._observers.session_changed(dataclasses.replace(session, active_at=now))
                     return
         except TemporaryError as error:
             self._written.pop(session_id, None)

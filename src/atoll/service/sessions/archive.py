@@ -18,8 +18,8 @@ import structlog
 from atoll.errors import AtollError, PermanentError
 from atoll.link.errors import ExecutorError
 from atoll.model.session import Cause, Session, SessionStatus, WorkspaceMode
+from atoll.model.session_changes import replace_save_warning, with_status
 from atoll.service.sessions.records import instance_lease
-from atoll.service.sessions.stop import replace_save_warning, with_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -108,10 +108,7 @@ class Archiver:
                 await self._save(session)
 
     async def secure(self, session: Session, instance: Instance | None) -> None:
-        """
-        Have the session's files in the blob store for certain, and verified. User code in its
-        instance is killed.
-        """
+        """Take a checkpoint of the session and verify it; user code in its instance is killed."""
         if instance is None or not await self._instances.is_running(instance):
             await self._save(session)
         elif session.workspace_mode is WorkspaceMode.SYNC:

@@ -28,9 +28,9 @@ from atoll.errors import (
 )
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.session import Cause, Durability, Session, SessionStatus, Warning, WorkspaceMode
+from atoll.model.session_changes import NOT_SAVED, replace_save_warning
 from atoll.service.backoff import Backoff
 from atoll.service.sessions.observers import SessionObserver
-from atoll.service.sessions.stop import NOT_SAVED, replace_save_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -53,8 +53,8 @@ SAVE_TIMEOUT = 7200.0
 """Seconds that one checkpoint may take."""
 WARNING_SWEEP = 5.0
 """Seconds between two looks for warnings that no longer hold."""
-MAX_TRIES = 5
-"""Tries to write a warning to a session that others write at the same time."""
+MAX_ATTEMPTS = 5
+"""Attempts to write a warning to a session that others write at the same time."""
 
 
 class BlobAvailability(Protocol):
@@ -62,7 +62,7 @@ class BlobAvailability(Protocol):
 
     @property
     def away(self) -> str | None:
-        """Why the store does not answer; null while it does."""
+        """Why the store does not answer; None while it does."""
 
 
 class RemoteCheckpoints(Protocol):
@@ -84,7 +84,7 @@ class Autosave(SessionObserver):
         remote: BlobAvailability | None,
         embedded: bool = False,
     ) -> None:
-        """`remote` is null if blobs are on the node's own disk."""
+        """`remote` is None if blobs are on the node's own disk."""
         self._replica = core.replica
         self._store = core.replica.store
         self._clock = core.replica.clock
@@ -201,7 +201,7 @@ class Autosave(SessionObserver):
     # On request
 
     async def save_now(self, session_id: str) -> Checkpoint | None:
-        """Save a session's workspace; null if it is empty and always was."""
+        """Save a session's workspace; None if it is empty and always was."""
         connection = await self._starter.connect(session_id)
         if connection.session.workspace_mode is not WorkspaceMode.SYNC:
             raise Conflict(
@@ -221,7 +221,7 @@ class Autosave(SessionObserver):
             try:
                 await self.save_now(session_id)
             except NodeUnreachable:
-                # If its node cannot be reached either, the last checkpoint has to do.
+                # If its node cannot be reached either, the last checkpoint is used.
                 await self._elsewhere.save(session)
         await self.wait_for_last_save(session_id)
         if await self._checkpoints.get(session_id) is None:
@@ -276,9 +276,9 @@ class Autosave(SessionObserver):
         try:
             await self._save_last(session)
         finally:
-            self.last_save_over(session.id)
+            self.session_cleared(session.id)
 
-    def last_save_over(self, session_id: str) -> None:
+    def session_cleared(self, session_id: str) -> None:
         over = self._last_saves.pop(session_id, None)
         if over is not None:
             over.set()
@@ -338,13 +338,13 @@ class Autosave(SessionObserver):
     # Warnings
 
     async def _warn(self, session_id: str, reason: str | None) -> None:
-        """Add a warning to the session's record, or with null withdraw it."""
+        """Add a warning to the session's record, or with None withdraw it."""
         if (reason is None) != (session_id in self._warned):
             return
         if reason is not None:
             log.warning("workspace.not_saved", session_id=session_id, error=reason)
         warnings = () if reason is None else (Warning(NOT_SAVED, reason),)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             session = await self._store.sessions.get(session_id)
             if session is None or session.status.ended:
                 return

@@ -96,7 +96,7 @@ class Cloner:
             await self._secrets.prepare(source)
             clone = await self._secrets.seal(clone, self._secrets.reveal(source))
         workspace = ids.instance_id()
-        # The orphan sweep leaves a workspace alone whose lease is held.
+        # The orphan sweep skips workspaces whose lease is held.
         async with self._leases.lease(workspace_lease(workspace), self._leases.new_owner()):
             return await self._create(source, clone, workspace)
 

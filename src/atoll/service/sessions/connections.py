@@ -1,36 +1,34 @@
 """
 Connections to running sessions.
 
-The store is the truth; a connection is a cache of how to reach what the store says, and is dropped
-with its link. An instance is probed before it is trusted, at most once in `PROBE_INTERVAL`. An
-executor that violates the protocol is not trusted again: its instance is destroyed.
+The store is the truth; a connection caches how to reach what the store records, and is dropped with
+its link. `reachable` and `probed` use the cache alone, `reach` and `find` connect to an existing
+instance, and `SessionStarter.connect` starts the session if need be.
+
+An instance is probed before it is trusted, at most once in `PROBE_INTERVAL`. An executor that
+violates the protocol is not trusted again: its instance is destroyed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import TemporaryError
 from atoll.link.errors import ExecutorError, LinkLost, ProtocolViolation
-from atoll.model.event import session_event
 from atoll.model.instance import State
-from atoll.model.session import Cause, Session, SessionStatus, Warning
+from atoll.model.session import Cause, Session
+from atoll.model.session_changes import KEEPS_INSTANCE
 from atoll.service.sessions.instances import PROBE_TIMEOUT
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
     from atoll.model.instance import Instance
-    from atoll.service.pool.service import ReadyInstance
     from atoll.service.replica import Replica
     from atoll.service.sessions.instances import SessionInstances
     from atoll.service.sessions.observers import SessionObservers
@@ -42,40 +40,7 @@ PROBE_INTERVAL = 1.0
 """Seconds for which the last probe of an instance counts."""
 EXIT_PROBES = 100
 EXIT_PROBE_PAUSE = 0.01
-"""Seconds between the probes that tell whether an instance without a link is exiting."""
-STORE_RETRY_PAUSE = 1.0
-
-HAS_INSTANCE = (
-    SessionStatus.CREATING,
-    SessionStatus.STARTING,
-    SessionStatus.RESTORING,
-    SessionStatus.RUNNING,
-    SessionStatus.PAUSING,
-    SessionStatus.PAUSED,
-    SessionStatus.ERROR,
-)
-"""Statuses in which the session goes on with the instance that its record names."""
-
-
-def without_stop(session: Session, now: datetime) -> Session:
-    """The session with a new lifetime if it was to be stopped and its stop has not begun."""
-    if session.rested_at is None or session.status not in HAS_INSTANCE:
-        return session
-    return dataclasses.replace(
-        session, rested_at=None, expires_at=now + timedelta(seconds=session.timeout)
-    )
-
-
-def as_running(session: Session, now: datetime) -> Session:
-    return dataclasses.replace(
-        without_stop(session, now),
-        status=SessionStatus.RUNNING,
-        cause=None,
-        message=None,
-        failures=0,
-        retry_at=None,
-        updated_at=now,
-    )
+"""Seconds between the probes that determine whether an instance without a link is exiting."""
 
 
 class Connection:
@@ -150,7 +115,7 @@ class Connections(SessionObserver):
         if connection is not None:
             return connection
         session = await self._records.unended(session_id)
-        return await self.find(session) if session.status in HAS_INSTANCE else None
+        return await self.find(session) if session.status in KEEPS_INSTANCE else None
 
     async def find(self, session: Session, *, resume: bool = False) -> Connection | None:
         """
@@ -182,7 +147,7 @@ class Connections(SessionObserver):
         if connection is not None and connection.instance.id == instance.id:
             link.close()  # Another request has connected meanwhile.
             return connection
-        return self._keep(session, instance, link)
+        return self.keep(session, instance, link)
 
     async def _is_exiting(self, instance: Instance) -> bool:
         """A process that exits closes its socket a moment before."""
@@ -192,56 +157,7 @@ class Connections(SessionObserver):
             await asyncio.sleep(EXIT_PROBE_PAUSE)
         return False
 
-    # New connections
-
-    async def attach(
-        self, session: Session, ready: ReadyInstance, *, new: bool = False
-    ) -> Connection:
-        """
-        Record a new instance as the session's, and connect; with `new`, the session's record is
-        made with it. On `Conflict` the instance is removed. When the store does not tell whether it
-        has written the record, the instance is kept if it has, so a repeated request finds it.
-        """
-        now = session.updated_at if new else self._clock.now()
-        running = dataclasses.replace(
-            as_running(session, now),
-            instance_id=ready.instance.id,
-            workspace=ready.instance.workspace,
-            warnings=_merged(session.warnings, _of_lost_workspace(session, ready) + ready.warnings),
-        )
-        made_workspace = ready.instance.workspace != session.workspace
-        try:
-            if new:
-                event = session_event(running, now, "created")
-                await self._replica.store.sessions.add(running, event=event)
-            else:
-                running = await self._records.save(running)
-        except Conflict:
-            await asyncio.shield(self._instances.discard(ready, with_workspace=made_workspace))
-            raise
-        except BaseException:
-            self._replica.background.start(
-                self._keep_if_recorded(running, ready), f"resolve the start of {session.id}"
-            )
-            raise
-        return self._keep(running, ready.instance, ready.link)
-
-    async def _keep_if_recorded(self, session: Session, ready: ReadyInstance) -> None:
-        while True:
-            try:
-                found = await self._replica.store.sessions.get(session.id)
-                break
-            except TemporaryError:
-                await asyncio.sleep(STORE_RETRY_PAUSE)
-        if found is None or found.status.ended or found.instance_id != ready.instance.id:
-            unowned = found is None or found.workspace != ready.instance.workspace
-            await self._instances.discard(ready, with_workspace=unowned)
-        elif self.reachable(session.id) is not None:
-            ready.link.close()  # A repeated request has connected already.
-        else:
-            self._keep(found, ready.instance, ready.link)
-
-    def _keep(self, session: Session, instance: Instance, link: Link) -> Connection:
+    def keep(self, session: Session, instance: Instance, link: Link) -> Connection:
         connection = self._connections[session.id] = Connection(session, instance, link)
         # Another replica may end the session, and this one learns of it by the link alone.
         link.closed.add_done_callback(lambda _: self._link_closed(connection))
@@ -265,7 +181,7 @@ class Connections(SessionObserver):
         if connection is None:
             # Not `reach`: the session may have ended already, because of the very change.
             stored = await self._records.get(session.id)
-            connection = await self.find(stored) if stored.status in HAS_INSTANCE else None
+            connection = await self.find(stored) if stored.status in KEEPS_INSTANCE else None
         if connection is None:
             return  # The next instance starts with what is stored.
         self.update(connection, session)
@@ -334,19 +250,3 @@ class Connections(SessionObserver):
         """Close the links; the instances stay."""
         for connection in self._connections.values():
             connection.link.close()
-
-
-def _of_lost_workspace(session: Session, ready: ReadyInstance) -> tuple[Warning, ...]:
-    if session.workspace in (None, ready.instance.workspace):
-        return ()
-    message = (
-        "The workspace was lost with the disk of its node; the files are those of the last "
-        "checkpoint."
-    )
-    return (Warning("workspace_restored", message),)
-
-
-def _merged(warnings: tuple[Warning, ...], new: tuple[Warning, ...]) -> tuple[Warning, ...]:
-    """A new warning replaces those with its code."""
-    codes = {warning.code for warning in new}
-    return tuple(warning for warning in warnings if warning.code not in codes) + new

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.service.checkpoints.service import Checkpoints
     from atoll.service.replica import Replica
+    from atoll.service.sessions.assignment import InstanceAssignment
     from atoll.service.sessions.connections import Connections
     from atoll.service.sessions.instances import SessionInstances
     from atoll.service.sessions.observers import SessionObservers
@@ -23,4 +24,5 @@ class SessionCore:
     records: SessionRecords
     instances: SessionInstances
     connections: Connections
+    assignment: InstanceAssignment
     checkpoints: Checkpoints

@@ -83,7 +83,7 @@ class SessionCreator:
         self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
-        self._connections = core.connections
+        self._assignment = core.assignment
         self._observers = core.observers
         self._pool = compute.pool
         self._templates = compute.templates
@@ -168,14 +168,14 @@ class SessionCreator:
         return session
 
     async def _create_on_ready(self, session: Session, template: Template) -> Session | None:
-        """The session on an instance of the pool; null if there is none."""
+        """The session on an instance of the pool; None if there is none."""
         admitted = await self._admission.admit(session)
         try:
             ready = self._pool.take(template, session.resources)
             if ready is None:
                 return None
             await self._resize(ready, session.resources)
-            connection = await self._connections.attach(session, ready, new=True)
+            connection = await self._assignment.assign(session, ready, new=True)
         except Conflict as error:
             # Other replicas took this one for lost, and its ready instances away.
             log.warning("pool.instance_lost", session_id=session.id, error=error.message)

@@ -1,5 +1,5 @@
 """
-Records what a session should become, and waits until `transitions` has made it so.
+Records what a session should become, and waits until it has the wanted state.
 
 Whatever happens meanwhile, the wanted state is reached in the end: the record is the request.
 """
@@ -7,20 +7,17 @@ Whatever happens meanwhile, the wanted state is reached in the end: the record i
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.service.sessions.connections import without_stop
+from atoll.model.session_changes import STOPPED_STATES, wanting
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.transitions import Transitions
-
-STOPPED_STATES = (Wanted.STOPPED, Wanted.ARCHIVED)
 
 
 class Lifecycle:
@@ -33,7 +30,6 @@ class Lifecycle:
         self._clock = core.replica.clock
         self._records = core.records
         self._observers = core.observers
-        self._transitions = transitions
         self._transitions = transitions
 
     async def reach(
@@ -70,28 +66,11 @@ class Lifecycle:
                 wanted = session.wanted
             try:
                 return await self._records.save(
-                    self._wanting(session, wanted, cause), event="wanted"
+                    wanting(session, wanted, cause, self._clock.now()), event="wanted"
                 )
             except Conflict:
                 if of is not None:
                     raise
-
-    def _wanting(self, session: Session, wanted: Wanted, cause: Cause | None) -> Session:
-        now = self._clock.now()
-        stops = wanted in STOPPED_STATES
-        base = session if stops else without_stop(session, now)
-        if session.wanted in STOPPED_STATES:
-            cause = session.cause or cause
-        return dataclasses.replace(
-            base,
-            wanted=wanted,
-            cause=cause,
-            rested_at=(session.rested_at or now) if stops else base.rested_at,
-            failures=0,
-            retry_at=None,
-            active_at=session.active_at if stops else now,
-            updated_at=now,
-        )
 
     async def is_busy(self, session_id: str) -> bool:
         """Whether an execution runs in the session or waits for it."""

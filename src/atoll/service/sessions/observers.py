@@ -30,6 +30,9 @@ class SessionObserver:
     def session_ended(self, session: Session) -> None:
         """The session's end is recorded; its instance still exists."""
 
+    def session_cleared(self, session_id: str) -> None:
+        """This process has removed what an ended session had, or has failed to."""
+
     def settling_delayed(self, session_id: str, seconds: float) -> None:
         """A step towards the wanted state failed and is to be repeated after `seconds`."""
 
@@ -62,6 +65,10 @@ class SessionObservers(SessionObserver):
     def session_ended(self, session: Session) -> None:
         for observer in self._observers:
             observer.session_ended(session)
+
+    def session_cleared(self, session_id: str) -> None:
+        for observer in self._observers:
+            observer.session_cleared(session_id)
 
     def settling_delayed(self, session_id: str, seconds: float) -> None:
         for observer in self._observers:

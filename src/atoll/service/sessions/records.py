@@ -7,7 +7,6 @@ until no other writer interferes.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,12 +19,15 @@ from atoll.errors import (
     SessionNotRunning,
     TemporaryError,
 )
+from atoll.model import plan
 from atoll.model.event import session_event
-from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.session_changes import ended
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from atoll.model.node import Node
+    from atoll.model.session import Cause, Session, SessionStatus
     from atoll.service.replica import Replica
     from atoll.service.sessions.observers import SessionObservers
 
@@ -33,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 def settle_topic(node_id: str) -> str:
-    """Messages that tell a node that some of its sessions have to change."""
+    """Topic by which a node is notified that some of its sessions have to change."""
     return f"settle.{node_id}"
 
 
@@ -126,27 +128,18 @@ class SessionRecords:
     async def end(
         self, session: Session, status: SessionStatus, cause: Cause, message: str | None = None
     ) -> Session:
-        """Record the end of a session. What it leaves on its node is removed in the background."""
+        """
+        Record the end of a session. Observers do the rest: its executions end, its connection is
+        closed, and `transitions` removes what it has on its node, after a last checkpoint.
+        """
         now = self._replica.clock.now()
-        session = await self.save(
-            dataclasses.replace(
-                session,
-                status=status,
-                wanted=Wanted.DESTROYED,
-                cause=cause,
-                message=message,
-                ended_at=now,
-                failures=0,
-                retry_at=None,
-                updated_at=now,
-            )
-        )
+        session = await self.save(ended(session, status, cause, message, now))
         self._observers.session_ended(session)
         log.debug("session.ended", session_id=session.id, status=status, cause=cause)
         return session
 
     async def end_by_id(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
-        """The same for whatever state the session is in; one that has ended stays as it is."""
+        """End a session in any state; one that has ended stays as it is."""
         while True:
             session = await self.get(session_id)
             if session.status.ended:
@@ -156,8 +149,12 @@ class SessionRecords:
             except Conflict:
                 continue
 
+    async def move(self, session: Session, node: Node) -> Session:
+        """Record that the session is on another node from now on. May conflict."""
+        return await self.save(plan.moved(session, node, self._replica.clock.now()), event="moved")
+
     async def wake(self, node_id: str) -> None:
-        """Tell a node's control planes that some of its sessions have to change."""
+        """Notify a node's control planes that some of its sessions have to change."""
         try:
             await self._replica.coordination.notify(settle_topic(node_id))
         except TemporaryError as error:

@@ -34,8 +34,14 @@ from atoll.errors import (
 )
 from atoll.link.errors import ProtocolViolation
 from atoll.model.install import InstallStatus
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, WorkspaceMode
-from atoll.service.sessions.connections import HAS_INSTANCE, as_running, without_stop
+from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
+from atoll.model.session_changes import (
+    KEEPS_INSTANCE,
+    as_running,
+    starting,
+    wanted_by_request,
+    without_instance,
+)
 from atoll.service.sessions.provisioning import is_installing
 from atoll.service.sessions.records import instance_lease, not_running
 
@@ -60,7 +66,7 @@ SPECIFIC_ERRORS = (
     CheckpointDamaged,
     ProtocolViolation,
 )
-"""Errors of a start that tell a client more than that the session is not ready."""
+"""Errors of a start that give a client more detail than that the session is not ready."""
 may_start: ContextVar[bool] = ContextVar("may_start", default=True)
 """Whether the present request may start a session; not if its key may only read."""
 
@@ -78,6 +84,7 @@ class SessionStarter:
         self._records = core.records
         self._instances = core.instances
         self._connections = core.connections
+        self._assignment = core.assignment
         self._observers = core.observers
         self._stopper = stopper
         self._provisioning = provisioning
@@ -101,7 +108,7 @@ class SessionStarter:
             if session.wanted is not Wanted.RUNNING:
                 raise not_running(session, "Start it with a key that may do more than read.")
         while True:
-            starting, theirs = self._starting.get(session_id) or self._begin(
+            starting, theirs = self._starting.get(session_id) or self._share_start(
                 session_id, submitted_at
             )
             try:
@@ -111,17 +118,17 @@ class SessionStarter:
                     raise
                 # Refused to an older execution; this request may start the session.
 
-    def _begin(
+    def _share_start(
         self, session_id: str, submitted_at: datetime | None
     ) -> tuple[asyncio.Future[Connection], datetime | None]:
         task = self._replica.background.start(
-            self._connect(session_id, submitted_at), f"start {session_id}"
+            self._find_or_start(session_id, submitted_at), f"start {session_id}"
         )
         self._starting[session_id] = task, submitted_at
         task.add_done_callback(lambda _: self._starting.pop(session_id, None))
         return task, submitted_at
 
-    async def _connect(self, session_id: str, submitted_at: datetime | None) -> Connection:
+    async def _find_or_start(self, session_id: str, submitted_at: datetime | None) -> Connection:
         try:
             session = await self._want_running(session_id, submitted_at)
             self._observers.session_used(session)
@@ -132,7 +139,9 @@ class SessionStarter:
             owner = f"{self._replica.id}/{session_id}"
             async with self._replica.leases.lease(instance_lease(session_id), owner):
                 # Another replica may have been faster.
-                return await self._start(await self._want_running(session_id, submitted_at))
+                return await self._ensure_running(
+                    await self._want_running(session_id, submitted_at)
+                )
         except SPECIFIC_ERRORS:
             raise
         except (PermanentError, TemporaryError) as error:
@@ -148,9 +157,9 @@ class SessionStarter:
             await self._admission.readmit(session)
         return session
 
-    async def start(self, session_id: str) -> Connection:
+    async def ensure_running(self, session_id: str) -> Connection:
         """Start the session if it does not run. The caller holds the lease of its instance."""
-        return await self._start(await self._records.unended(session_id))
+        return await self._ensure_running(await self._records.unended(session_id))
 
     async def start_new(self, session: Session) -> Connection:
         """Make the first instance of a recorded session; a failure ends the session."""
@@ -169,21 +178,21 @@ class SessionStarter:
                 self._replica.background.start(ending, f"end {session.id}")
                 raise
             try:
-                connection = await self._connections.attach(session, ready)
+                connection = await self._assignment.assign(session, ready)
             except Conflict:
                 # Ended or changed meanwhile, or a replica that took this one for lost has made an
                 # instance too.
-                return await self.start(session.id)
+                return await self.ensure_running(session.id)
             self.cold_starts += 1
             log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
             return connection
 
-    async def _start(self, session: Session) -> Connection:
+    async def _ensure_running(self, session: Session) -> Connection:
         if session.status is SessionStatus.STOPPING:
             session = await self._stopper.stop(session)
             self._connections.disconnect(session.id)
         connection = None
-        if session.status in HAS_INSTANCE:
+        if session.status in KEEPS_INSTANCE:
             connection = await self._connections.find(session, resume=True)
         if connection is not None:
             if session.status is not SessionStatus.RUNNING:
@@ -199,7 +208,7 @@ class SessionStarter:
         try:
             session = await self._with_new_lifetime(await self._without_instance(session))
             session = await self._with_packages(session)
-            return await self._connections.attach(session, await self._instances.make(session))
+            return await self._assignment.assign(session, await self._instances.make(session))
         except Conflict:
             # Ended meanwhile, or the replica that was making an instance has finished.
             connection = await self._connections.find(await self._records.unended(session.id))
@@ -218,16 +227,7 @@ class SessionStarter:
             self._records.check_here(session)
             now = self._clock.now()
             try:
-                return await self._records.save_silently(
-                    dataclasses.replace(
-                        without_stop(session, now),
-                        wanted=Wanted.RUNNING,
-                        failures=0,
-                        retry_at=None,
-                        active_at=now,
-                        updated_at=now,
-                    )
-                )
+                return await self._records.save_silently(wanted_by_request(session, now))
             except Conflict:
                 continue
 
@@ -236,15 +236,7 @@ class SessionStarter:
         lost = session.instance_id
         if lost is None:
             return session
-        creating = session.status is SessionStatus.CREATING
-        session = await self._records.save(
-            dataclasses.replace(
-                session,
-                status=SessionStatus.CREATING if creating else SessionStatus.STARTING,
-                instance_id=None,
-                updated_at=self._clock.now(),
-            )
-        )
+        session = await self._records.save(without_instance(session, self._clock.now()))
         await self._instances.remove(lost)
         return session
 
@@ -252,20 +244,7 @@ class SessionStarter:
         """Record that a stopped or archived session is starting."""
         if session.rested_at is None:
             return session
-        now = self._clock.now()
-        restoring = session.workspace is None and session.workspace_mode is WorkspaceMode.SYNC
-        return await self._records.save(
-            dataclasses.replace(
-                session,
-                status=SessionStatus.RESTORING if restoring else SessionStatus.STARTING,
-                rested_at=None,
-                cause=None,
-                message=None,
-                active_at=now,
-                expires_at=now + timedelta(seconds=session.timeout),
-                updated_at=now,
-            )
-        )
+        return await self._records.save(starting(session, self._clock.now()))
 
     async def _with_packages(self, session: Session) -> Session:
         """

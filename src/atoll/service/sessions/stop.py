@@ -16,15 +16,13 @@ import structlog
 
 from atoll.errors import AtollError
 from atoll.link.errors import ExecutorError
-from atoll.model import plan
 from atoll.model.instance import State
-from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
+from atoll.model.session_changes import NOT_SAVED, replace_save_warning, with_status
 from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from datetime import datetime
 
     from atoll.link.client import Link
     from atoll.model.instance import Instance
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-NOT_SAVED = "workspace_not_saved"
-"""Code of the warning that a workspace is on its node's disk alone."""
 
 
 class InstanceStopper:
@@ -120,29 +115,3 @@ class InstanceStopper:
                     await link.call("cancel", id=execution_id, grace=grace)
                 for execution_id in running:
                     await link.attach(execution_id, 0, None)
-
-
-def with_status(session: Session, status: SessionStatus, now: datetime) -> Session:
-    """The session with a status that a step of `model/plan.py` leads to."""
-    stopped = status in (
-        SessionStatus.STOPPING,
-        SessionStatus.STOPPED,
-        SessionStatus.ARCHIVING,
-        SessionStatus.ARCHIVED,
-    )
-    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.REST
-    return dataclasses.replace(
-        session,
-        status=status,
-        rested_at=(session.rested_at or now) if stopped else None,
-        failures=0 if settled else session.failures,
-        retry_at=None,
-        message=None if settled else session.message,
-        updated_at=now,
-    )
-
-
-def replace_save_warning(session: Session, *warnings: Warning) -> Session:
-    """The session with these warnings about its checkpoint instead of earlier ones."""
-    others = tuple(item for item in session.warnings if item.code != NOT_SAVED)
-    return dataclasses.replace(session, warnings=(*others, *warnings))

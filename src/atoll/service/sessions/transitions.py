@@ -35,11 +35,11 @@ from atoll.model import plan
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
+from atoll.model.session_changes import cleared, kept_running, with_status
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.optional_parts import require_pausing
 from atoll.service.sessions.records import instance_lease
-from atoll.service.sessions.stop import with_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -206,13 +206,13 @@ class Transitions(SessionObserver):
     # Steps
 
     async def _start(self, session: Session) -> None:
-        await self._starter.start(session.id)
+        await self._starter.ensure_running(session.id)
 
     async def _pause(self, session: Session) -> None:
         instance = await self._instances.of(session)
         if instance is None or not await self._instances.is_running(instance):
             # There is no memory left that a pause would keep.
-            await self._starter.start(session.id)
+            await self._starter.ensure_running(session.id)
             return
         if session.status is not SessionStatus.PAUSING:
             session = await self._become(session, SessionStatus.PAUSING)
@@ -234,12 +234,7 @@ class Transitions(SessionObserver):
 
     async def _keep_running(self, session: Session) -> None:
         """An execution began while the pause was on its way: it is not paused."""
-        now = self._clock.now()
-        await self._records.save(
-            dataclasses.replace(
-                session, status=SessionStatus.RUNNING, wanted=Wanted.RUNNING, updated_at=now
-            )
-        )
+        await self._records.save(kept_running(session, self._clock.now()))
 
     async def _stop(self, session: Session) -> None:
         await self._stopper.stop(session)
@@ -255,7 +250,7 @@ class Transitions(SessionObserver):
         if instance is not None:
             state = await self._instances.state(instance.handle)
         if state is State.RUNNING and session.wanted is Wanted.RUNNING:
-            await self._starter.start(session.id)
+            await self._starter.ensure_running(session.id)
             return
         status = {
             State.RUNNING: SessionStatus.RUNNING,
@@ -276,14 +271,7 @@ class Transitions(SessionObserver):
             await self._instances.remove(session.instance_id)
         if session.workspace is not None:
             await self._driver.workspaces.discard(session.workspace)
-        cleared = dataclasses.replace(
-            session,
-            instance_id=None,
-            workspace=None,
-            retry_at=None,
-            updated_at=self._clock.now(),
-        )
-        await self._records.save(cleared, event="destroyed")
+        await self._records.save(cleared(session, self._clock.now()), event="destroyed")
 
     async def _become(self, session: Session, status: SessionStatus) -> Session:
         return await self._records.save(with_status(session, status, self._clock.now()))
@@ -302,7 +290,7 @@ class Transitions(SessionObserver):
                 await self._records.wake(session.runtime_node)
         finally:
             self._clearing.discard(session.id)
-            self._autosave.last_save_over(session.id)
+            self._observers.session_cleared(session.id)
 
     def is_clearing(self, session_id: str) -> bool:
         """Whether this process is about to remove the instance of an ended session."""
@@ -312,7 +300,7 @@ class Transitions(SessionObserver):
 
     async def leave(self, session_id: str, target: Node) -> Session:
         """
-        Move a session of this node to another: save its files, remove what it has here, and tell
+        Move a session of this node to another: save its files, remove what it has here, and notify
         the other node. What runs in it is killed.
         """
         leases = self._replica.leases
@@ -322,8 +310,7 @@ class Transitions(SessionObserver):
                 return session
             instance = await self._instances.of(session)
             await self._secure(session, instance)
-            moved = plan.moved(session, target, self._clock.now())
-            stored = await self._records.save(moved, event="moved")
+            stored = await self._records.move(session, target)
             self._connections.disconnect(session_id)
             if instance is not None:
                 await self._driver.destroy(instance.handle)
