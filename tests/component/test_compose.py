@@ -287,7 +287,7 @@ def test_health_is_asked_of_a_probe(stack: Stack, settings: Settings) -> None:
     assert url.path in {getattr(route, "path", None) for route in router.routes}
 
 
-def test_who_waits_for_whom(stack: Stack) -> None:
+def test_services_depend_on_each_other_in_this_order(stack: Stack) -> None:
     for name, service in stack.items():
         for other, how in service.get("depends_on", {}).items():
             once = is_one_shot(stack[other])
@@ -298,7 +298,7 @@ def test_who_waits_for_whom(stack: Stack) -> None:
     assert set(stack["atoll"]["depends_on"]) == stack.keys() - {"atoll"}
 
 
-def test_what_stays_up_tells_its_health_and_is_restarted(
+def test_services_have_a_health_check_and_are_restarted(
     stack: Stack,
 ) -> None:
     staying = {name: service for name, service in stack.items() if not is_one_shot(service)}

@@ -107,9 +107,7 @@ def test_a_failure_a_time_out_and_a_cancellation_give_their_place_back(api: Api)
 
 
 @pytest.mark.slow
-def test_beyond_the_limit_of_those_who_wait_one_is_told_to_come_back(
-    bubblewrap: str, tmp_path: Path
-) -> None:
+def test_a_full_queue_refuses_with_retry_after(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__QUEUE_LIMIT="3") as server, server.client() as http:
         api = Api(http)
         session = str(api.create(capacity=2)["id"])

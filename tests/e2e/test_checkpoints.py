@@ -244,7 +244,7 @@ def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")
 
 
-def test_who_comes_right_after_the_end_has_what_was_there_last(api: Api) -> None:
+def test_a_session_started_right_after_the_end_has_the_last_files(api: Api) -> None:
     session = api.create()["id"]
     api.run(session, "for n in range(2000): open(str(n), 'w').write('old')")
     answer(api.http.post(path_of(session)))

@@ -173,7 +173,7 @@ def test_all_of_a_large_output_comes_in_order(api: Api, session: str) -> None:
 # Leaving and coming back
 
 
-def test_who_leaves_finds_it_again_with_what_was_shown(api: Api, session: str) -> None:
+def test_a_reattached_console_replays_its_output(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as first:
         first.ready().send("echo fi''rst; X=kept\n").until("first\r\n")
@@ -187,7 +187,7 @@ def test_who_leaves_finds_it_again_with_what_was_shown(api: Api, session: str) -
 
 
 @pytest.mark.every_driver
-def test_who_comes_back_with_a_position_hears_only_the_rest(api: Api, session: str) -> None:
+def test_a_console_with_a_position_receives_only_later_output(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution, query={"format": "json"}) as first:
         first.ready().send("echo fi''rst\n").until("first\r\n")
@@ -271,7 +271,7 @@ def memory_of(server: Server) -> int:
 
 
 @pytest.mark.slow
-def test_who_does_not_read_holds_up_nobody_and_fills_no_memory(own: Server) -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_fills_no_memory(own: Server) -> None:
     with own.client() as http, ExitStack() as stack:
         api = Api(http)
         session = api.create()["id"]

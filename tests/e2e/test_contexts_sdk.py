@@ -46,7 +46,7 @@ def test_a_context_keeps_variables_and_gives_back_what_is_shown(
     assert caught.value.code == "context_not_found"
 
 
-def test_callbacks_hear_what_is_shown_as_it_comes(session: Session) -> None:
+def test_callbacks_receive_displays_as_they_arrive(session: Session) -> None:
     shown: list[Display] = []
     printed: list[str] = []
     with session.context() as context:

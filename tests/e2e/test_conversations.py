@@ -198,7 +198,7 @@ SAID: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("verb", "body", "code"), SAID, ids=lambda value: str(value)[:30])
-def test_outside_the_time_that_it_runs_one_is_told_its_status(
+def test_a_request_to_an_execution_that_is_not_running_gets_its_status(
     api: Api, session: str, verb: str, body: dict[str, Any], code: str
 ) -> None:
     def refused(execution_id: str, code: str = code) -> str:
@@ -222,7 +222,7 @@ def test_outside_the_time_that_it_runs_one_is_told_its_status(
 
 
 @pytest.mark.parametrize(("verb", "body", "code"), SAID, ids=lambda value: str(value)[:30])
-def test_to_nobody_and_to_a_session_that_is_gone(
+def test_input_for_an_unknown_execution_or_ended_session_is_refused(
     api: Api, verb: str, body: dict[str, Any], code: str
 ) -> None:
     url = f"{V1}/executions/exec_nobody/{verb}"

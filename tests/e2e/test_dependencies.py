@@ -138,7 +138,7 @@ def test_versions_and_the_log_are_told(api: Api, equipped: str) -> None:
     assert "Installed: greet==1.2 lower==2.0" in said
 
 
-def test_nothing_tells_the_password_or_the_place_of_the_index(
+def test_the_password_and_address_of_the_index_are_never_shown(
     api: Api, equipped: str, server: Server, index: Index
 ) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("not-on-the-index"))
@@ -166,7 +166,7 @@ def test_a_session_without_packages_has_none(api: Api) -> None:
 # The cache
 
 
-def test_the_second_session_asks_nobody_and_takes_a_ready_instance(
+def test_a_cached_set_needs_no_index_and_uses_a_ready_instance(
     api: Api, equipped: str, index: Index, server: Server
 ) -> None:
     eventually(lambda: api.pool()["python"] >= 1)

@@ -144,7 +144,7 @@ def test_numbers_go_on_over_an_attempt_that_was_lost(own: Server) -> None:
         assert all_of(api, execution_id, retried[0]) == rest[1:]
 
 
-def test_who_waits_is_told_how_many_are_before_it(api: Api, server: Server, session: str) -> None:
+def test_a_queued_event_counts_the_executions_ahead(api: Api, server: Server, session: str) -> None:
     first = api.submit(session, until("go"))
     others = [api.submit(session, until(f"go{n}")) for n in range(2)]
     last = api.submit(session, "print(1)")

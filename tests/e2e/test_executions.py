@@ -186,7 +186,7 @@ def test_a_whole_number_of_five_thousand_digits_does_no_harm(api: Api, session: 
     assert response.status_code in (200, 400, 422), response.text
 
 
-def test_ids_that_nobody_has_are_not_found(api: Api) -> None:
+def test_unknown_ids_are_not_found(api: Api) -> None:
     problem(api.execute("sess_nobody", code="1"), 404, "session_not_found")
     problem(api.http.get(f"{V1}/sessions/sess_nobody/executions"), 404, "session_not_found")
     for path in ("", "/status", "/result", "/events"):
@@ -216,7 +216,7 @@ def test_a_result_that_is_not_there_yet_is_a_conflict(api: Api, session: str) ->
     assert api.result(execution_id)["status"] == "success"
 
 
-def test_everyone_who_waits_hears_of_the_end(api: Api, session: str, server: Server) -> None:
+def test_all_waiting_requests_return_at_the_end(api: Api, session: str, server: Server) -> None:
     execution_id = api.submit(session, until("go") + "print('all')")
 
     def wait() -> str:
@@ -344,7 +344,7 @@ def test_an_execution_that_has_ended_stays_as_it_ended(api: Api, session: str) -
 
 
 @pytest.mark.every_driver
-def test_output_is_heard_before_the_end(api: Api, session: str) -> None:
+def test_output_is_streamed_before_the_end(api: Api, session: str) -> None:
     code = "import sys\nprint('first')\n" + until("go") + "print('last', file=sys.stderr)"
     execution_id = api.submit(session, code)
     heard: list[tuple[str, dict[str, Any]]] = []
@@ -361,7 +361,7 @@ def test_output_is_heard_before_the_end(api: Api, session: str) -> None:
     assert heard[3][1] == api.result(execution_id, wait=0)
 
 
-def test_events_of_an_execution_that_has_ended_are_told_again(api: Api, session: str) -> None:
+def test_events_of_an_ended_execution_are_replayed(api: Api, session: str) -> None:
     code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(4)"
     execution_id = api.run(session, code)["execution_id"]
     events = list(api.events(execution_id))

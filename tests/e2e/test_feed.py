@@ -60,7 +60,7 @@ def following(
         yield (event for event in heard(response) if event[1] != LASTS)
 
 
-def test_what_an_execution_comes_to_is_told_in_order(api: Api, session: str) -> None:
+def test_events_of_an_execution_are_in_order(api: Api, session: str) -> None:
     before = end(api)
     done = api.run(session, "print('not for the feed')")
     failed = api.run(session, "raise SystemExit(3)")
@@ -87,7 +87,7 @@ def test_what_an_execution_comes_to_is_told_in_order(api: Api, session: str) -> 
     assert numbers == list(range(before + 1, before + 1 + len(numbers)))
 
 
-def test_a_template_is_told_of_when_it_is_made_changed_and_removed(api: Api) -> None:
+def test_template_changes_are_events(api: Api) -> None:
     before = end(api)
     answer(api.http.post(f"{V1}/templates", json={"id": "told", "name": "a"}), 201)
     answer(api.http.put(f"{V1}/templates/told", json={"name": "b"}))

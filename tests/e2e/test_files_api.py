@@ -431,9 +431,7 @@ def test_a_big_file_goes_both_ways_and_not_through_memory(
 
 
 @pytest.mark.slow
-def test_a_download_that_nobody_reads_waits_and_is_let_go(
-    api: Api, session: str, server: Server
-) -> None:
+def test_an_unread_download_waits_and_is_closed(api: Api, session: str, server: Server) -> None:
     api.run(session, "open('big', 'wb').truncate(200 << 20)")
     before = resident(server)
     with api.http.stream("GET", url(session, "big")) as response:

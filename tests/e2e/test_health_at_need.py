@@ -168,9 +168,7 @@ def test_a_paused_instance_that_is_killed_is_replaced(api: Api, node: Node, sess
 
 
 @pytest.mark.parametrize("verb", ["stop", "archive", PAUSE, "start", "clone"])
-def test_whatever_is_asked_of_a_killed_one_is_done(
-    api: Api, node: Node, session: str, verb: str
-) -> None:
+def test_every_request_works_after_a_kill(api: Api, node: Node, session: str, verb: str) -> None:
     api.put(session, "kept", b"here")
     kill(node.server, api, session)
     shown = answer(post(api, session, verb), 201 if verb == "clone" else 200)
@@ -324,7 +322,7 @@ def test_a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself(
     assert read(api, session).content == b"here"
 
 
-def test_a_killed_one_comes_back_by_itself_once_somebody_has_missed_it(
+def test_a_killed_instance_is_replaced_after_a_failed_request(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     lost = kill(node.server, api, session)

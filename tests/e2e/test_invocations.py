@@ -419,7 +419,7 @@ def test_what_is_no_json_is_refused(api: Api, session: str) -> None:
     problem(api.http.post(f"{V1}/invocations", content=body), 422, "invalid_request")
 
 
-def test_ids_that_nobody_has_are_not_found(api: Api) -> None:
+def test_unknown_ids_are_not_found(api: Api) -> None:
     problem(invoke(api, "sess_nobody", code="1"), 404, "session_not_found")
     for path in ("", "/executions"):
         response = api.http.get(f"{V1}/invocations/inv_nobody{path}")
@@ -859,7 +859,9 @@ def test_a_cancellation_that_makes_no_sense_is_refused(api: Api, noun: str, body
     problem(api.http.post(f"{V1}/{noun}/x/cancel", json=body), 422, "invalid_request")
 
 
-def test_many_who_cancel_at_once_are_told_the_same(api: Api, server: Server, session: str) -> None:
+def test_concurrent_cancellations_get_the_same_response(
+    api: Api, server: Server, session: str
+) -> None:
     told = answer(invoke(api, session, code=until("never"), mode="async"), 202)
 
     def call(number: int) -> dict[str, Any]:

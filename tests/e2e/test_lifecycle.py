@@ -112,7 +112,7 @@ def test_a_stopped_session_has_its_files_and_no_instance(api: Api, session: str)
 
 
 @pytest.mark.parametrize("rest", ["stop", "archive"])
-def test_a_request_starts_what_rests(api: Api, session: str, rest: str) -> None:
+def test_a_request_starts_a_session_at_rest(api: Api, session: str, rest: str) -> None:
     api.put(session, "kept", b"here")
     do(api, session, rest)
 
@@ -140,7 +140,7 @@ def test_to_start_what_runs_changes_nothing(api: Api, session: str) -> None:
     assert (shown["status"], shown["expires_at"]) == ("running", before["expires_at"])
 
 
-def test_who_does_not_wait_is_told_what_is_wanted(api: Api, session: str) -> None:
+def test_with_wait_0_the_response_has_the_wanted_state(api: Api, session: str) -> None:
     shown = do(api, session, "stop", wait=0)
 
     assert shown["wanted"] == "stopped"
@@ -281,7 +281,7 @@ def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_cannot_pause_says_so(bubblewrap: str) -> None:
+def test_a_node_that_cannot_pause_reports_the_reason(bubblewrap: str) -> None:
     unprivileged.require()
     with unprivileged.directory() as place:
         server = unprivileged.UnprivilegedServer(place, **unprivileged.environment(place))
@@ -678,7 +678,7 @@ def test_a_clone_has_the_files_and_settings_of_the_other_and_its_own_life(api: A
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("state", ["stop", "archive"])
-def test_what_rests_is_cloned_and_rests_on(api: Api, session: str, state: str) -> None:
+def test_a_cloned_session_at_rest_stays_at_rest(api: Api, session: str, state: str) -> None:
     api.put(session, "kept", b"here")
     status = do(api, session, state)["status"]
     clone = answer(post(api, session, "clone"), 201)["id"]

@@ -218,7 +218,7 @@ def test_output_beyond_the_limit_is_cut_and_its_full_size_told(api: Api, shared:
 # Metrics
 
 
-def test_cpu_time_of_a_busy_loop_is_told(api: Api, shared: str) -> None:
+def test_cpu_time_of_a_busy_loop_is_reported(api: Api, shared: str) -> None:
     code = "import time\nwhile time.process_time() < 0.3: pass"
     metrics = api.run(shared, code)["metrics"]
 

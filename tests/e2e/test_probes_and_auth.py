@@ -36,7 +36,7 @@ def stranger(server: Server) -> Iterator[httpx.Client]:
 # Probes
 
 
-def test_anybody_may_ask_whether_it_lives_and_serves(stranger: httpx.Client) -> None:
+def test_health_checks_need_no_key(stranger: httpx.Client) -> None:
     assert answer(stranger.get("/health"))["status"] == "ok"
     assert answer(stranger.get("/ready"))["status"] == "ready"
     assert stranger.get("/docs").status_code == 200
@@ -292,7 +292,7 @@ def test_a_body_that_is_not_json_is_refused(api: Api, path: str, content: bytes)
     problem(response, 400, "bad_json")
 
 
-def test_values_of_a_refused_body_are_not_told_back(api: Api) -> None:
+def test_values_of_a_refused_body_are_not_returned(api: Api) -> None:
     body: dict[str, Any] = {"env_vars": {"TOKEN": {"secret": "hunter2"}}, "colour": "hunter2"}
     response = api.http.post(f"{V1}/sessions", json=body)
 

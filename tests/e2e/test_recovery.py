@@ -123,7 +123,7 @@ def test_a_return_value_is_not_lost_with_the_server(own: Server) -> None:
         assert api.result(execution_id)["return_value"] == {"seen": [1, 2]}
 
 
-def test_what_ended_while_nobody_was_there_is_found(own: Server) -> None:
+def test_a_result_from_while_no_server_ran_is_found(own: Server) -> None:
     code = "import time\nprint('begun')\n" + until("go") + "time.sleep(0.2)\nprint('ended')"
     with calling(own) as api:
         session = api.create()
@@ -336,7 +336,7 @@ def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_pat
             assert api.result(waiting)["stdout"] == "2\n"
 
 
-def test_those_who_wait_when_the_server_ends_are_told_to_come_back(own: Server) -> None:
+def test_waiting_requests_get_503_at_shutdown(own: Server) -> None:
     with calling(own) as api, ThreadPoolExecutor(2) as threads:
         session = api.create()["id"]
         execution_id = api.submit(session, "print(1, flush=True)\n" + until("go") + "print(2)")

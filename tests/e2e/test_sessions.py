@@ -287,7 +287,7 @@ def test_deleting_a_session_ends_what_runs_and_what_waits_in_it(api: Api) -> Non
         assert api.status(execution_id) == "cancelled"
 
 
-def test_someone_who_listens_hears_of_the_end_of_the_session(api: Api) -> None:
+def test_a_follower_receives_the_end_of_the_session(api: Api) -> None:
     session = api.create()["id"]
     execution_id = api.submit(session, "print(1)\n" + until("never"))
     names = []

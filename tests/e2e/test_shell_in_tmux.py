@@ -224,7 +224,7 @@ def test_the_terminal_does_not_answer_what_was_asked_before(
     screen.wait(r"heard b'\x1b[Aq'")
 
 
-def test_who_has_to_wait_for_the_session_is_told(screen: Screen, session: str) -> None:
+def test_a_waiting_user_sees_a_note(screen: Screen, session: str) -> None:
     screen.type(shell(session, "-c", "echo begun; sleep 100"))
     screen.wait("begun\n")
     screen.keys("C-p", "C-q")
@@ -344,7 +344,7 @@ def test_what_is_piped_in_is_read_to_its_end(server: Server, session: str) -> No
     assert (done.returncode, done.stdout) == (0, b"abc")
 
 
-def test_a_time_out_and_a_signal_are_told_by_the_exit_code(server: Server, session: str) -> None:
+def test_the_exit_code_shows_timeouts_and_signals(server: Server, session: str) -> None:
     assert atoll(server, session, "-t", "0.3", "-c", "sleep 60").returncode == 124
     assert atoll(server, session, "-c", "kill -9 $$").returncode == 137
     gone = atoll(server, session, "--", "no-such-program")

@@ -105,7 +105,7 @@ def test_events_come_in_order_and_signed(
     assert made["secret"] not in answer(hooked.http.get(f"{V1}/webhooks")).__repr__()
 
 
-def test_what_was_before_is_not_told_and_after_the_end_nothing_is(
+def test_a_webhook_gets_only_events_between_its_creation_and_deletion(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     hooked.run(hooked_session, "1")
@@ -245,7 +245,9 @@ def test_another_address_is_tried_at_once(
     receiver.wait_for(2)
 
 
-def test_a_test_says_what_came_of_it(trusting: Server, hooked: Api, receiver: Receiver) -> None:
+def test_a_test_delivery_returns_its_outcome(
+    trusting: Server, hooked: Api, receiver: Receiver
+) -> None:
     with Atoll(trusting.url, api_key=trusting.key) as atoll:
         made = atoll.webhooks.create(receiver.url, types=["node.*"])
         assert made.secret is not None

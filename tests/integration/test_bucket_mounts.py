@@ -259,7 +259,7 @@ def test_there_is_no_device_no_other_user_and_no_way_out(api: Api, node: Server)
         assert "s3fs" not in sh(api, without, "cat /proc/self/mountinfo")
 
 
-def test_names_that_s3_cannot_list_are_told_and_keep_nobody_else_waiting(
+def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
     api: Api, node: Server, s3: S3Server
 ) -> None:
     for number, name in enumerate(
@@ -369,7 +369,7 @@ def stop(pid: int) -> None:
 
 
 @pytest.mark.parametrize("harm", [starve, stop])
-def test_an_s3fs_that_died_or_hangs_is_replaced_by_itself(
+def test_an_s3fs_that_died_or_hangs_is_replaced_automatically(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path, harm: Callable[[int], None]
 ) -> None:
     env = s3.environment(

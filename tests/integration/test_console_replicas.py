@@ -43,7 +43,7 @@ def test_one_types_over_all_replicas_and_the_next_takes_over(cluster: Cluster) -
 
 
 @pytest.mark.parametrize("seen_to_by", ["the other", "the one that dies"])
-def test_who_typed_at_a_replica_that_died_goes_on_at_another(
+def test_a_console_of_a_dead_replica_continues_at_another(
     cluster: Cluster, seen_to_by: str
 ) -> None:
     a, b = cluster.apis

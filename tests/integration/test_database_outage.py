@@ -248,7 +248,7 @@ async def test_calls_that_may_be_repeated_outlast_a_restart(
     assert await store.templates.get(template.id) == template
 
 
-async def test_while_it_is_down_nobody_waits_out_the_pauses(
+async def test_while_the_database_is_down_calls_fail_without_retries(
     server: DatabaseServer, open_store: Open
 ) -> None:
     for_ever = DatabaseSettings(retries=1, retry_backoff=timedelta(hours=1))

@@ -134,7 +134,7 @@ async def test_a_server_without_tls_is_refused_when_files_are_given(
         await is_encrypted(f"{plain.url}?ssl_ca={files}/ca.pem")
 
 
-async def test_the_mode_of_postgresql_says_what_it_says(
+async def test_sslmode_has_its_libpq_meaning(
     files: Path, tmp_path: Path, postgresql: PostgreSQL
 ) -> None:
     with PostgreSQL(tmp_path, tls=serving(files, "server")) as server:
@@ -164,7 +164,7 @@ async def test_the_parameters_of_a_url_reach_the_server(
         assert await connection.scalar(text("SHOW transaction_isolation")) == "read committed"
 
 
-async def test_nothing_is_told_to_a_server_that_offers_no_tls(files: Path) -> None:
+async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
     """One in between takes the offer out of the greeting, and would be told the password."""
     heard = asyncio.get_running_loop().create_future()
 

@@ -63,7 +63,7 @@ def works(cluster: Cluster, session: str) -> None:
     assert cluster[0].api.run(cluster[0].api.create()["id"], "print(3)")["stdout"] == "3\n"
 
 
-def test_what_one_that_stood_still_had_is_finished_by_another_once(
+def test_an_execution_of_a_suspended_replica_is_finished_once_by_another(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
@@ -95,7 +95,7 @@ def test_what_one_that_stood_still_had_is_finished_by_another_once(
     assert replica_of(cluster, 0, session) == first
 
 
-def test_one_that_comes_back_while_the_other_is_at_it_lets_it(
+def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
@@ -125,7 +125,7 @@ def test_one_that_comes_back_while_the_other_is_at_it_lets_it(
     works(cluster, session)
 
 
-def test_what_waited_at_one_that_stood_still_is_not_run_again_in_a_new_instance(
+def test_a_queued_execution_of_a_suspended_replica_is_not_run_twice(
     cluster: Cluster, session: str
 ) -> None:
     """A new instance knows nothing of what ran in the last one, and would run it."""
@@ -165,7 +165,7 @@ def test_one_that_stood_still_while_it_waited_for_another_replica_runs_nothing_t
     assert lines(b, session) == ["first", "second", "third"]
 
 
-def test_one_that_was_missed_by_nobody_goes_on(cluster: Cluster, session: str) -> None:
+def test_a_briefly_suspended_replica_continues(cluster: Cluster, session: str) -> None:
     """Shorter than it may: nothing changes hands."""
     a = cluster[0].api
     first = replica_of(cluster, 0, session)
@@ -180,7 +180,9 @@ def test_one_that_was_missed_by_nobody_goes_on(cluster: Cluster, session: str) -
     assert lines(a, session) == ["first"]
 
 
-def test_whenever_one_stands_still_what_it_accepted_runs_exactly_once(cluster: Cluster) -> None:
+def test_accepted_executions_run_exactly_once_whenever_a_replica_is_suspended(
+    cluster: Cluster,
+) -> None:
     """Somewhere between taking, recording, starting and ending one: a different place each time."""
     chance = random.Random(20)
     b = cluster[1].api

@@ -78,7 +78,7 @@ def pair(shared: Pair) -> Pair:
     return shared
 
 
-def test_what_runs_on_one_node_is_asked_of_the_other(pair: Pair) -> None:
+def test_an_execution_on_one_node_is_requested_from_the_other(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     assert b.run(session, "print(6 * 7)")["stdout"] == "42\n"
@@ -261,7 +261,7 @@ def test_a_body_beyond_the_limit_is_refused_here(pair: Pair) -> None:
     b.end(session)
 
 
-def test_who_goes_away_ends_what_was_asked_of_the_other_node(pair: Pair) -> None:
+def test_a_client_that_disconnects_ends_the_forwarded_request(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, until("never"))
@@ -327,7 +327,7 @@ def test_a_session_begins_with_the_files_of_one_on_another_node(pair: Pair) -> N
     b.end(made["id"])
 
 
-def test_nobody_else_can_mark_a_request_as_passed_on(pair: Pair) -> None:
+def test_a_client_cannot_mark_a_request_as_forwarded(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     node = pair[1].id
@@ -354,7 +354,7 @@ def test_a_clone_is_made_where_the_files_are(pair: Pair) -> None:
     b.end(made["id"])
 
 
-def test_what_is_wanted_of_a_session_is_said_at_any_node(pair: Pair) -> None:
+def test_any_node_accepts_a_state_request_for_a_session(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     b.put(session, "f", b"kept")
@@ -393,7 +393,7 @@ def test_a_full_node_is_followed_by_the_next(
         eventually(lambda: b.http.post(f"{V1}/sessions", json={}).status_code == 201)
 
 
-def test_a_node_that_stands_still_holds_nobody_up_for_long(
+def test_a_suspended_node_delays_requests_only_briefly(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("still")
@@ -418,7 +418,7 @@ def test_a_node_that_stands_still_holds_nobody_up_for_long(
         assert len([item for item in listed if item["labels"] == {"made": "once"}]) == 1
 
 
-def test_a_node_that_was_killed_is_said_to_be_away(
+def test_a_killed_node_is_reported_as_not_reached(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Pair(tmp_path_factory.mktemp("killed")) as pair:

@@ -88,7 +88,7 @@ def test_what_ran_on_a_killed_node_runs_again_on_another(
         assert other.api.execution(under_way)["retry_count"] == 1
 
 
-def test_a_node_that_stood_still_finds_out_that_its_sessions_have_left(
+def test_a_suspended_node_removes_its_moved_sessions_when_it_resumes(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
@@ -106,7 +106,7 @@ def test_a_node_that_stood_still_finds_out_that_its_sessions_have_left(
         assert nodes.node_of(session) is other
 
 
-def test_a_drained_node_gives_its_sessions_away_and_can_be_forgotten(
+def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
@@ -184,7 +184,7 @@ def test_without_shared_blobs_nothing_moves(bubblewrap: str, tmp_path: Path) -> 
         assert sh(lost.api, session, "cat file") == "kept\n"
 
 
-def test_a_session_with_a_volume_on_a_lost_node_waits_and_says_so(
+def test_a_session_with_a_volume_on_a_lost_node_waits_with_a_warning(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3) as nodes:

@@ -163,9 +163,7 @@ def test_a_key_counts_only_where_it_is_documented(ground: Ground, http: httpx.Cl
     assert http.put(f"{url}/files/file", headers=dropped, content=b"x").status_code == 403
 
 
-def test_what_nodes_and_instances_say_to_each_other_takes_no_key(
-    ground: Ground, http: httpx.Client
-) -> None:
+def test_internal_routes_accept_no_api_key(ground: Ground, http: httpx.Client) -> None:
     execution = ground.parameters["execution_id"]
     paths = [
         f"/internal/instances/{ground.pair[0].api.get(ground.session)['container_id']}/ready",

@@ -120,7 +120,7 @@ async def test_what_a_restart_lost_is_known_to_be_lost(
 
 
 @on_cluster_too
-async def test_nobody_waits_for_a_server_that_is_gone(
+async def test_no_caller_waits_for_a_stopped_redis(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -200,7 +200,7 @@ async def until_heard(replica: Watched, by: Watched) -> str:
 
 
 @pytest.mark.parametrize(("way", "patience"), [("kill", 5.0), ("stop", 5.0), ("pause", 2.0)])
-async def test_cancellations_are_heard_again_after_an_outage(
+async def test_cancellations_are_received_again_after_an_outage(
     server: RedisServer, replicas: tuple[Watched, Watched], way: str
 ) -> None:
     a, b = replicas

@@ -81,7 +81,7 @@ def test_numbers_hold_when_the_replica_that_saw_to_it_is_killed(
     check_resumed(cluster.start()[0].api, execution_id, told + rest)
 
 
-def test_a_retry_is_heard_through_another_replica(cluster: Cluster, session: str) -> None:
+def test_a_retry_is_streamed_through_another_replica(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     code = (
         "import os, time\nopen('ran', 'a').write('x')\nprint('begun', flush=True)\n"
@@ -179,9 +179,7 @@ def test_of_two_answers_through_two_replicas_one_counts(cluster: Cluster, sessio
     assert ended(a, execution_id)["stdout"] == f"True {said} None\n"
 
 
-def test_a_question_is_answered_though_the_replica_that_heard_it_is_gone(
-    cluster: Cluster, session: str
-) -> None:
+def test_a_question_of_a_lost_replica_can_be_answered(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, ASK, timeout=300)
     waits(a, execution_id)

@@ -56,7 +56,9 @@ def feed(api: Api, after: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_both_tell_the_same_in_the_same_order_without_a_gap(cluster: Cluster, session: str) -> None:
+def test_both_replicas_return_the_same_events_in_the_same_order(
+    cluster: Cluster, session: str
+) -> None:
     a, b = cluster.apis
     before = page(a, after="end")["after"]
 
@@ -76,7 +78,7 @@ def test_both_tell_the_same_in_the_same_order_without_a_gap(cluster: Cluster, se
         assert [one for one in ends if one in own] == own
 
 
-def test_what_happens_on_one_is_heard_on_the_other_and_goes_on_there(
+def test_events_of_one_replica_are_followed_and_resumed_on_the_other(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster.apis

@@ -94,7 +94,7 @@ def test_an_execution_is_waited_for_through_another_replica(pair: tuple[Api, Api
     a.end(session)
 
 
-def test_an_execution_is_heard_through_another_replica(pair: tuple[Api, Api]) -> None:
+def test_an_execution_is_followed_through_another_replica(pair: tuple[Api, Api]) -> None:
     a, b = pair
     session = a.create()["id"]
     execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")

@@ -263,7 +263,7 @@ def test_a_server_starts_while_s3_is_away_and_says_so(
     ],
     ids=["credentials", "bucket"],
 )
-def test_what_is_wrong_with_s3_is_told_at_the_start(
+def test_an_s3_problem_is_logged_at_the_start(
     bubblewrap: str, s3: S3Server, tmp_path: Path, wrong: dict[str, str], told: str
 ) -> None:
     with Server(tmp_path, **s3.environment(**wrong)) as server:
@@ -344,7 +344,7 @@ class Asked(S3Blobs):
 
 
 @pytest.mark.anyio
-async def test_who_may_not_wait_is_told_at_once(server_of_s3: S3Server, tmp_path: Path) -> None:
+async def test_calls_fail_at_once_while_s3_is_down(server_of_s3: S3Server, tmp_path: Path) -> None:
     settings = server_of_s3.settings("x", retry_after="3600")
     remote = Asked(settings)
     blobs = Spool(remote, tmp_path / "spool", settings, SystemClock(), prefixes=("workspaces/",))

@@ -451,7 +451,7 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 
 
 @pytest.mark.anyio
-async def test_a_driver_that_does_not_answer_holds_nobody_up(world: World) -> None:
+async def test_a_driver_that_does_not_answer_delays_no_other_session(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     live = await parts.starter.connect(session.id)

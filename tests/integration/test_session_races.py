@@ -304,7 +304,7 @@ async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
     assert await checkpoints.find(session.id, "kept") is not None
 
 
-async def test_a_restore_that_comes_to_nothing_leaves_no_workspace(
+async def test_a_failed_restore_leaves_no_workspace(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -364,7 +364,7 @@ async def test_few_workspaces_are_copied_at_once(
     assert most == MAX_COPIES
 
 
-async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world: World) -> None:
+async def test_a_slow_stop_does_not_delay_the_timers_of_other_sessions(world: World) -> None:
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
     await parts.sessions.update(other.id, SessionChange(_as_they_are, timeout=3700))
@@ -380,7 +380,7 @@ async def test_one_that_takes_long_to_come_to_rest_keeps_no_timers_waiting(world
     assert (await parts.sessions.get(slow.id)).status is SessionStatus.STOPPED
 
 
-async def test_an_instance_that_the_node_says_is_gone_is_not_trusted_for_its_link(
+async def test_an_instance_observed_as_gone_is_not_used_despite_its_link(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -417,7 +417,7 @@ async def test_an_instance_that_cannot_be_observed_is_trusted_for_its_link(
     assert await parts.starter.connect(session.id) is first
 
 
-async def test_what_was_asked_for_before_its_user_stopped_a_session_does_not_start_it(
+async def test_an_execution_submitted_before_a_stop_does_not_start_the_session(
     world: World,
 ) -> None:
     parts = world.replicas[0].parts

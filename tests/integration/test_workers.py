@@ -96,7 +96,7 @@ def test_workers_end_with_their_parent(two: Server) -> None:
     eventually(lambda: not [pid for pid in found if Path(f"/proc/{pid}").exists()], LONG)
 
 
-def test_it_ends_when_told_to_before_its_workers_serve(tmp_path: Path) -> None:
+def test_sigterm_before_the_workers_serve_ends_the_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         command = [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", "--workers", "2"]

@@ -196,7 +196,7 @@ def test_the_data_directory_is_a_real_and_absolute_place(
     assert Settings.read().data_dir == real / "atoll"
 
 
-def test_a_home_directory_of_nobody_is_an_error() -> None:
+def test_a_home_directory_of_an_unknown_user_is_an_error() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Settings.read(data_dir="~nobody-of-that-name/data")
     assert caught.value.code == "invalid_setting"

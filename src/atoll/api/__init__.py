@@ -1,3 +1,4 @@
 """
-The ways in from outside. A route checks the wire, calls one service method and writes the answer.
+The entry points of the control plane: REST, WebSockets and internal callbacks. A route validates
+the request, calls one service method and writes the response.
 """

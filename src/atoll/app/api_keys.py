@@ -48,8 +48,8 @@ async def keys(settings: Settings) -> AsyncIterator[ApiKeys]:
 
 async def ensure_first_key(settings: Settings, found: ApiKeys) -> Path | None:
     """
-    The key of the environment, or the one in the key file, made at the first start. A key that the
-    environment gave before and gives no more is revoked.
+    The key of the environment, or the one in the key file, made at the first start. A key that came
+    from the environment at an earlier start, and is no longer set there, is revoked.
     """
     given = settings.api_key
     for key in await found.list():

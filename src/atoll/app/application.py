@@ -1,5 +1,5 @@
 """
-Builds one replica of Atoll, runs it, and takes it apart again.
+Builds one replica of Atoll, runs it, and shuts it down.
 
 The groups of services are built by `compute.py`, `sessions.py`, `executions.py` and `nodes.py` from
 the back-ends of `backends.py`. A server, an embedded Atoll and the local commands all use

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from atoll.app.backends import Backends
 
 MAX_POOL_AGE = timedelta(days=7)
-"""How long an instance may wait in a pool and still report for all its session's lifetime."""
+"""
+Time in a pool that the validity of an instance's callback token covers, in addition to the lifetime
+of its session.
+"""
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
-    """Atoll inside this process, on a directory of its own that goes with it."""
+    """Run Atoll inside this process, in its own directory, which is removed at the end."""
     settings = Settings.read(**given)
     if not structlog.is_configured():
-        # Left alone where the program that embeds us has its own way.
+        # Only if the embedding program has not configured structlog.
         configure_logging("warning", as_json=False)
     base = settings.data_dir / "embedded"
     with await asyncio.to_thread(own_directory, base, settings.local) as place:

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. Sessions outlive it, unless it ends for good."""
+    """Serve until SIGTERM or SIGINT. Sessions continue to run, unless `stop_sessions` is set."""
     uvicorn_server.check_exposure(settings)
     workers.check(settings)
     # Secrets pass through its memory.
@@ -48,7 +48,8 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
             uvicorn_server.print_welcome(settings, port, key_file)
 
         def work(ready: workers.Ready) -> None:
-            # Each of them: who ends last ends what the others still made.
+            # Every worker ends all sessions: the last one also ends those that the others created
+            # meanwhile.
             uvicorn_server.run(_serve(settings, listener, ready, ready.parent, stop_sessions))
 
         if settings.workers == 1:
@@ -61,7 +62,7 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
 
 
 async def _left_running(settings: Settings) -> int:
-    """How many sessions of this node have an instance; 0 when the database does not say."""
+    """The number of sessions of this node with an instance; 0 if the database is unavailable."""
     own = not names_database(settings)
     node_id = data_directory.node_id(settings.data_dir, own=own)
     store = open_store(settings)
@@ -79,7 +80,9 @@ async def _left_running(settings: Settings) -> int:
 
 
 async def stop_sessions(settings: Settings) -> int:
-    """End all sessions of a data directory that no server has; how many had an instance."""
+    """
+    End all sessions of a data directory that no server uses; returns how many had an instance.
+    """
     if not settings.data_dir.is_dir():
         raise NotFound(f"There is no directory {settings.data_dir}.", code="data_dir_not_found")
     count = await _left_running(settings)
@@ -98,7 +101,7 @@ async def _serve(
     url = uvicorn_server.address(settings, listener.getsockname()[1])
     async with application(settings, url=url) as app:
         await ensure_first_key(settings, app.keys)
-        # Before the welcome: who reads it may want it to end at once.
+        # Handle signals before the welcome is printed: its reader may send SIGTERM at once.
         http = uvicorn_server.prepare(app.web, settings, parent, app.feed.close)
         ready()
         await http.serve(sockets=[listener])

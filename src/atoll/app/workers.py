@@ -39,7 +39,7 @@ KILL_MARGIN = 15.0
 def check(settings: Settings) -> None:
     if settings.workers > 1 and settings.redis_url is None:
         raise InvalidRequest(
-            "Several workers need Redis to agree on who does what: set ATOLL_REDIS_URL, or use one "
+            "Several workers need Redis to coordinate their work: set ATOLL_REDIS_URL, or use one "
             "worker.",
             code="workers_need_redis",
         )
@@ -119,7 +119,7 @@ class Workers:
                 code = 1
                 log.error("worker.ended", code=error.code, error=error.message)
             except BaseException as error:
-                log.error("worker.broke", worker=worker.number, exc_info=error)
+                log.error("worker.failed", worker=worker.number, exc_info=error)
             finally:
                 # Never return into the parent's code.
                 os._exit(code)

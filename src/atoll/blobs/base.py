@@ -150,8 +150,8 @@ class Blobs(Protocol):
 
     async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None:
         """
-        Remove all objects whose key begins with `prefix`, which is a key followed by `/`, and on
-        disk what killed puts left there. After a failure some may remain; call it again. A
+        Remove all objects whose key begins with `prefix`, which is a key followed by `/`, and, on
+        disk, the remains of interrupted puts. After a failure some may remain; call it again. A
         concurrent put beneath the prefix may fail. `deferrable` is that of `remove`.
         """
 

@@ -7,7 +7,7 @@ keys can be neither put nor read. Removals wait too, whatever their key. Listing
 because half a list would mislead.
 
 As long as something waits for a key, all calls on that key use the spool, and only `spool_uploader`
-moves it to the store. So the last write here is the last write there.
+moves it to the store. So the last write on this node is also the last write in the store.
 
 The spool is bounded in size (`SpoolFull` beyond that) and in time.
 """
@@ -77,7 +77,7 @@ class Spool:
 
     @property
     def usage(self) -> SpoolUsage:
-        """What waits, for all processes of this node."""
+        """The number and size of spooled entries, for all processes of this node."""
         return self._queue.used()
 
     # The contract of blobs

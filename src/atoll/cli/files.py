@@ -166,7 +166,7 @@ def checkpoint(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Save the files of a session to the blob store."""
+    """Take a checkpoint: store a copy of a session's files in the blob store."""
     with connect(url, api_key) as atoll:
         session = atoll.sessions.get(session_id)
         saved = session.last_checkpoint() if last else session.checkpoint()

@@ -35,8 +35,8 @@ def serve(
     """
     Run the server.
 
-    Sessions survive it: the next server with the same data takes them over. All other settings are
-    environment variables; see the settings reference.
+    Sessions continue when the server stops: the next server with the same data directory takes them
+    over. All other settings are environment variables; see the settings reference.
     """
     # Before the application loads, so that a misspelt setting fails at once.
     chosen = settings(

@@ -83,7 +83,7 @@ class NewSessionOptions(SessionOptions):
     ]
     durability: Annotated[
         str | None,
-        typer.Option(help="background, or execution: files are saved before a result is final."),
+        typer.Option(help="background, or execution: a checkpoint precedes each result."),
     ]
     started_from: Annotated[
         str | None,

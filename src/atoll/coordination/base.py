@@ -1,8 +1,9 @@
 """
-What the replicas of a control plane agree on while they run: who acts on what, who waits for whom.
+The contract for what running replicas share: which replica acts on what, and which task waits for
+which.
 
 Nothing here is durable: all of it may be lost at any moment (a restart of the back-end, an expiry),
-and the store still holds the truth. What a lease protects must therefore also be protected by
+and the store remains the source of truth. What a lease protects must therefore also be protected by
 compare-and-set in the store; a lease only keeps two replicas from doing the same work at once.
 
 A replica is alive as long as it sends heartbeats: it is lost `presence_ttl` after its last one.
@@ -63,7 +64,8 @@ class CoordinationObserver(Protocol):
 
     def coordination_restored(self) -> None:
         """
-        The back-end was away and is back. Cancellations may have been missed: read `cancelled`.
+        The back-end was unavailable and is available again. Cancellations may have been missed:
+        read `cancelled`.
         """
 
 
@@ -84,7 +86,7 @@ class Coordination(Protocol):
     async def heartbeat(self) -> bool:
         """
         Announce that this replica is alive, for `presence_ttl` from when this was called. False if
-        it had been lost in between: others may hold its leases now.
+        this replica was considered lost in between; other replicas may hold its leases now.
         """
 
     async def alive(self, replica: str) -> bool: ...

@@ -51,7 +51,9 @@ class Leases:
         self._restored = asyncio.Event()
         self._reliable_from = float("-inf")
         self.losses = 0
-        """How often this replica was lost for others, who may hold its leases since."""
+        """
+        How many times other replicas considered this one lost. They may have taken over its leases.
+        """
         coordination.subscribe(self)
 
     @property

@@ -49,7 +49,7 @@ class InstallSpec:
     """What to install, and with which limits."""
 
     key: str
-    """Finds the result of this installation again."""
+    """The key under which the result of this installation is stored."""
     template: Template
     requirements: tuple[str, ...]
     """Names, extras and specifiers, in the canonical form."""
@@ -187,9 +187,10 @@ class Images(Protocol):
         inputs: ImageInputs = NO_INPUTS,
     ) -> None:
         """
-        Make what `is_built` misses; `on_output` receives the output. Raises `PermanentError` with
-        code `build_failed` or a more specific one, or `TemporaryError` if a retry may succeed. The
-        caller ensures that nobody else builds the same layer on this node at the same time.
+        Build everything that `is_built` requires; `on_output` receives the output. Raises
+        `PermanentError` with code `build_failed` or a more specific one, or `TemporaryError` if a
+        retry may succeed. The caller ensures that no other task builds the same layer on this node
+        at the same time.
         """
 
     async def names(self) -> list[str]:

@@ -2,7 +2,7 @@
 Starts the executor as PID 1 of its instance.
 
 The configuration is a JSON object: the only argument, or, if that is `-`, the first line of the
-standard input. Drivers choose the latter for values that no command line may show.
+standard input. Drivers use standard input for values that must not appear on a command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def main() -> None:
     text = sys.argv[1].encode()
     config = _read_config() if text == b"-" else minijson.loads(text)
-    # The kernel drops only signals that PID 1 has no handler for, and Python has one for this.
+    # The kernel drops signals for which PID 1 has no handler, but Python installs one for SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if config.get("seccomp"):
         syscalls.install_filter(bytes.fromhex(config["seccomp"]))
@@ -48,8 +48,8 @@ def main() -> None:
 
 def _read_config() -> dict[str, Any]:
     """
-    Read the configuration from the standard input, and then detach from the standard streams of the
-    process that started this one: no child may have them, except stderr for the log.
+    Read the configuration from the standard input, then close the inherited standard streams, so
+    that no child has them. Only stderr stays open, for the log.
     """
     text = b""
     while not text.endswith(b"\n") and len(text) < MAX_CONFIG:

@@ -1,14 +1,15 @@
 """
-Callbacks: HTTP requests that report readiness, status, heartbeats and results besides the link.
+Callbacks: HTTP requests that report readiness, status, heartbeats and results, in addition to the
+link.
 
 A result is posted until the callback URL accepts it or the link acknowledges it. A result that the
 link acknowledges at once is never posted.
 
-A process of its own makes the requests, one at a time, so that nothing here waits. It alone reads
-the URL and the token, from a file that PID 1 only passes on: neither is in the memory that PID 1
-shares with the zygote, and through it with user code. User code can kill that process, like any of
-its namespace; the next request then starts a new one. It refuses the sandbox's loopback address, on
-which user code may listen.
+A child process (the reporter) makes the requests, one at a time, so PID 1 never blocks. Only the
+reporter reads the URL and the token, from a file descriptor that PID 1 passes to it. So neither is
+in the memory that PID 1 shares with the zygote and with user code. User code can kill the reporter,
+like any process of the namespace; the next request then starts a new one. The reporter refuses the
+sandbox's loopback address, because user code may listen there.
 
 A queued callback is a key and a function; its body is made when its turn comes.
 """
@@ -60,7 +61,7 @@ class Callback:
         self.path = path
         self.body = body
         """
-        Makes the body when its turn comes; returns None if the request is not needed any more.
+        Builds the body just before it is sent; returns None if the request is no longer needed.
         """
         self.retried = retried
         self.retry_delay = MIN_RETRY_DELAY
@@ -68,7 +69,7 @@ class Callback:
 
 
 class Callbacks:
-    """Without a configuration nothing is posted."""
+    """Queues callbacks and passes them to the reporter. Does nothing without a configuration."""
 
     def __init__(self, loop: Loop, config: dict[str, Any] | None, own_processes: set[int]) -> None:
         self._loop = loop
@@ -221,7 +222,7 @@ class Callbacks:
         except BlockingIOError:
             pass
         except OSError:
-            self._out = memoryview(b"")  # It has died; the loop is about to see that.
+            self._out = memoryview(b"")  # It has exited; the event loop is about to handle that.
         self._loop.change(self._socket.fileno(), READ | WRITE if self._out else READ)
 
     def _kill_process(self) -> None:

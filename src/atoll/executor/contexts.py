@@ -1,11 +1,11 @@
 """
 Contexts: processes that keep their state between runs, as the supervisor sees them.
 
-A context has one process at a time, a fork of the zygote, which executes one run at a time. The
-executor is the only place that knows contexts: they end with it. User code may write anything to a
-process's socket: it can end its own run early or show something, and nothing else. A process that
-closes the socket or sends an invalid message is killed. A context whose process has exited is dead
-until it is restarted; a process outlives the zygote that forked it.
+A context has one process at a time, a fork of the zygote, which executes one run at a time.
+Contexts exist only in the executor and end with it. User code may write anything to a process's
+socket: it can end its own run early or show something, and nothing else. A process that closes the
+socket or sends an invalid message is killed. A context whose process has exited is dead until it is
+restarted; a process outlives the zygote that forked it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LANGUAGES = ("python",)
 START_TIMEOUT = 25.0
 RETRY_DELAY = 0.05
 TIMEOUT_GRACE = 2.0
-"""Between SIGINT and the end of a context whose run took too long."""
+"""Seconds between SIGINT and the end of a context whose run timed out."""
 MAX_READS = 64
 """Messages that are read from one process in a turn, so that others do not wait."""
 DISPLAY_COST = 256
@@ -62,12 +62,14 @@ class Contexts(ZygoteObserver):
         self._runs = runs
         self._zygote = zygote
         self._limit = limit
-        """Sets the limits that are watched while there are contexts."""
+        """Sets the limits that the executor enforces while contexts exist."""
         self._contexts: dict[str, Context] = {}
         self._processes: dict[int, ContextProcess] = {}
         """By job number."""
         self._abandoned: set[int] = set()
-        """Jobs that timed out before a process took them; a process that does is killed."""
+        """
+        Jobs that timed out before a process took them. A process that takes one later is killed.
+        """
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.operations: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
             "context_create": self._create,
@@ -81,7 +83,7 @@ class Contexts(ZygoteObserver):
 
     def _create(self, stream: Stream, request: dict[str, Any]) -> None:
         if request["language"] not in LANGUAGES:
-            message = "%s has no contexts; only %s has."
+            message = "Contexts are not available for %s, only for %s."
             raise Refusal(
                 "language_unsupported", message % (request["language"], ", ".join(LANGUAGES))
             )
@@ -222,7 +224,7 @@ class Contexts(ZygoteObserver):
         return True
 
     def zygote_lost(self) -> None:
-        # Processes that it has forked are children of PID 1 now, and live on.
+        # Processes that it forked are now children of PID 1 and continue to run.
         self._abandoned.clear()
         for process in list(self._processes.values()):
             if not process.pid:
@@ -241,7 +243,7 @@ class Contexts(ZygoteObserver):
 
     def _exited(self, process: ContextProcess, status: int, usage: dict[str, float]) -> None:
         process.ending = process.exited = True
-        # What it sent before, above all that its run is done.
+        # Read what it sent before it exited, in particular that its run is done.
         self._read(process)
         self._close(process)
         self._processes.pop(process.job_number, None)
@@ -345,7 +347,7 @@ class Contexts(ZygoteObserver):
         run.kill_timer = self._loop.after(grace, kill)
 
     def _done(self, context: Context, process: ContextProcess, exit_code: int) -> None:
-        """The process has finished its run and lives on."""
+        """The process has finished its run and waits for the next one."""
         cpu, peak = process.usage()
         used = dict(NO_USAGE, cpu=max(0.0, cpu - context.usage_before[0]), peak=peak)
         self._conclude(context, process, exit_code << 8, used)

@@ -1,13 +1,13 @@
 """
 Freezing user code for a moment, so that a list of its files is consistent.
 
-PID 1 stops every other process of the namespace with SIGSTOP, except those it is told to spare and
-those of another user, which run no user code. They count as frozen when two looks in a row find all
-of them stopped and none has run in between: then there was a moment at which no process could wake
-or start another. A process that was stopped before, as by ^Z, stays stopped.
+PID 1 stops every other process of the namespace with SIGSTOP, except spared ones and those of
+another user, which run no user code. They count as frozen when two scans in a row find all of them
+stopped and none has run in between: then there was a moment at which no process could wake or start
+another. A process that was already stopped, for example by ^Z, stays stopped.
 
-They continue, children before parents so that no shell takes its job for stopped, when the last
-holder is done or its time is over.
+They continue when the last holder is done or its time is over. Children continue before their
+parents, so that no shell considers its job stopped.
 """
 
 from __future__ import annotations

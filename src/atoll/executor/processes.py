@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 """
-Searches for processes of a tree that are not stopped yet. A tree that still has some is a swarm: a
-search beside it may take a second, because PID 1 gets no more CPU time than any of its processes.
+Maximum number of searches for processes of a tree that are not stopped yet. If some are left, the
+tree forks faster than it is searched, and one search may take a second: PID 1 gets no more CPU time
+than any of its processes.
 """
 
 

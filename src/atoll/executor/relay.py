@@ -50,7 +50,7 @@ class Direction:
 
 
 def copy(*directions: Direction) -> None:
-    """Copy until one direction is over; what it has read is written by then."""
+    """Copy until one direction ends, and write everything that it has read."""
     while not any(direction.over for direction in directions):
         sources = [direction.source for direction in directions if not direction.buffer]
         targets = [direction.target for direction in directions if direction.buffer]

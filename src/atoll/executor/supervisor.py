@@ -78,7 +78,7 @@ class Supervisor(ZygoteObserver):
         self._workers = Workers(self._loop, workspace.root, own_processes)
         self._connections: list[Connection] = []
         self._listener = Listener(self._loop, config.get("peer"), self._admit)
-        # An instance that ends with its owner is attended as long as that lives.
+        # None for an ephemeral instance, which exits with its owner.
         limit = config.get("unattended")
         self._unattended = (
             None if limit is None else Unattended(self._loop, limit, lambda: self._exit(0))
@@ -115,7 +115,7 @@ class Supervisor(ZygoteObserver):
             "scan": transfer,
             "collect": transfer,
             "populate": transfer,
-            "quiet": self._quieten,
+            "quiet": self._kill_user_code,
             "detach": self._detach,
         }
         if self._unattended is not None:
@@ -124,7 +124,8 @@ class Supervisor(ZygoteObserver):
 
     def run(self, listener: _socket.socket) -> None:
         if "inside" in self._config:
-            # Before the zygote, which imports the template's modules: none may take the name.
+            # Bind the name before the zygote imports the template's modules, so that none of them
+            # can.
             self._user_socket.listen(self._config["inside"])
         self._zygote.start()
         # After the fork, so that the zygote does not have a copy of what is read here.
@@ -286,12 +287,12 @@ class Supervisor(ZygoteObserver):
             self._runs.child_exited(pid, status, used)
             self._contexts.child_exited(pid, status, used)
 
-    # The end of the instance, and of a control plane's interest in it
+    # Shutdown, and detaching of control planes
 
-    def _quieten(self, stream: Stream, request: dict[str, Any]) -> None:
+    def _kill_user_code(self, stream: Stream, request: dict[str, Any]) -> None:
         """
-        Kill all user code at once and accept no more of it, before the workspace is checkpointed.
-        Runs end with the reason `shutdown` and not by a signal.
+        Kill all user code and refuse new runs, before a checkpoint of the workspace is taken. Runs
+        end with the reason `shutdown`, not with a signal.
         """
         self._quiet = True
         self._end_runs()
@@ -320,8 +321,8 @@ class Supervisor(ZygoteObserver):
 
     def _detach(self, stream: Stream, request: dict[str, Any]) -> None:
         """
-        Close all other connections, so that other replicas read the session again. Runs go on; what
-        they write stays in their logs.
+        Close all other connections, so that other replicas read the session's record again. Runs
+        continue, and their output stays in their logs.
         """
         self._close_others(stream.connection)
         stream.end({})

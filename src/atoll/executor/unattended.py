@@ -1,9 +1,9 @@
 """
 Ends an instance that no control plane is connected to any more.
 
-A server may be killed or never started again, and its data directory may be removed. Its instances
-would then run for ever. So the executor counts the time without a connection, and exits when it is
-too long. The session keeps its files: a server that returns later starts a new instance.
+A server may be killed and never restarted, and its data directory may be removed. Its instances
+would then run forever. So the executor measures the time without a connection, and exits when the
+limit is reached. The session keeps its files: a server that returns later starts a new instance.
 
 Time during which the instance was frozen, or the machine suspended, does not count.
 """

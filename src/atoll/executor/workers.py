@@ -122,7 +122,7 @@ class _Forwarder:
         except BlockingIOError:
             pass
         except OSError:
-            self._out.clear()  # It has died; the loop is about to see that.
+            self._out.clear()  # It has exited; the event loop is about to handle that.
         self._loop.change(self._socket.fileno(), READ | WRITE if self._out else READ)
 
     def _ready(self, mask: int) -> None:

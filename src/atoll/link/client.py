@@ -3,7 +3,8 @@ The client of the executor protocol: one link to an executor, with many concurre
 
 A request is a stream: `call` for those with one answer, `fetch`, `push` and `pull` for bytes, `run`
 and `attach` for runs, and `watch` to follow a run at the caller's pace. When the connection ends,
-every open request raises `LinkLost`. What runs inside goes on, and a new link can attach to it.
+every open request raises `LinkLost`. Runs in the instance continue, and a new link can attach to
+them.
 """
 
 from __future__ import annotations

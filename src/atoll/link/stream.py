@@ -1,4 +1,4 @@
-"""One request on a link: what has been sent and received, and who waits for it."""
+"""The state of one request on a link: its credit, the received data, and the waiting reader."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ class Instance:
 
 
 FEATURES = {
-    "pause": "instances stand still and go on, with their memory",
-    "copy": "a workspace is copied on the node, sharing what the file system can share",
-    "image": "templates are images, by name or from a Dockerfile",
+    "pause": "instances can be paused and resumed, and keep their memory",
+    "copy": "workspaces are copied on the node; file systems that support it share blocks",
+    "image": "templates are images, given by name or built from a Dockerfile",
 }
 
 

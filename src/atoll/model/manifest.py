@@ -132,7 +132,7 @@ def parse_entry(fields: Sequence[Any]) -> Entry:
     path, kind, mode, size, modified, changed, inode, *rest = fields
     target = rest[0] if rest else ""
     if not isinstance(path, str) or not isinstance(target, str):
-        raise TypeError("a path is text")
+        raise TypeError("a path is not text")
     if len(path) > MAX_PATH or len(target) > MAX_PATH or "\0" in path or "\0" in target:
         raise ValueError("not a path")
     parts = path.split("/")

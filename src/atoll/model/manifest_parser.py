@@ -71,12 +71,12 @@ def read_manifest(data: bytes, session_id: str) -> Manifest:
         }
         manifest = Manifest(**fields)
         if manifest.session_id != session_id:
-            raise ValueError("it is another session's")
+            raise ValueError("it belongs to another session")
         for number in (manifest.number, manifest.files, manifest.size):
             _number(number)
         flags = (manifest.cut, manifest.settled, manifest.moment)
         if not all(type(flag) is bool for flag in flags) or type(manifest.created_at) is not str:
-            raise TypeError("a field has another type")
+            raise TypeError("a field has the wrong type")
         return manifest
 
 
@@ -99,7 +99,7 @@ def _entry(fields: Any) -> Entry:
         raise ValueError("an entry has more or fewer fields")
     entry = parse_entry(known)
     if type(parts) is not list or len(parts) > MAX_PARTS or (parts and entry.kind != FILE):
-        raise ValueError("an entry has parts that it cannot have")
+        raise ValueError("an entry has too many parts, or is not a file and has parts")
     placed = tuple(_part(*part) for part in parts)
     if sum(part.length for part in placed) > entry.size:
         raise ValueError("a file has more parts than bytes")
@@ -121,7 +121,7 @@ def _name(value: Any) -> str:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError("a path is text")
+        raise TypeError("a path is not text")
     return value
 
 

@@ -87,7 +87,7 @@ class Wanted(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why something ended; recorded for good."""
+    """Why something ended. Stored permanently."""
 
     EXIT = "exit"
     SIGNAL = "signal"
@@ -141,15 +141,15 @@ class Session:
     runtime_node: str
     resources: Resources
     timeout: Annotated[int, Bounds(minimum=1)]
-    """Seconds that it may live, counted from its last start."""
+    """Lifetime in seconds, counted from its last start."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
-    """When its life is over; has no meaning while it is stopped or archived."""
+    """When its lifetime ends; has no meaning while it is stopped or archived."""
     env_vars: Annotated[dict[str, str], Bounds(max_length=MAX_ENV_VARS)] = field(
         default_factory=dict
     )
-    """Environment variables of everything that it runs."""
+    """Environment variables of all code in the session."""
     instance_id: str | None = None
     workspace: str | None = None
     """The driver's name for its files; unchanged when the instance is replaced."""
@@ -163,7 +163,7 @@ class Session:
     template_version: int = 1
     """The version of its template, which it keeps when the template changes."""
     install: Install | None = None
-    """Its own Python packages; null if it asked for none."""
+    """Its own Python packages; null if none were requested."""
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     """Encrypted environment variables, by name."""
     volumes: Annotated[tuple[VolumeMount, ...], Bounds(max_length=MAX_VOLUMES)] = ()
@@ -174,7 +174,9 @@ class Session:
     started_from: str | None = None
     """The session from whose last checkpoint it started."""
     warnings: tuple[Warning, ...] = ()
-    """In what respect it got less than it asked for."""
+    """
+    Problems that do not stop the session, for example files that are not in the blob store yet.
+    """
     labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(default_factory=dict)
     """Names and values chosen by its user."""
     node_labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(

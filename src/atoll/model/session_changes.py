@@ -1,4 +1,4 @@
-"""Changes of a session's record: each gives the record that follows, and does nothing itself."""
+"""Changes of a session's record, as pure functions: each returns the changed record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEEPS_INSTANCE = (
     SessionStatus.PAUSED,
     SessionStatus.ERROR,
 )
-"""Statuses in which the session goes on with the instance that its record names."""
+"""Statuses in which the session keeps the instance that its record names."""
 STOPPED_STATES = (Wanted.STOPPED, Wanted.ARCHIVED)
 NOT_SAVED = "workspace_not_saved"
 """Code of the warning that a workspace is on its node's disk alone."""
@@ -126,7 +126,7 @@ def as_running(session: Session, now: datetime) -> Session:
 
 
 def kept_running(session: Session, now: datetime) -> Session:
-    """A session whose pause is given up."""
+    """A session whose pause was cancelled."""
     return dataclasses.replace(
         session, status=SessionStatus.RUNNING, wanted=Wanted.RUNNING, updated_at=now
     )

@@ -2,9 +2,9 @@
 Moves sessions away from a node that is drained, a few at a time.
 
 A replica of the node itself does so, one at a time, because only its replicas reach its instances.
-A session gets some time to finish its executions. Then its files are saved, its instance ends, and
-it continues on another node. The drain's message names a session that cannot leave; it is retried
-until it leaves or ends, or the node is uncordoned.
+A session gets some time to finish its executions. Then a checkpoint is taken, its instance ends,
+and it continues on another node. The drain's message names a session that cannot leave; it is
+retried until it leaves or ends, or the node is uncordoned.
 """
 
 from __future__ import annotations

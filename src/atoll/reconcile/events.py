@@ -73,7 +73,7 @@ class EventNotifications:
                             self._feed.wake()
             except Exception as error:
                 known = isinstance(error, TemporaryError)
-                log.warning("events.not_heard", error=str(error), exc_info=None if known else error)
+                log.warning("events.outage", error=str(error), exc_info=None if known else error)
                 await asyncio.sleep(RETRY_DELAY)
 
 

@@ -49,7 +49,7 @@ class MovedSessions:
                     return await self._removed(handle)
                 except Exception as error:
                     # A failure must not delay the others; the sweep retries it.
-                    log.warning("departed.failed", instance=handle.instance_id, exc_info=error)
+                    log.warning("moved_session.failed", instance=handle.instance_id, exc_info=error)
                     return False
 
         handles = await self._driver.handles()
@@ -61,7 +61,7 @@ class MovedSessions:
             return False
         if not await self._has_left(instance.session_id):
             return False
-        log.info("departed.instance", instance=instance.id, session_id=instance.session_id)
+        log.info("moved_session.removed", instance=instance.id, session_id=instance.session_id)
         await self._driver.destroy(handle)
         await self._driver.workspaces.discard(instance.workspace)
         await self._store.instances.remove(instance.id)

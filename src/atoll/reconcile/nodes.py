@@ -63,7 +63,10 @@ class NodeMonitor:
         self._settings = settings
         self._interval = settings.probe.total_seconds()
         self._seen: dict[str, tuple[datetime | None, float]] = {}
-        """For each node: when it last reported, by its clock, and since when we know by ours."""
+        """
+        For each node: the time of its last report by its own clock, and the time at which this
+        replica first saw it.
+        """
 
     async def run(self) -> None:
         # The lease is held while there are sessions to move.
@@ -81,7 +84,7 @@ class NodeMonitor:
         nodes = await self._store.nodes.all()
         found = await self._problems(nodes)
         if self._is_cut_off(nodes, found):
-            log.warning("probe.alone", problems=len(found))
+            log.warning("probe.disconnected", problems=len(found))
             found = {self._nodes.id: found.get(self._nodes.id)}
         for node in nodes:
             if node.id in found:
@@ -136,7 +139,7 @@ class NodeMonitor:
             node, status=status, failures=failures, problem=problem, event=event
         )
         if event is not None and written:
-            log.warning("node.judged", node=node.id, status=status.value, problem=problem)
+            log.warning("node.status_changed", node=node.id, status=status.value, problem=problem)
             await self._coordination.notify(node_topic(node.id))
             if status is NodeHealth.HEALTHY:
                 await self._each(node, "", self._migrations.remove_warning)

@@ -106,7 +106,7 @@ class OrphanedBlobSweep:
                     await self._check(kind, owner, [info for info in group if self._is_old(info)])
                 except BlobsUnavailable as error:
                     # A failure for one owner must not affect the others.
-                    log.info("orphan_sweep.left", owner=owner, error=error.message)
+                    log.info("orphan_sweep.skipped", owner=owner, error=error.message)
             if len(page) == PAGE_SIZE:
                 self._after = page[-1].key
                 continue
@@ -205,7 +205,7 @@ class OrphanedBlobSweep:
         try:
             names = await self._checkpoints.objects_of(checkpoint)
         except PermanentError as error:
-            log.info("orphan_sweep.not_told", session_id=session_id, error=error.message)
+            log.info("orphan_sweep.manifest_unreadable", session_id=session_id, error=error.message)
             return []
         needed = {data_of(session_id) + name for name in names}
         needed |= {one.manifest for one in checkpoint.backups}

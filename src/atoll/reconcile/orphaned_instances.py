@@ -68,7 +68,7 @@ class OrphanedInstanceSweep:
             await self._remove_orphans()
         else:
             # An address leads to another database, which does not have the sessions of this node.
-            log.error("database.is_another", node=self._key, belongs_to=self._cluster)
+            log.error("database.wrong", node=self._key, belongs_to=self._cluster)
 
     async def _end_broken(self) -> None:
         """

@@ -36,8 +36,6 @@ class TemplateNotifications:
                             self._templates.invalidate()
             except Exception as error:
                 known = isinstance(error, TemporaryError)
-                log.warning(
-                    "templates.not_heard", error=str(error), exc_info=None if known else error
-                )
+                log.warning("templates.outage", error=str(error), exc_info=None if known else error)
                 self._templates.invalidate()
                 await asyncio.sleep(RETRY_DELAY)

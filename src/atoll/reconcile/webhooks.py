@@ -70,7 +70,7 @@ class WebhookReconciler:
                             await self._start_workers(group)
                             await subscription.wait(POLL_SECONDS)
                 except Exception as error:
-                    log.warning("webhooks.not_seen", error=str(error), exc_info=_unknown(error))
+                    log.warning("webhooks.outage", error=str(error), exc_info=_unknown(error))
                     await asyncio.sleep(RETRY_DELAY)
 
     async def _start_workers(self, group: asyncio.TaskGroup) -> None:

@@ -116,8 +116,8 @@ class AsyncAtoll(AttributeHints):
         self, template: str | None = None, **options: Unpack[CreateOptions]
     ) -> Pending[AsyncSession]:
         """
-        Create a session for an `async with` block, which deletes it at its end. Takes the options
-        of `sessions.create`. Without a block, delete it yourself.
+        Create a session. Use it with `async with`, which deletes the session at the end of the
+        block. Takes the options of `sessions.create`. Without a block, delete the session yourself.
         """
         creation = self._sessions.create(template, **options)
 

@@ -250,7 +250,7 @@ class AsyncExecution:
     @asynccontextmanager
     async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
         """
-        Connect to the terminal or the pipes of the execution for an `async with` block. The
+        Connect to the terminal or the pipes of the execution; use it with `async with`. The
         execution continues after the block. With `watch` this console cannot type.
         """
         async with open_console(self._http, f"{self._path}/console", watch=watch) as console:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from atoll.sdk.options import InvokeOptions, RunOptions, UpdateOptions
 
 _SAVE_TIMEOUT = 600.0
-"""Seconds beyond the usual timeout: saving takes as long as the amount of changed data requires."""
+"""Seconds beyond the usual timeout: a checkpoint takes longer the more data has changed."""
 
 
 class AsyncSession(AsyncDeletable, AttributeHints):
@@ -287,7 +287,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
             yield decode(Artifact, item)
 
     async def checkpoint(self) -> Checkpoint:
-        """Save the workspace, and return when it is stored."""
+        """Take a checkpoint of the workspace, and return when it is stored."""
         path = f"{self._path}/checkpoint"
         answer = await self._http.call("POST", path, wait=_SAVE_TIMEOUT, once=True)
         return decode(Checkpoint, answer)
@@ -310,7 +310,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         return [decode(ProcessInfo, item) for item in answer["items"]]
 
     async def end_processes(self) -> list[ProcessInfo]:
-        """Kill the background processes with their children, and return which they were."""
+        """Kill the background processes with their children, and return them."""
         answer = await self._http.call("DELETE", f"{self._path}/processes")
         return [decode(ProcessInfo, item) for item in answer["items"]]
 

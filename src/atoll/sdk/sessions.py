@@ -51,7 +51,7 @@ class AsyncSessions:
         stores encrypted and never returns. `volumes` are mounted where each `Mount` says.
         `started_from` is the id of a session, possibly ended, whose files this one starts with.
         With `workspace_mode="mount"` the workspace is mounted from the server's bucket. With
-        `durability="execution"` files are saved before each result is final.
+        `durability="execution"` a checkpoint is taken before each result is final.
 
         Packages: `dependencies` are Python packages such as "requests" or "pandas>=2,<3". The call
         waits for their installation, at most `install_timeout` seconds (300). If it fails, the call

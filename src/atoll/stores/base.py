@@ -12,7 +12,7 @@ entity with version + 1; otherwise it writes nothing and raises `Conflict`.
 - Adding an id that exists raises `Conflict`. Reading an id that does not exist returns None.
 - Removing an id that does not exist does nothing.
 - If the back-end cannot be reached, every method raises `DatabaseUnavailable`.
-- With `event`, the event is stored in the same transaction, and only if the change is.
+- With `event`, the event is stored in the same transaction as the change, or not at all.
 
 Methods named `page` list entities newest first. A page has at most `limit` items and a few
 megabytes. Its cursor stays valid while rows are added and removed: following pages never repeat or

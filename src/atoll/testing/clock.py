@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 class ManualClock:
-    """Stands still until the test changes `time`, in seconds."""
+    """Advances only when the test changes `time`, in seconds."""
 
     def __init__(self, time: float = 1000.0) -> None:
         self.time = time

@@ -120,7 +120,7 @@ def test_systemd_is_asked_on_the_user_s_bus_and_given_no_secrets(machine: Machin
     assert "a key of this server" not in given
 
 
-def test_who_has_a_group_does_not_ask_again(machine: Machine) -> None:
+def test_a_server_in_a_delegated_group_does_not_request_one(machine: Machine) -> None:
     machine.busctl(MOVES)
     machine.acquire()
     machine.asked.unlink()

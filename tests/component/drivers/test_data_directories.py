@@ -64,7 +64,7 @@ def test_a_note_stays_when_what_is_left_could_not_be_removed(data_dir: Path) -> 
     assert data_directories.known() == [Note(data_dir)]
 
 
-def test_the_note_keeps_the_engine_that_it_was_told(data_dir: Path) -> None:
+def test_the_note_stores_the_engine(data_dir: Path) -> None:
     presence = ServerLock(data_dir, temporary=False)
     data_directories.note_engine(data_dir, "unix:///run/docker.sock", "0123")
     presence.close()

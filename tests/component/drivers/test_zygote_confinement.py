@@ -128,7 +128,7 @@ async def test_a_zygote_that_comes_later_is_released_too(
     await link.closed
 
 
-async def test_a_zygote_that_was_told_of_too_early_makes_a_new_link_necessary(
+async def test_a_zygote_reported_too_early_requires_a_new_link(
     executor: Executor, tmp_path: Path
 ) -> None:
     executor.with_hello = [11]

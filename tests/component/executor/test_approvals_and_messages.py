@@ -188,7 +188,7 @@ async def test_a_question_of_a_process_whose_execution_ends_is_refused(box: Box)
     await running
 
 
-async def test_who_asked_may_go_away(box: Box) -> None:
+async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
     code = (
         "import os\n"
         "child = os.fork()\n"

@@ -178,7 +178,7 @@ print('stopped' if b'Stopped' in said else 'fine', flush=True)
     link.close()
 
 
-async def test_all_go_on_when_who_asked_is_gone(executor: Executor) -> None:
+async def test_user_code_continues_when_the_holder_disconnects(executor: Executor) -> None:
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     counted = executor.path.parent / "workspace/n"

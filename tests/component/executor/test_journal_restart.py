@@ -21,7 +21,7 @@ def handler(event):
 """
 
 
-async def test_the_next_executor_knows_what_the_last_one_had_to_tell(
+async def test_the_next_executor_restores_unacknowledged_results(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     first, second = Heard(), Heard()

@@ -429,7 +429,7 @@ async def test_a_session_moves_only_to_a_node_that_fits(tmp_path: Path) -> None:
             await found.placements.assign(pinned)
 
 
-async def test_a_node_that_is_alone_is_refused_nothing_that_it_was_not_told_to_refuse(
+async def test_a_single_node_accepts_all_sessions_up_to_its_maximum(
     tmp_path: Path,
 ) -> None:
     async with ground(tmp_path) as found:
@@ -570,7 +570,7 @@ async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_p
         await found.nodes.remove("b")
 
 
-async def test_one_that_cannot_leave_is_told_of_and_the_others_do(tmp_path: Path) -> None:
+async def test_a_session_that_cannot_leave_is_reported_and_the_others_leave(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", NODE))
         pinned = await found.add(NODE, volumes=(VolumeMount("data", "/data"),))
@@ -621,7 +621,7 @@ async def test_a_drain_needs_blobs_that_others_can_read(tmp_path: Path) -> None:
 # The registry
 
 
-async def test_nodes_are_told_with_what_they_have(tmp_path: Path) -> None:
+async def test_nodes_are_listed_with_their_load_and_capabilities(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.add(NODE)
         await found.add(NODE, status=SessionStatus.PAUSED)

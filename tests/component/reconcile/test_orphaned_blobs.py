@@ -179,7 +179,7 @@ async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
     assert await ground.keys() == set()
 
 
-async def test_objects_of_somebody_else_keep_no_orphan_and_not_the_store_away(
+async def test_foreign_objects_neither_protect_orphans_nor_make_the_store_unavailable(
     s3: S3Server, tmp_path: Path
 ) -> None:
     prefix = secrets.token_hex(4)
@@ -227,7 +227,7 @@ async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) ->
     assert before - await ground.keys() == gone
 
 
-async def test_nothing_goes_while_it_cannot_be_told_what_is_needed(ground: Ground) -> None:
+async def test_no_blob_is_removed_while_a_manifest_cannot_be_read(ground: Ground) -> None:
     session = await ground.session()
     newest = await ground.backup(session, 2, b"needed")
     await ground.record(

@@ -344,7 +344,7 @@ async def test_one_that_died_is_cleared_away_and_replaced(tmp_path: Path) -> Non
         assert len(await found.store.instances.all()) == 2
 
 
-async def test_dead_ones_are_passed_over_by_who_takes(tmp_path: Path) -> None:
+async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()

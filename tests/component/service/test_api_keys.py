@@ -218,7 +218,7 @@ async def test_the_first_read_takes_the_time_that_it_takes(
     assert await found == key
 
 
-async def test_without_a_first_read_nobody_is_let_in(ground: Ground) -> None:
+async def test_without_a_first_read_every_key_is_refused(ground: Ground) -> None:
     _, secret = await ground.made()
     fresh = ground.another()
     await ground.store.close()

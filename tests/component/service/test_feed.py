@@ -124,7 +124,7 @@ async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -
             await asyncio.gather(sequencer, return_exceptions=True)
 
 
-async def test_one_who_fell_too_far_behind_is_told_so() -> None:
+async def test_a_follower_that_fell_behind_gets_events_expired() -> None:
     async with feeding() as (store, feed):
         await tell(store, 5)
         await feed.number()
@@ -141,7 +141,9 @@ async def test_one_who_fell_too_far_behind_is_told_so() -> None:
         assert await feed.position(None) == 5
 
 
-async def test_one_who_may_no_longer_read_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_whose_key_was_removed_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(service, "CHECK_SECONDS", 0.0)
 
     async def refused() -> None:

@@ -87,7 +87,7 @@ async def test_one_whose_first_execution_another_replica_records_is_that(
         assert running.execution == theirs
 
 
-async def test_of_two_that_name_executions_of_their_own_one_is_told_so(
+async def test_the_second_of_two_concurrent_executions_is_a_conflict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):

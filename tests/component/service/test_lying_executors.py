@@ -142,7 +142,7 @@ async def test_contents_that_are_none_are_an_error_of_the_executor(
     assert refused.value.code == "protocol_violation"
 
 
-async def test_what_is_told_as_it_should_be_is_taken(tmp_path: Path) -> None:
+async def test_a_valid_message_is_accepted(tmp_path: Path) -> None:
     capture = await captured(tmp_path, [lines(GOOD)], [FILE, b"12345", OVER])
 
     assert (capture.files, capture.size, capture.settled) == (1, 5, True)

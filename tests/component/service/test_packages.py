@@ -140,7 +140,7 @@ async def test_one_that_takes_too_long_is_ended_and_leaves_nothing(
         assert (await found.install("one")).status is InstallStatus.INSTALLED
 
 
-async def test_who_waits_longer_is_not_let_down_by_who_does_not(
+async def test_an_installation_continues_for_the_request_with_the_longer_timeout(
     index: Index, tmp_path: Path
 ) -> None:
     async with world(tmp_path, index) as found:
@@ -227,9 +227,7 @@ async def test_all_parts_of_a_wheel_are_where_installers_put_them(
 
 
 @pytest.mark.slow
-async def test_what_a_build_may_have_lied_about_is_for_who_asked_for_it_alone(
-    index: Index, tmp_path: Path
-) -> None:
+async def test_packages_of_a_source_build_are_not_shared(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index, allow_source_builds=True) as found:
         mine, others = await found.install("two"), await found.install("one", "two")
         assert mine.installed == others.installed

@@ -43,7 +43,7 @@ class Deaf(MemoryCoordination):
             yield heard
 
 
-async def test_a_node_that_comes_is_found_though_nobody_could_be_heard(tmp_path: Path) -> None:
+async def test_a_new_node_is_found_without_notifications(tmp_path: Path) -> None:
     clock = SystemClock()
     async with parts(tmp_path, clock) as found:
         settings = found.settings

@@ -40,7 +40,7 @@ async def create(sessions: Sessions, session_id: str) -> Session:
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
-async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
+async def test_a_session_whose_response_was_lost_is_found_by_a_repeated_request(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     async with sessions_of(tmp_path) as (sessions, store):
@@ -64,7 +64,7 @@ async def test_a_session_that_nobody_was_told_of_is_there_for_who_asks_again(
         assert [found.id for found in await store.instances.all()] == [live.instance.id]
 
 
-async def test_of_two_who_create_it_at_once_both_are_told_the_same(
+async def test_two_concurrent_creations_return_the_same_session(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sessions_of(tmp_path) as (sessions, store):

@@ -60,7 +60,7 @@ async def test_a_waiter_gets_a_lease_when_it_expires(kind: str, redis_server: Re
         await a.close()
 
 
-async def test_a_replica_that_does_not_beat_is_lost(redis_server: RedisServer) -> None:
+async def test_a_replica_without_heartbeats_is_lost(redis_server: RedisServer) -> None:
     short = settings(presence_ttl=timedelta(seconds=0.3))
     a = RedisCoordination("a", redis_server.url, short, EXECUTION_TTL)
     b = RedisCoordination("b", redis_server.url, short, EXECUTION_TTL)

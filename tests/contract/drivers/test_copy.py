@@ -159,7 +159,7 @@ async def test_a_paused_instance_is_copied_with_what_it_wrote_last(copying: Node
     link.close()
 
 
-async def test_results_that_nobody_has_taken_are_not_copied(copying: Node) -> None:
+async def test_unacknowledged_results_are_not_copied(copying: Node) -> None:
     driver = copying.driver
     handle, link = await started(driver, spec())
     await printed(driver, link, "print('kept in the journal')")

@@ -181,7 +181,7 @@ async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node)
     )
 
 
-async def test_an_instance_whose_supervisor_ran_out_of_memory_is_told_as_that(node: Node) -> None:
+async def test_the_cause_is_oom_if_the_supervisor_ran_out_of_memory(node: Node) -> None:
     if "cgroup_memory" not in node.driver.capabilities.provides:
         pytest.skip("the kernel does not count memory here")
     handle, link = await started(node.driver, spec())
@@ -349,7 +349,7 @@ async def test_limits_are_changed_on_a_running_instance(node: Node) -> None:
     link.close()
 
 
-async def test_memory_kills_are_told_once(node: Node) -> None:
+async def test_a_memory_kill_is_reported_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
@@ -364,7 +364,7 @@ async def test_memory_kills_are_told_once(node: Node) -> None:
     link.close()
 
 
-async def test_memory_kills_are_told_to_a_new_driver_too(node: Node) -> None:
+async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
     if "cgroup_memory" not in node.driver.capabilities.provides:
         pytest.skip("the kernel does not count memory here")
     handle, link = await started(node.driver, spec())
@@ -497,7 +497,7 @@ async def test_a_discarded_workspace_is_gone(node: Node) -> None:
 
 
 @everywhere
-async def test_output_goes_on_where_a_cut_connection_left_it(node: Node) -> None:
+async def test_output_continues_after_a_lost_connection(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = (
         "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.002)\n"

@@ -184,13 +184,13 @@ async def test_a_new_instance_is_waited_for_longer(driver: LocalDriver) -> None:
     (await connecting).close()
 
 
-async def test_an_instance_that_is_good_for_nothing_can_be_stopped(driver: LocalDriver) -> None:
+async def test_an_unusable_instance_can_be_stopped(driver: LocalDriver) -> None:
     handle = await driver.ensure(spec(template=template(preload=("no_such_module",))))
     await driver.stop(handle, grace=timedelta(seconds=5))
     assert (await driver.observe(handle)).state is not State.RUNNING
 
 
-async def test_a_driver_says_what_keeps_it_from_making_instances(
+async def test_a_driver_reports_why_it_cannot_create_instances(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     own = tmp_path / "bwrap"

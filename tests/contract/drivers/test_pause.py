@@ -179,7 +179,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     second.close()
 
 
-async def test_ensuring_a_paused_instance_gives_it_as_it_is(pausing: Node) -> None:
+async def test_ensure_returns_a_paused_instance_unchanged(pausing: Node) -> None:
     wanted = spec()
     handle = await pausing.driver.ensure(wanted)
     await pausing_of(pausing.driver).pause(handle)
@@ -216,7 +216,7 @@ async def test_destroying_a_paused_instance_leaves_nothing(pausing: Node) -> Non
     link.close()
 
 
-async def test_code_that_forks_and_has_threads_and_ignores_signals_stands_still(
+async def test_code_that_forks_and_ignores_signals_is_paused(
     pausing: Node,
 ) -> None:
     handle, link = await started(pausing.driver, spec())
@@ -308,7 +308,7 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
     link.close()
 
 
-async def test_a_node_that_cannot_pause_says_so(node: Node) -> None:
+async def test_a_node_that_cannot_pause_reports_the_reason(node: Node) -> None:
     if node.driver.pausing is not None:
         pytest.skip("instances of this node can be paused")
     assert node.driver.capabilities.unavailable["pausing"]

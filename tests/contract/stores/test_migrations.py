@@ -439,7 +439,7 @@ async def test_a_time_limit_of_the_url_is_named_when_it_is_too_short(
         await engine.dispose()
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_the_error_names_an_unreachable_server() -> None:
     nowhere = Database(f"postgresql://atoll@127.0.0.1:{free_port()}/atoll", str)
 
     for work in (nowhere.schema.revision(), nowhere.schema.upgrade()):

@@ -185,7 +185,7 @@ async def test_one_that_is_superseded_is_saved_as_such(store: Store) -> None:
     assert (got.superseded, got.kept) == (True, {"stdout": "x"})
 
 
-async def test_one_that_moved_on_or_is_not_there_is_followed_by_none(store: Store) -> None:
+async def test_a_changed_or_missing_execution_cannot_be_superseded(store: Store) -> None:
     first = await failed(store)
     second = following(first)
 
@@ -212,7 +212,9 @@ async def test_an_execution_with_a_taken_id_or_ordinal_supersedes_nothing(
     assert await store.executions.get(other.id) == other
 
 
-async def test_of_many_that_go_on_with_one_invocation_exactly_one_does(store: Store) -> None:
+async def test_one_of_many_concurrent_next_executions_of_an_invocation_succeeds(
+    store: Store,
+) -> None:
     first = await failed(store)
     others = [following(first) for _ in range(30)]
 

@@ -329,7 +329,7 @@ async def test_sessions_that_are_not_what_is_wanted_are_found_by_node(store: Sto
     assert await store.sessions.unsettled(NOW, node_id=node_id, limit=10) == [left]
 
 
-async def test_what_was_asked_of_a_session_is_noted_without_a_new_version(store: Store) -> None:
+async def test_activity_is_recorded_without_a_new_version(store: Store) -> None:
     session = make_session(idle_timeout=60, expires_at=NOW + timedelta(days=1))
     await store.sessions.add(session)
     node_id = session.runtime_node

@@ -106,7 +106,7 @@ async def test_an_instance_comes_back_equal(store: Store, instance: Instance) ->
     assert instance in await store.instances.all()
 
 
-async def test_those_that_wait_on_a_node_are_counted_without_ones_own(store: Store) -> None:
+async def test_ready_instances_of_other_replicas_are_counted(store: Store) -> None:
     node, mine, theirs = ids.session_id(), "replica-mine", "replica-theirs"
     for template_id, holder, session_id in (
         ("a", theirs, None), ("a", theirs, None), ("b", "replica-third", None),

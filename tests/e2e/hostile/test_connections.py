@@ -74,7 +74,9 @@ def document(received: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-def test_half_sent_requests_lock_nobody_out_and_are_closed(server: Server, connect: Any) -> None:
+def test_incomplete_requests_are_closed_and_block_no_other_client(
+    server: Server, connect: Any
+) -> None:
     held = [connect(HALF) for _ in range(4 * LIMIT)]
     with server.client() as http:
         assert http.get(f"{V1}/sessions").status_code == 200

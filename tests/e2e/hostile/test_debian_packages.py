@@ -83,7 +83,7 @@ class Site:
             (),
             Layer(NAME, ("evil",)),
             timeout=timedelta(seconds=seconds),
-            say=self.said.extend,
+            on_output=self.said.extend,
         )
         return self.said.decode()
 
@@ -117,7 +117,7 @@ def running() -> list[str]:
     return found
 
 
-async def test_its_root_is_nobody_on_the_host(site: Site) -> None:
+async def test_uid_0_of_a_build_is_unprivileged_on_the_host(site: Site) -> None:
     said = await site.install(
         "id -u; cat /proc/self/uid_map; touch /mine; head -60 /proc/self/status"
     )
@@ -276,7 +276,7 @@ async def test_a_build_that_is_called_off_leaves_nothing(site: Site) -> None:
             (),
             Layer(NAME, ("slow",)),
             timeout=timedelta(seconds=60),
-            say=say,
+            on_output=say,
         )
     )
     async with asyncio.timeout(30):

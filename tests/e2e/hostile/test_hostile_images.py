@@ -147,7 +147,7 @@ def test_lies_about_files_are_errors_of_the_executor(hostile: Target, box: Box) 
         assert answer.json()["code"] == "protocol_violation"
 
 
-def test_an_image_that_never_says_hello_has_no_sessions(hostile: Target) -> None:
+def test_an_image_that_never_sends_a_hello_starts_no_session(hostile: Target) -> None:
     answer = hostile.client.post("/api/v1/sessions", json={"template_id": "mute"})
     assert 500 <= answer.status_code < 600, answer.text
     assert "did not answer" in answer.json()["detail"]

@@ -60,7 +60,7 @@ def test_the_name_cannot_be_taken(fresh: Box) -> None:
 
 
 @pytest.mark.quick
-def test_what_an_execution_left_behind_speaks_for_nobody(fresh: Box) -> None:
+def test_a_background_process_cannot_send_requests_of_an_execution(fresh: Box) -> None:
     code = (
         "import atoll_session, os\n"
         "if os.fork() == 0:\n"

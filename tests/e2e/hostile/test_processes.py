@@ -106,7 +106,7 @@ for pid in {pids!r}:
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 9, 11, 15, 19, 20, 23, 24, 31, 34, 64])
-def test_pid_1_shrugs_off_signals(shared: Box, number: int) -> None:
+def test_pid_1_ignores_signals(shared: Box, number: int) -> None:
     before = shared.instance
     shared.run(f"import os\nos.kill(1, {number})")
     shared.assert_usable()

@@ -78,7 +78,7 @@ def ended(box: Box, execution: str) -> None:
     assert box.client.post(f"/api/v1/executions/{execution}/cancel").status_code == 200
 
 
-def test_restless_code_does_not_keep_its_files_from_being_saved(fresh: Box) -> None:
+def test_code_that_keeps_running_does_not_prevent_a_checkpoint(fresh: Box) -> None:
     execution = begun(fresh)
     for _ in range(3):
         saved = fresh.client.post(f"{fresh.url}/checkpoint")

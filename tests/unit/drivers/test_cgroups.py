@@ -226,7 +226,7 @@ def _kernel(group: Path, over: threading.Event) -> None:
             return
 
 
-def test_what_does_not_stand_still_in_time_is_let_go_on(tmp_path: Path) -> None:
+def test_an_instance_that_cannot_be_frozen_in_time_is_thawed(tmp_path: Path) -> None:
     groups, group = frozen_tree(tmp_path)
     assert not groups.freeze("one", 0.01)
     assert (group / "cgroup.freeze").read_text() == "0"
@@ -291,7 +291,7 @@ def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path
     assert isinstance(cgroups.find(tmp_path, "atoll", "0::/\n"), cgroups.CgroupV1)
 
 
-def test_a_host_without_any_gives_none_and_says_so(tmp_path: Path) -> None:
+def test_a_host_without_control_groups_reports_that(tmp_path: Path) -> None:
     groups = cgroups.find(tmp_path, "atoll", "")
     assert groups.provides == frozenset()
     groups.make("one", LIMITS)

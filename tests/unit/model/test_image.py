@@ -23,7 +23,7 @@ DIGEST = "sha256:" + "a" * 64
         (f"r.example.com:1/a/b:1@{DIGEST}", "r.example.com:1/a/b", "r.example.com:1", DIGEST),
     ],
 )
-def test_a_name_says_what_to_ask_whom_for(text: str, name: str, server: str, wanted: str) -> None:
+def test_an_image_name_is_parsed(text: str, name: str, server: str, wanted: str) -> None:
     found = parse(text)
 
     assert (found.name, found.server, found.wanted) == (name, server, wanted)

@@ -152,7 +152,7 @@ def test_an_artifact_gets_its_type_by_its_name() -> None:
     assert unknown.mime_type == "application/octet-stream"
 
 
-def test_what_is_lost_keeps_what_was_heard() -> None:
+def test_a_lost_attempt_keeps_the_output_received() -> None:
     outcome = lost(
         ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, "It went.", stdout=b"abc", stderr=b""
     )

@@ -48,7 +48,7 @@ def test_anything_but_names_extras_and_versions_is_refused(name: str, version: s
     ("name", "version", "told"),
     [("ht tp", "", "'ht tp' is not the name"), ("six", "1.16", "'1.16', for six, is not")],
 )
-def test_what_is_wrong_is_told_as_it_was_written(name: str, version: str, told: str) -> None:
+def test_an_invalid_requirement_is_quoted_in_the_error(name: str, version: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         normalised([Dependency(name, version)])
 

@@ -239,7 +239,9 @@ def test_the_first_timer_is(
         pytest.param({"status": SessionStatus.FAILED, "wanted": Wanted.DESTROYED}, None, id="end"),
     ],
 )
-def test_it_is_due_by_itself_at(fields: dict[str, Any], expected: datetime | None) -> None:
+def test_timer_at_is_the_time_of_the_next_timer(
+    fields: dict[str, Any], expected: datetime | None
+) -> None:
     assert plan.timer_at(session(**fields)) == expected
 
 

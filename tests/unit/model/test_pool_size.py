@@ -173,7 +173,7 @@ def test_all_together_stay_within_the_budget_unless_minimums_do_not(
 
 
 @given(wants=asked, budget=budgets)
-def test_nobody_goes_without_what_is_left(wants: list[PoolDemand], budget: int) -> None:
+def test_the_remaining_budget_is_used_completely(wants: list[PoolDemand], budget: int) -> None:
     granted = share_memory(wants, budget)
     left = budget - used(wants, granted)
 
@@ -182,7 +182,7 @@ def test_nobody_goes_without_what_is_left(wants: list[PoolDemand], budget: int) 
 
 
 @given(wants=asked, budget=budgets)
-def test_who_got_less_than_it_asked_for_got_no_less_than_others(
+def test_a_pool_below_its_target_has_no_less_memory_than_the_others(
     wants: list[PoolDemand], budget: int
 ) -> None:
     granted = share_memory(wants, budget)

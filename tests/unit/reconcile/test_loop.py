@@ -123,9 +123,7 @@ async def test_one_that_hangs_holds_up_no_other_and_is_not_given_out_twice() -> 
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, Exception) else "",
 )
-async def test_what_goes_wrong_with_one_is_logged_and_holds_nobody_up(
-    error: Exception, level: str
-) -> None:
+async def test_a_failing_key_is_logged_and_delays_no_other(error: Exception, level: str) -> None:
     queue, seen = Queue(), Seen()
 
     async def handle(key: str) -> None:

@@ -62,7 +62,7 @@ async def test_a_key_that_is_done_may_be_added_again() -> None:
     assert await taken(queue) == "a"
 
 
-async def test_who_waits_gets_what_is_added_later_and_each_key_goes_to_one() -> None:
+async def test_a_waiting_worker_gets_a_new_key_and_each_key_has_one_worker() -> None:
     queue = Queue()
     waiting = [asyncio.ensure_future(queue.take()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -72,7 +72,7 @@ async def test_who_waits_gets_what_is_added_later_and_each_key_goes_to_one() -> 
     assert sorted(await asyncio.gather(*waiting)) == ["a", "b", "c"]
 
 
-async def test_who_stops_waiting_takes_nothing_with_it() -> None:
+async def test_a_cancelled_worker_takes_no_key() -> None:
     queue = Queue()
     leaving = asyncio.ensure_future(queue.take())
     staying = asyncio.ensure_future(queue.take())

@@ -115,7 +115,7 @@ async def test_all_that_a_name_leads_to_is_judged() -> None:
 
 
 @pytest.mark.anyio
-async def test_names_that_nobody_answers_for_keep_nothing_else_waiting(
+async def test_slow_name_resolution_delays_no_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()

@@ -61,7 +61,7 @@ def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
     assert list(lines.feed(b"1}\n")) == [{"b": 1}]
 
 
-def test_a_question_is_told_as_it_is() -> None:
+def test_a_question_is_returned_unchanged() -> None:
     line = {"id": "1", "state": "asked", "question": "Go on?", "data": [1], "timeout": 300.0}
     assert event_log.event_of(frames.APPROVAL, line) == line
     assert event_log.event_of(frames.DISPLAY, line) is None

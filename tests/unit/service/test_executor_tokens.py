@@ -52,7 +52,7 @@ def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> No
         lambda token: token.upper(),
     ],
 )
-def test_a_changed_token_is_of_nobody(change: object) -> None:
+def test_a_modified_token_is_rejected(change: object) -> None:
     tokens = ExecutorTokens("secret", ManualClock(), DAY)
     with pytest.raises(Unauthenticated) as unknown:
         tokens.verify(change(tokens.make("inst_1")))  # type: ignore[operator]

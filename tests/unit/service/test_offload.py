@@ -222,7 +222,7 @@ def test_a_large_event_is_noticed_wherever_it_is_large(
         assert runner.run(bulk.fetch(row)) == execution
 
 
-def test_a_log_of_many_pieces_goes_whole_and_is_not_told_of(
+def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
     bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
@@ -333,7 +333,9 @@ def test_half_a_request_is_never_given_to_be_run(
     assert shortened(runner.run(bulk.fetch(row))) == ["request"]
 
 
-def test_a_store_that_is_away_is_told(bulk: Offload, shelf: Shelf, runner: asyncio.Runner) -> None:
+def test_an_unavailable_store_is_reported(
+    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE)
     row = runner.run(bulk.put_away(execution))
     shelf.away = True

@@ -12,7 +12,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
     running = RunningInstall()
     printed = b"first" + bytes(4 * LOG_LIMIT) + b"last"
     for place in range(0, len(printed), piece):
-        running.hear(printed[place : place + piece])
+        running.add_output(printed[place : place + piece])
 
     text = running.text
     assert running.size == len(printed)
@@ -22,11 +22,11 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
     assert len(text) < LOG_LIMIT + 100
 
 
-def test_a_short_log_is_kept_whole_and_told_to_who_listens() -> None:
+def test_a_short_log_is_kept_and_passed_to_listeners() -> None:
     running = RunningInstall()
     heard: list[bytes] = []
     running.listeners.append(heard.append)
-    running.hear(b"printed\n")
+    running.add_output(b"printed\n")
     running.say("said")
 
     assert running.text == b"".join(heard) == b"printed\natoll: said\n"

@@ -265,7 +265,8 @@ class DockerDriver:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # The engine would continue, beside the next call. Wait for it and remove the result.
+            # The engine would continue while the next call runs. Wait for it, then remove the
+            # result.
             await asyncio.wait([making])
             if not making.cancelled() and making.exception() is None:
                 handle = making.result()
@@ -325,7 +326,7 @@ class DockerDriver:
             await self._storage.clear(instance_id)
         except AtollError as error:
             # The next `ensure` or `destroy` removes it, which recovery calls.
-            log.warning("instance.rest_stays", instance_id=instance_id, error=error.message)
+            log.warning("instance.not_removed", instance_id=instance_id, error=error.message)
 
     # Existing instances
 

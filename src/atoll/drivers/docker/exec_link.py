@@ -40,7 +40,10 @@ RELAY_UID = 1001
 MAX_RELAYS = 16
 """Relays for which a container has room in addition to the processes of user code."""
 CHECK_SECONDS = 2.0
-"""Between two checks. A connection is closed after two that do not find its container running."""
+"""
+Seconds between two checks. A connection is closed if its container was not running at two checks in
+a row.
+"""
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.relay import main; main()"
 
 log = structlog.get_logger(__name__)

@@ -2,8 +2,8 @@
 Pulls images.
 
 The name that a pull gives an image is removed again once the image has a name of the node's own. A
-name that existed before the pull belongs to someone else and stays. A cancelled pull ends with its
-request.
+name that existed before the pull belongs to another client and is kept. A cancelled pull ends with
+its request.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Installer:
             try:
                 await self._clear(name)
             except AtollError as error:
-                log.warning("install.rest_stays", install=name, error=error.message)
+                log.warning("install.not_removed", install=name, error=error.message)
 
     def _abandoned(self) -> list[str]:
         self._directory.mkdir(exist_ok=True, mode=0o700)

@@ -102,7 +102,7 @@ class VolumeStorage:
         return content.getvalue()
 
     async def _make_shared(self) -> None:
-        """Fill the shared volume, also if it was removed behind our back."""
+        """Fill the shared volume, also if another client removed it."""
         async with self._shared_lock:
             if not self._shared_is_complete or await self._get(self._shared) is None:
                 self._shared_is_complete = False

@@ -3,8 +3,8 @@ Moves workspaces that earlier versions kept in directories into file system imag
 
 A workspace is moved when its next instance is made, before anything uses it. The record changes
 last and atomically, and the directory is removed after that. A move that was interrupted starts
-again, and nothing is lost. A file lock prevents that two replicas of a node move one workspace at
-the same time. Blocking file system work; callers use a thread.
+again, and nothing is lost. A file lock prevents two replicas of a node from moving the same
+workspace at the same time. Blocking file system work; callers use a thread.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-How the spawner ends instances that no server takes over. Standard library alone.
+Ends instances that no server takes over. Used by the spawner; standard library only.
 """
 
 from __future__ import annotations

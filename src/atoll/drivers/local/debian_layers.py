@@ -132,7 +132,7 @@ class Layers:
         layer: Layer,
         *,
         timeout: timedelta,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
     ) -> None:
         """
         Make the layer; `on_output` receives the output of apt. Raises `TemporaryError` if a retry
@@ -151,7 +151,7 @@ class Layers:
             request = self._request(host, directory, base, below, layer, sources, timeout)
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
-                    status, output = await self._run(host, name, request, proxy, say)
+                    status, output = await self._run(host, name, request, proxy, on_output)
             except TimeoutError:
                 raise PermanentError(
                     f"The packages were not installed in {timeout}.",
@@ -214,7 +214,7 @@ class Layers:
         name: str,
         request: dict[str, Any],
         proxy: AptProxy,
-        say: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
     ) -> tuple[int, str]:
         """Returns the exit status and the end of the output."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -235,7 +235,7 @@ class Layers:
 
             async def listen(output: asyncio.StreamReader) -> None:
                 while data := await output.read(65_536):
-                    say(data)
+                    on_output(data)
                     last.extend(data)
                     del last[: -8 * MAX_ERROR]
 
@@ -304,9 +304,9 @@ def _failure(status: int, output: str, proxy: AptProxy) -> TemporaryError | Perm
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
     if status == layer_builder.NOT_COPIED:
-        return TemporaryError(f"The layer could not be kept: {words}", code=BUILD_INTERRUPTED)
+        return TemporaryError(f"The layer could not be stored: {words}", code=BUILD_INTERRUPTED)
     if status == layer_builder.UNUSABLE:
         return PermanentError(
-            f"The sandbox of the build could not be made: {words}", code=BUILD_FAILED
+            f"The sandbox of the build could not be created: {words}", code=BUILD_FAILED
         )
     return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)

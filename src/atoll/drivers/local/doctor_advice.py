@@ -50,7 +50,7 @@ def without_root(
     ways = [("root", "sudo atoll serve (all of the above)")]
     if GROUPS & set(missing):
         ways.append(("systemd", _systemd(decision, problem)))
-    ways.append(("Docker", "ATOLL_DRIVER=docker atoll serve (the engine holds the limits)"))
+    ways.append(("Docker", "ATOLL_DRIVER=docker atoll serve (the engine enforces the limits)"))
     return paragraph, ways
 
 

@@ -114,7 +114,7 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
         Check(
             "workspace quota",
             images,
-            "the file system holds the limit"
+            "enforced by the file system"
             if images
             else "the executor watches it; a fast writer can exceed it for a moment "
             f"(no file system images: {problem})",
@@ -128,9 +128,9 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
         Check(
             "Debian packages",
             problem is None,
-            "templates can have them"
+            "templates can install them"
             if problem is None
-            else f"no template can have them: {problem}",
+            else f"templates cannot install them: {problem}",
             "" if root else "sudo atoll serve",
             unprivileged=not root,
         )

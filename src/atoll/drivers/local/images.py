@@ -97,7 +97,9 @@ class LocalImages:
         found = template.layers
         for layer in await asyncio.to_thread(self._layers.missing, found):
             below = found[: found.index(layer)]
-            await self._layers.build(template.root, below, layer, timeout=timeout, say=on_output)
+            await self._layers.build(
+                template.root, below, layer, timeout=timeout, on_output=on_output
+            )
 
     async def names(self) -> list[str]:
         return await asyncio.to_thread(self._layers.names)

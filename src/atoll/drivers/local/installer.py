@@ -263,7 +263,7 @@ class Installer:
 
     def _clear(self, name: str) -> None:
         if not cgroups.kill_and_remove(self._host.groups, name, KILL_TIMEOUT):
-            log.warning("install.does_not_end", install=name)
+            log.warning("install.not_killed", install=name)
             return
         remove_tree(self._root / name)
 

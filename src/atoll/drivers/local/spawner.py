@@ -1,5 +1,6 @@
 """
-The process that starts instances: small, with one thread, and alive as long as they are.
+The process that starts instances. It is small, has one thread, and runs as long as its instances
+do.
 
 It is a program of its own, and imports the standard library alone. Its forks are cheap however
 large the process is that Atoll is embedded in, and `bwrap --die-with-parent`, which is bound to a

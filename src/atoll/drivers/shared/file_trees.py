@@ -1,8 +1,9 @@
 """
 Size and removal of directory trees that other processes write to.
 
-Trees are walked by descriptor, one for each level, and on one file system: a name that is swapped
-for a link leads nowhere else, and no path is too long. Blocking file work; callers use a thread.
+Trees are walked by descriptor, one for each level, and on one file system: so a name that is
+swapped for a link cannot lead elsewhere, and paths of any length work. Blocking file work; callers
+use a thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class TooDeep(Exception):
 
 
 def tree_size(top: Path) -> int:
-    """Bytes on the disk of all that is beneath. What goes meanwhile may count or not."""
+    """
+    Bytes on disk of everything below a directory. Files that are removed meanwhile may or may not
+    count.
+    """
     total = 0
     seen: set[int] = set()
     try:
@@ -46,7 +50,7 @@ def tree_size(top: Path) -> int:
             if not names:
                 os.close(opened.pop()[0])
                 continue
-            with contextlib.suppress(OSError):  # It went meanwhile.
+            with contextlib.suppress(OSError):  # It was removed meanwhile.
                 status = os.stat(name := names.pop(), dir_fd=fd, follow_symlinks=False)
                 if status.st_dev != device:
                     continue
@@ -85,7 +89,7 @@ def deleted_size(pid: int, top: Path) -> int:
         return 0
     found: dict[int, int] = {}
     for entry in os.listdir("/proc"):
-        with contextlib.suppress(OSError):  # It ended meanwhile, or is another user's.
+        with contextlib.suppress(OSError):  # It has exited, or belongs to another user.
             if not entry.isdecimal() or os.readlink(f"/proc/{entry}/ns/pid") != space:
                 continue
             for number in os.listdir(f"/proc/{entry}/fd"):

@@ -147,7 +147,7 @@ async def serve_connection(
     try:
         await connection.serve(route)
     except (ConnectionError, TimeoutError, h11.ProtocolError):
-        pass  # The client has gone, is idle, or does not speak HTTP.
+        pass  # The client has disconnected, is idle, or did not send HTTP.
     finally:
         writer.close()
 

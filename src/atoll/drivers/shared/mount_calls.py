@@ -61,8 +61,8 @@ def mount(
 
 def _attach_loop(image: str) -> tuple[str, int]:
     """
-    A loop device for the image that goes when its last user goes; keep the descriptor until
-    mounted.
+    A loop device for the image. The kernel frees it after its last user, so keep the descriptor
+    until it is mounted.
     """
     with open(image, "r+b", buffering=0) as backing, open("/dev/loop-control", "rb") as control:
         for _ in range(64):
@@ -77,7 +77,7 @@ def _attach_loop(image: str) -> tuple[str, int]:
                     return path, device
                 except OSError as error:
                     if error.errno == errno.EBUSY:
-                        break  # Somebody else was quicker; take the next one.
+                        break  # Another process was faster; try the next one.
                     if error.errno != errno.EINVAL:
                         os.close(device)
                         raise
@@ -99,13 +99,15 @@ def mount_image(image: str, target: str) -> None:
 
 
 def mount_mapped(image: str, target: str, owner: int, uid: int) -> None:
-    """The same, and what belongs to `owner` in the image belongs to `uid` where it is mounted."""
+    """
+    Like `mount_image`, but files of `owner` in the image belong to `uid` below the mount point.
+    """
     mount_image(image, target)
     map_owner(target, owner, uid)
 
 
 def map_owner(target: str, owner: int, uid: int) -> None:
-    """Mount again what is mounted there, such that what belongs to `owner` belongs to `uid`."""
+    """Remount a mount point, so that files of `owner` belong to `uid`."""
     users = _mapping(owner, uid)
     try:
         path = os.fsencode(target)
@@ -127,8 +129,8 @@ def map_owner(target: str, owner: int, uid: int) -> None:
 
 def _mapping(inside: int, outside: int) -> int:
     """
-    A user namespace, by descriptor, in which one uid and gid is another outside. Root is itself:
-    gVisor makes files as root, and gives them to their owner then.
+    A descriptor of a user namespace that maps one uid and gid to another. Root is mapped to itself,
+    because gVisor creates files as root and changes their owner afterwards.
     """
     ready, began = os.pipe2(os.O_CLOEXEC)
     over, end = os.pipe2(os.O_CLOEXEC)

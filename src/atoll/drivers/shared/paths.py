@@ -5,4 +5,7 @@ from __future__ import annotations
 EXECUTOR = "/run/atoll/executor.pyz"
 INSIDE = "/run/atoll/inside"
 PACKAGES = "/opt/atoll/packages"
-"""All package environments of the node: to be entered by who knows a name, not listed."""
+"""
+All package environments of the node. An environment can be entered by name; the directory cannot be
+listed.
+"""

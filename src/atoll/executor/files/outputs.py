@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     Done = Callable[["dict[str, str] | None", list[dict[str, Any]], bool], None]
-    """Receives why staged files could not be moved, the artifacts, and whether some are missing."""
+    """
+    Called with the reason why staged files could not be moved, the artifacts, and whether the list
+    is incomplete.
+    """
 
 HASHED_INLINE = 256 * 1024
 """Bytes of artifacts that are hashed in the loop; more are hashed in a thread."""

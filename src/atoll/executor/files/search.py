@@ -1,8 +1,7 @@
 """
-Lists of a tree, and search in the content of files. Runs in a worker, within a time limit.
-
-An answer has what was found in time, and where to continue. A pattern that takes too long on a
-single file is an error: a timer interrupts it.
+Lists directory trees and searches the content of files. Runs in a worker, within a time limit. An
+answer contains what was found within the limit, and the position from which to continue. A pattern
+that takes too long on a single file is an error: a timer interrupts it.
 """
 
 from __future__ import annotations

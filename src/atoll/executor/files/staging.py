@@ -53,7 +53,7 @@ class Staging:
         self._bins = 0
 
     def clear(self) -> None:
-        """At the executor's start: remove what earlier runs have left."""
+        """Remove what earlier runs left. Called when the executor starts."""
         try:
             if _is_directory(STAGING, self._root):
                 self._discard(self._root, STAGING)
@@ -239,8 +239,8 @@ class Staging:
         self._remove(trash)
 
     def _remove(self, trash: str) -> None:
-        # What is left, because user code refills it, is removed at the next start or when the files
-        # API removes a directory.
+        # User code may refill the directory. The remains are removed at the next start, or when the
+        # files API removes a directory.
         self._work(removing(self._root, trash), REMOVE_TIMEOUT, lambda error: None)
 
     def _work(
@@ -324,7 +324,7 @@ def _rename(name: str, source: int, target: int) -> None:
     try:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
     except PermissionError:
-        # A directory is moved only by who may write to it.
+        # Moving a directory needs write permission for it.
         mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         if not stat.S_ISDIR(mode):
             raise

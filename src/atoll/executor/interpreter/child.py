@@ -42,7 +42,10 @@ INTERPRETERS = {
 
 
 def rehearse() -> None:
-    """Do what a run does, so that its code and caches are warm and its pages are touched."""
+    """
+    Execute the code path of a run in advance, so that code and caches are warm and memory pages are
+    already copied.
+    """
     path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
     _limit({})
     environment({"id": "", "env": {}, "workspace": "/nonexistent"})
@@ -355,7 +358,7 @@ def _exception(error: BaseException, source: str, value: int) -> int:
 
 
 def _finish(status: int) -> int:
-    """Do what the interpreter does at its end: threads, atexit, buffers."""
+    """Do what the interpreter does at exit: join threads, call atexit functions, flush buffers."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None:

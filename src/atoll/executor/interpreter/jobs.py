@@ -41,7 +41,7 @@ def receive(
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             descriptors += struct.unpack("%di" % (len(body) // 4), body[: len(body) // 4 * 4])
     if not data:
-        os._exit(0)  # The supervisor is gone, and the namespace with it.
+        os._exit(0)  # The supervisor has exited, which ends the namespace.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
     announce(number)

@@ -1,5 +1,5 @@
 """
-The process of a context, whose state each run leaves to the next.
+The process of a context, which keeps its state from one run to the next.
 
 It is a fork of the zygote that receives runs on a socket. Each run comes with descriptors of its
 own, which are 0, 1 and 2 while it runs; in between these are /dev/null. SIGINT becomes

@@ -21,9 +21,10 @@ def set_up(hooks: bool) -> None:
     """
     Set the module path of user code, as an interpreter without -I -S would, and remove the bundle.
 
-    Start-up code of packages (lines of .pth files, sitecustomize) does not run here: with this
-    machine's interpreter it was meant for this machine. For a template's own interpreter
-    `run_hooks` adds the packages too; in a virtual environment they are in other directories.
+    Start-up code of packages (lines of .pth files, sitecustomize) does not run here: if the
+    interpreter is this machine's, that code is meant for this machine and not for sandboxes. For a
+    template's own interpreter `run_hooks` adds the packages too; in a virtual environment they are
+    in other directories.
     """
     sys.path[:] = [entry for entry in sys.path if entry != BUNDLE]
     if not hooks:

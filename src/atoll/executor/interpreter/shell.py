@@ -70,7 +70,7 @@ class Exit:
     """`exit` and `quit`: they end the run and not the context."""
 
     def __repr__(self) -> str:
-        return "Use exit(); the context lives on."
+        return "Use exit(). It ends the run, not the context."
 
     def __call__(self, code: Any = None) -> None:
         raise SystemExit(code)

@@ -29,7 +29,9 @@ NO_ZYGOTE = 70
 
 
 class ZygoteObserver:
-    """What a subscriber may learn from a `ZygoteClient`; by default it ignores everything."""
+    """
+    Receives notifications from a `ZygoteClient`. Subclasses override the methods that they need.
+    """
 
     def zygote_started(self, pid: int) -> None: ...
 
@@ -104,7 +106,7 @@ class ZygoteClient:
 
     def poll_taken(self) -> None:
         """
-        Learn which processes took which jobs. Not pushed, because most runs end before it matters.
+        Read which processes took which jobs. Polled, because most runs end before it is needed.
         """
         self._report_taken(jobs.taken(self._job_socket))
 
@@ -122,7 +124,7 @@ class ZygoteClient:
             try:
                 self._control.send(zygote.WANTED + b"%d" % wanted)
             except OSError:
-                pass  # It has died; the loop is about to see that.
+                pass  # It has exited; the event loop is about to handle that.
 
     def release(self, stream: Stream, request: dict[str, Any]) -> None:
         """

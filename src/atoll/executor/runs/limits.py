@@ -85,8 +85,8 @@ class LimitWatch:
 
     def room(self, disk: int | None = None) -> int | None:
         """
-        Bytes that still fit into the workspace; None if its size is not limited here. `disk` is
-        the limit for requests that come before the first run.
+        Bytes that still fit into the workspace; None if the executor does not limit its size.
+        `disk` is the limit for requests before the first run.
         """
         limit = disk or self._disk
         return max(0, limit - disk_use(self._root)[0]) if limit else None

@@ -65,7 +65,7 @@ class Log:
         """Entries that were dropped at the front."""
         self.followers: list[Follower] = []
         self.begun = False
-        """Whether the run has started, which followers are told."""
+        """Whether the run has started; followers receive this as an event."""
         self.result: dict[str, Any] | None = None
 
     @property

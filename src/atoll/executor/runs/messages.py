@@ -52,7 +52,7 @@ class Messages:
         }
 
     def shut_down(self) -> None:
-        """Let no reader wait any longer."""
+        """End the wait of every reader."""
         self._shutting_down = True
         for inbox in list(self._inboxes.values()):
             self._release_readers(inbox)

@@ -1,8 +1,7 @@
 """
-Which processes belong to which run, and ending those that belong to none.
-
-A process that escaped from its run's tree becomes a child of PID 1: a stray. After a run that
-ended by itself its strays may go on in the background; after a run that was ended they are killed.
+Maps processes to runs, and kills processes that belong to no run. A process that escaped from its
+run's tree becomes a child of PID 1: a stray. If a run exits normally, its strays may continue in
+the background; if it was ended, they are killed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ SINGLE_ROUNDS = 2
 MAX_ROUNDS = 40
 """Rounds after which the result is sent although strays are left."""
 CONFIRMATIONS = 4
-"""Searches in a row that must find none: one search misses a swarm that replaces itself."""
+"""
+Searches in a row that must find none: a single search can miss processes that keep replacing each
+other.
+"""
 MAX_ANCESTORS = 1024
 
 

@@ -37,7 +37,7 @@ class Run:
         self.reason: str | None = None
         """Why the supervisor ended it, if it did."""
         self.exited = False
-        """Whether its process has exited. From then on nothing can change how it ended."""
+        """Whether its process has exited. After that its outcome does not change."""
         self.result: dict[str, Any] | None = None
         self.watch_timer: Timer | None = None
         self.deadline: Timer | None = None

@@ -5,8 +5,8 @@ Output up to the limit and the result of a run stay in memory, and the result al
 until the control plane has acknowledged them. Of a run with a terminal the log keeps the last
 output.
 
-An id is run once: a run whose result was acknowledged is refused. So a replica that was taken for
-lost and comes back cannot run anything a second time.
+An id is run once: a run whose result was acknowledged is refused. So a replica that was considered
+lost and returns cannot run anything a second time.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class Runs(ZygoteObserver):
             run.stop_in_context(reason, grace)
         elif not run.pid:
             # `job_taken` sees the reason. If no process can be forked, no process takes the run.
-            run.kill_timer = self._loop.after(UNTAKEN_GRACE, lambda: self._make_room(run))
+            run.kill_timer = self._loop.after(UNTAKEN_GRACE, lambda: self._kill_background(run))
         elif grace <= 0:
             processes.kill_tree(run.pid)
         else:
@@ -331,8 +331,8 @@ class Runs(ZygoteObserver):
                 processes.send(pid, signal.SIGTERM)
             run.kill_timer = self._loop.after(grace, lambda: processes.kill_tree(run.pid))
 
-    def _make_room(self, run: Run) -> None:
-        """Background processes keep the run from starting: kill all of them."""
+    def _kill_background(self, run: Run) -> None:
+        """Kill all background processes, because they prevent the run from starting."""
         self._zygote.poll_taken()
         if not run.pid and run.result is None:
             processes.kill_everything()

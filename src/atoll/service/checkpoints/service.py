@@ -141,7 +141,10 @@ class Checkpoints:
     async def _write(
         self, session_id: str, link: Link, before: Checkpoint | None
     ) -> tuple[CheckpointWriter, Manifest | None, bool]:
-        """Also the manifest on which it is based, if any, and whether the previous one is lost."""
+        """
+        Write a checkpoint. Also returns the manifest on which it is based, if any, and whether the
+        previous checkpoint is lost.
+        """
         lost = False
         objects = ChunkStore(self._blobs, session_id)
         if before is not None and not before.damaged:
@@ -429,8 +432,8 @@ class Checkpoints:
 
     async def keep_until(self, session_id: str, moment: datetime, *, mounted: bool) -> None:
         """
-        The session has ended: remove what it has in the blob store at this time. A session with a
-        mounted workspace has no checkpoint, so its record has the time alone.
+        Set the time at which the data of an ended session is removed from the blob store. A session
+        with a mounted workspace has no checkpoint, so its record has the time alone.
         """
         found = await self._store.checkpoints.get(session_id)
         if found is not None and found.kept_until is None:

@@ -107,7 +107,7 @@ class Feed:
             try:
                 await self._coordination.notify(TOPIC)
             except TemporaryError as error:
-                log.info("events.not_told", error=error.message)
+                log.info("events.not_published", error=error.message)
         return numbered
 
     async def end(self) -> int:

@@ -2,9 +2,10 @@
 One attempt at an execution: connect → dispatch or attach → wait → conclude.
 
 Whatever happens, an attempt has an outcome, unless a back-end is unavailable, the lease is lost, or
-the session has moved: then it raises, and the runner decides. The executor is told how many
-executions may run at once and refuses more, because a lost replica may have left one in the
-session. It runs an id once, so dispatching again is safe for as long as the instance lives.
+the session has moved: then it raises, and the runner decides. The request contains the maximum
+number of concurrent executions, and the executor refuses more, because an execution of a lost
+replica may still run in the session. It runs an id once, so dispatching again is safe for as long
+as the instance lives.
 
 The executor ends an execution at its time-out. One that does not, because user code obstructs it or
 a hostile image has replaced it, is not waited for: a little later its instance is ended from
@@ -80,7 +81,7 @@ JOURNAL_TIMEOUT = 30.0
 """Seconds in which an executor has to send a result of the instance that it replaced."""
 REATTACH_PAUSE = 0.5
 EXIT_TIMEOUT = 10.0
-"""Seconds that an executor needs at most to exit when it was told to."""
+"""Seconds that an executor takes at most to exit after a shutdown request."""
 
 
 class Superseded(Exception):
@@ -92,11 +93,11 @@ class StaleRecord(Superseded):
 
 
 class SessionMoved(Exception):
-    """The session is on another node now, whose control planes own its executions."""
+    """The session is on another node now, whose replicas own its executions."""
 
 
 class ReplicaWasLost(LeaseLost):
-    """While the execution waited, other replicas took this one for lost."""
+    """While the execution waited, other replicas considered this one lost."""
 
 
 class _NoResult(Exception):
@@ -128,7 +129,7 @@ class Attempts:
     async def make(self, run: Run, lease: Lease, losses: int) -> Outcome | None:
         """
         Dispatch the execution; null if the executor has refused it, and it may be dispatched again.
-        `losses` is how often this replica had been taken for lost when it took ownership.
+        `losses` is how many times this replica had been considered lost when it took ownership.
         """
         return await self._settled(run, self._dispatch(run, lease, losses))
 
@@ -154,8 +155,8 @@ class Attempts:
             return outcome_without_result(
                 run, ExecutionStatus.FAILED, Cause.PROTOCOL, violation.message
             )
-        except Exception as error:  # Whatever it is, an execution has an end.
-            log.error("execution.broke", execution_id=run.id, exc_info=error)
+        except Exception as error:  # Every execution must get an outcome, even after a bug.
+            log.error("execution.internal_error", execution_id=run.id, exc_info=error)
             message = "Internal error. See the server log."
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
 

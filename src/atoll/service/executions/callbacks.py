@@ -70,7 +70,7 @@ class ExecutorCallbacks:
     async def result(
         self, instance_id: str, execution_id: str, raw: dict[str, Any], entries: Iterable[Entry]
     ) -> bool:
-        """Store a result; whether it was this report that ended the execution."""
+        """Store a result; returns whether this report ended the execution."""
         execution = await self._owned(instance_id, execution_id)
         if execution.status.ended:
             return False

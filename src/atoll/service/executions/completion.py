@@ -36,15 +36,15 @@ class Completions:
         self._offload = offload
 
     async def announce(self, execution_id: str) -> None:
-        """Wake those who wait for the end of an execution on any replica."""
+        """Wake all tasks, on any replica, that wait for the end of an execution."""
         try:
             await self._coordination.notify(_topic(execution_id))
         except TemporaryError as error:
-            # Other replicas read the record now and then.
+            # Other replicas also poll the record.
             log.info("execution.not_announced", execution_id=execution_id, error=error.message)
 
     async def stored(self, execution_id: str) -> Execution | None:
-        """The record, however long the store is unavailable."""
+        """Read the record; wait as long as the store is unavailable."""
         backoff = Backoff()
         while True:
             try:
@@ -76,7 +76,7 @@ class Completions:
             with contextlib.suppress(CoordinationUnavailable):
                 async with self._coordination.listen(_topic(execution_id)) as notifications:
                     return await self._wait(execution_id, notifications, deadline)
-            # The pause comes first: to fail may take no time at all.
+            # Pause before the read, because a failing read may return at once.
             left = deadline - self._clock.monotonic()
             await asyncio.sleep(max(0.0, min(left, UNNOTIFIED_READ_INTERVAL)))
             execution = await self._store.executions.get(execution_id)

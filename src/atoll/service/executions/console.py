@@ -225,7 +225,7 @@ class Console:
         except AtollError as error:
             await self._items.put(error)
         except Exception as error:  # The client must not wait for ever.
-            log.error("console.broke", execution_id=self._execution.id, exc_info=error)
+            log.error("console.internal_error", execution_id=self._execution.id, exc_info=error)
             await self._items.put(
                 AtollError("Internal error. See the server log.", code="internal_error")
             )
@@ -258,7 +258,7 @@ class Console:
             # Time has passed since the record was read.
             execution = await self._executions.get(self._execution.id)
             if self._sequence and execution.retry_count == self._attempt:
-                return False  # It is not retried there, or not yet.
+                return False  # The execution was not retried in that instance, or not yet.
         if moved or execution.retry_count != self._attempt:
             self._attempt, self._sequence = execution.retry_count, 0
         self._instance = connection.instance.id

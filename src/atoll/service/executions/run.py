@@ -159,7 +159,7 @@ class Run:
     def begin(
         self, work: Coroutine[Any, Any, None], background: BackgroundTasks, slot: Slot
     ) -> None:
-        """Be driven by `work`; `slot` is the place that the run has in the queue."""
+        """Start `work`, which drives the run; `slot` is the place of the run in the queue."""
         self._slot = slot
         self._task = background.start(work, f"run {self.id}")
 
@@ -235,12 +235,14 @@ class Run:
                 await self._stopping.wait()
 
     def follow(self, work: Coroutine[Any, Any, None], background: BackgroundTasks) -> None:
-        """Be ended by `work`, which waits for the replica that owns the execution."""
+        """
+        Start `work`, which waits for the replica that owns the execution and then ends the run.
+        """
         self._phase = Phase.HANDED_OVER
         self._task = background.start(work, f"await {self.id}", waits=True)
 
     def detach(self) -> asyncio.Task[Any] | None:
-        """Stop driving or following it; the execution itself goes on."""
+        """Stop driving or following it; the execution itself continues."""
         if self._task is not None:
             self._task.cancel()
         return self._task

@@ -4,15 +4,15 @@ Runs the executions that this replica owns, one task each, from accepted to stor
 An execution waits for a slot of its session (first come, first served within this replica), then
 for the slot's lease (shared with other replicas), and then makes attempts until one has a final
 outcome. An attempt that was lost through no fault of the code is followed by another after a pause,
-as `model/retry.py` decides; it is recorded first, so the count holds whichever replica goes on. An
-execution that may have started under a lost replica, or before a lease was lost, is looked for in
-its executor first.
+as `model/retry.py` decides; it is recorded first, so the count is correct whichever replica
+continues. An execution that may have started under a lost replica, or before a lease was lost, is
+looked for in its executor first.
 
 The outcome is committed by compare-and-set before any client learns of it, and acknowledged to the
 executor after the commit: a replica that dies in between leaves the result in the executor's
 journal, where its successor finds it. A replica that lost the execution to another is refused by
-the record's version, and waits for that one's result. While the store is unavailable the code goes
-on, and the result waits.
+the record's version, and waits for that one's result. While the store is unavailable, the code
+continues and the result waits.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ log = structlog.get_logger(__name__)
 IMMEDIATE_DISPATCHES = 10
 """Dispatches that an executor may refuse before there is a pause between them."""
 REPLICA_LEFT = "leaving"
-"""Message: executions lost their owner, because a replica ends or has released them."""
+"""Topic: executions have no owner, because a replica shuts down or has released them."""
 
 
 class Runner(SessionObserver):
@@ -108,7 +108,7 @@ class Runner(SessionObserver):
         return len(self._runs)
 
     def session_ids(self) -> set[str]:
-        """Sessions in which something is under way."""
+        """Sessions with unfinished executions."""
         return {run.execution.session_id for run in self._runs.values()}
 
     def runs_of(self, session_id: str) -> list[Run]:
@@ -208,7 +208,7 @@ class Runner(SessionObserver):
 
     async def release_runs(self, session_id: str) -> list[Run]:
         """
-        Stop driving the runs of a session that leaves this node; to be given to `hand_over` when it
+        Stop driving the runs of a session that leaves this node. Pass them to `hand_over` when it
         has left.
         """
         runs = [run for run in self.runs_of(session_id) if not run.finished]
@@ -221,7 +221,10 @@ class Runner(SessionObserver):
         return released
 
     async def hand_over(self, runs: Sequence[Run]) -> None:
-        """Leave the runs to a replica that reaches their session; clients here wait for it."""
+        """
+        Release the runs to a replica that reaches their session; clients of this replica wait for
+        its results.
+        """
         for run in runs:
             await self.release(run.id)
             if self._runs.get(run.id) is run:

@@ -76,7 +76,7 @@ class SlotQueue:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a slot, or are about to."""
+        """Number of executions that wait for a slot or are about to."""
         return len(self._waiting) + self._joining
 
     @contextlib.contextmanager

@@ -53,7 +53,7 @@ class Submission:
 
 
 class Overtaken(Conflict):
-    """Another execution has the place in the invocation that this one was to have."""
+    """Another execution already has the place of this one in the invocation."""
 
 
 class Submitter:
@@ -90,8 +90,8 @@ class Submitter:
         execution_id = submission.execution_id
         if execution_id is None:
             return await self._record(submission)
-        # In turn: an execution that one request has recorded and not started yet would look to the
-        # next one like an execution that was lost.
+        # One request at a time: the next one would mistake an execution that is recorded but not
+        # started yet for a lost one.
         lock = self._submitting.setdefault(execution_id, asyncio.Lock())
         async with lock:
             if (
@@ -138,7 +138,8 @@ class Submitter:
             raise CoordinationUnavailable("Redis does not answer, so nothing new can be started.")
         now = self._replica.clock.now()
         if stopped_at is not None:
-            # Whatever clock recorded the stop, this comes later, and starts the session.
+            # Later than the stop, even if another machine's clock recorded it: so this execution
+            # starts the session.
             now = max(now, stopped_at + timedelta(microseconds=1))
         with self._runner.queue(session_id, capacity) as queue:
             if queue.waiting >= self._queue_limit:

@@ -31,8 +31,8 @@ class RemoteCheckpoints:
 
     async def save(self, session: Session) -> None:
         """
-        Have the session's node take a checkpoint now. Does nothing if the node does not answer: the
-        last checkpoint must do.
+        Have the session's node take a checkpoint now. Does nothing if the node does not answer:
+        then the last checkpoint is used.
         """
         node = self._peers.healthy(session.runtime_node)
         if node is None:

@@ -63,12 +63,12 @@ MAX_FILE_SIZE = 4 * 1024**3
 
 class IndexProxy:
     def __init__(
-        self, index: Index, settings: PackageSettings, say: Callable[[str], None], place: Path
+        self, index: Index, settings: PackageSettings, report: Callable[[str], None], place: Path
     ) -> None:
-        """`place` is a directory for downloaded wheels; `say` writes to the installation's log."""
+        """`place` is a directory for downloaded wheels; `report` writes to the installation's log."""
         self._index = index
         self._settings = settings
-        self._say = say
+        self._report = report
         self._links = IndexFiles()
         self._downloads = WheelDownloads(place)
         self._hosts = AllowedHosts(index.url, settings)
@@ -119,12 +119,12 @@ class IndexProxy:
             await self._route(connection, request)
         except (httpx.InvalidURL, ValueError):
             # Of a link on a page, or a redirect.
-            self._say("The package index links to an invalid URL.")
+            self._report("The package index links to an invalid URL.")
             raise RequestRefused(502, "The index links to an invalid URL.") from None
         except httpx.HTTPError as error:
             self.failed_temporarily = True
             # Its message may contain the URL of the index.
-            self._say(f"The package index does not answer ({type(error).__name__}).")
+            self._report(f"The package index does not answer ({type(error).__name__}).")
             log.warning("packages.index_failed", error=str(error) or repr(error))
             raise RequestRefused(502, "The package index does not answer.") from None
 
@@ -156,7 +156,7 @@ class IndexProxy:
         try:
             page = await self._links.rewrite(name, content, kind, at)
         except UnreadablePage:
-            self._say(f"The page of {name} on the package index is malformed or too large.")
+            self._report(f"The page of {name} on the package index is malformed or too large.")
             raise RequestRefused(502, "The index's page is malformed or too large.") from None
         await connection.respond(200, JSON_PAGE, page)
 
@@ -186,7 +186,7 @@ class IndexProxy:
             self._check(response, f"for {name}")
             announced = response.headers.get("content-length", "")
             if announced.isdecimal() and int(announced[:MAX_DIGITS]) > limit:
-                self._say(f"{name} is larger than the allowed {limit} bytes.")
+                self._report(f"{name} is larger than the allowed {limit} bytes.")
                 raise RequestRefused(413, "Too large.")
             passed = [(key, response.headers[key]) for key in PASSED if key in response.headers]
             download = None
@@ -214,7 +214,7 @@ class IndexProxy:
             sent += len(data)
             self._left -= len(data)
             if sent > limit or self._left < 0:
-                self._say(f"The download limit was exceeded at {name}.")
+                self._report(f"The download limit was exceeded at {name}.")
                 raise RequestRefused(413, "Too large.")
             if download is not None:
                 await self._stored(name, download.write, data)
@@ -223,7 +223,7 @@ class IndexProxy:
             last = data
         # Before the last piece is sent: the sandbox never has a complete file with a wrong hash.
         if download is not None and not await self._stored(name, download.finish):
-            self._say(f"{name} does not match the hashes of the package index.")
+            self._report(f"{name} does not match the hashes of the package index.")
             raise RequestRefused(502, "The file does not match its hash.")
         if last:
             await connection.send(last)
@@ -233,7 +233,7 @@ class IndexProxy:
             return await asyncio.to_thread(work, *arguments)
         except OSError as error:
             self.failed_temporarily = True
-            self._say(f"{name} could not be stored on this node: {error.strerror}.")
+            self._report(f"{name} could not be stored on this node: {error.strerror}.")
             raise RequestRefused(502, "The file could not be stored.") from error
 
     # Upstream
@@ -255,7 +255,7 @@ class IndexProxy:
         try:
             return await self._hosts.destinations(url)
         except RequestRefused:
-            self._say(
+            self._report(
                 f"The package index links to {urlsplit(url).hostname}, whose address is not public."
                 " Add it to ATOLL_PACKAGES__PRIVATE_HOSTS to allow this."
             )
@@ -263,11 +263,11 @@ class IndexProxy:
 
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:
-            self._say(f"The package index redirects {what} to another host, which is not allowed.")
+            self._report(f"The package index redirects {what} to another host, which is not allowed.")
             raise RequestRefused(403, "The index redirects to another host.")
         if response.status_code not in (200, 206):
             self.failed_temporarily |= response.status_code >= 500 or response.status_code == 429
-            self._say(f"The package index answered {response.status_code} {what}.")
+            self._report(f"The package index answered {response.status_code} {what}.")
             raise RequestRefused(502, f"The index answered {response.status_code}.")
 
 

@@ -22,11 +22,11 @@ class RunningInstall:
         self.failed_temporarily = False
         """Whether the index did not answer."""
         self.listeners: list[Callable[[bytes], None]] = []
-        """Called with the output."""
+        """Functions that receive the output."""
         self._head = bytearray()
         self._tail = bytearray()
 
-    def hear(self, data: bytes) -> None:
+    def add_output(self, data: bytes) -> None:
         for listener in self.listeners:
             listener(data)
         self.size += len(data)
@@ -36,7 +36,7 @@ class RunningInstall:
         del self._tail[: -LOG_LIMIT // 2]
 
     def say(self, words: str) -> None:
-        self.hear(f"atoll: {words}\n".encode())
+        self.add_output(f"atoll: {words}\n".encode())
 
     @property
     def text(self) -> bytes:

@@ -190,7 +190,7 @@ class Packages:
         requirements: Iterable[str],
         *,
         timeout: timedelta,
-        hear: Callable[[bytes], None],
+        listener: Callable[[bytes], None],
         anew: bool = False,
     ) -> tuple[str | None, tuple[str, ...]]:
         """
@@ -209,7 +209,7 @@ class Packages:
         since = self._clock.now() if anew else None
         try:
             found = await self._found(key, dependencies, since) or await self._install(
-                key, _Request(install, template, interpreter, since=since), hear=hear
+                key, _Request(install, template, interpreter, since=since), listener=listener
             )
         except TimeoutError:
             raise PermanentError(
@@ -299,9 +299,9 @@ class Packages:
         request: _Request,
         *,
         session_id: str | None = None,
-        hear: Callable[[bytes], None] | None = None,
+        listener: Callable[[bytes], None] | None = None,
     ) -> PackageSet:
-        """The log is stored under the session's id, if there is one, and passed to `hear`."""
+        """The log is stored under the session's id, if there is one, and passed to `listener`."""
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = RunningInstall()
@@ -310,9 +310,9 @@ class Packages:
             running.task.add_done_callback(lambda _: self._running.pop(key, None))
         assert running.task is not None
         running.waiting += 1
-        if hear is not None:
-            hear(running.text)
-            running.listeners.append(hear)
+        if listener is not None:
+            listener(running.text)
+            running.listeners.append(listener)
         writing = asyncio.create_task(self._store_log(session_id, running))
         try:
             async with asyncio.timeout(request.install.timeout):
@@ -331,8 +331,8 @@ class Packages:
             writing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await writing
-            if hear is not None:
-                running.listeners.remove(hear)
+            if listener is not None:
+                running.listeners.remove(listener)
             if session_id is not None:
                 await asyncio.shield(self._environments.write_log(session_id, running.text))
 
@@ -376,7 +376,7 @@ class Packages:
                     ),
                     serve_index=proxy.answer,
                     wheels=proxy.wheels,
-                    on_output=running.hear,
+                    on_output=running.add_output,
                     template_packages=dict(interpreter.packages),
                     pinned={} if install.allow_conflicts or exact else dict(interpreter.held),
                     exact=exact,

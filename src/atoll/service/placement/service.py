@@ -156,8 +156,8 @@ class Placement:
 
     def _alone(self, node: Node) -> Node:
         """
-        The only node, which need not be spared: only `node.max_sessions` limits it, and its driver
-        reports problems more precisely.
+        The only node. It accepts sessions up to `node.max_sessions`, because no other node can take
+        them; its driver reports problems more precisely than a probe.
         """
         return dataclasses.replace(
             node, max_sessions=self._settings.max_sessions, metrics=None, problem=None

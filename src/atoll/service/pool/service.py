@@ -1,7 +1,7 @@
 """
 Warm pools: instances that are ready before a session needs them.
 
-To take one is to pop a list; everything that takes time was done when it was made. An empty pool
+Taking an instance pops it from a list; everything slow was done when it was created. An empty pool
 means a cold start, not an error. `reconcile/pool.py` decides the size of each pool, and makes and
 destroys instances accordingly.
 """
@@ -44,7 +44,7 @@ RATE_WINDOW = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class ReadyInstance:
-    """An instance that nobody uses yet, and its link."""
+    """An unused instance, and its link."""
 
     instance: Instance
     link: Link
@@ -235,7 +235,7 @@ class Pool:
         Start an instance, record it and connect to it. After a failure nothing of it is left.
 
         An instance for a session is recorded as the session's own from the beginning: a replica
-        that finds it after a crash must not take it for one of the pool.
+        that finds it after a crash must not mistake it for an instance of the pool.
         """
         instance_id = ids.instance_id()
         spec = InstanceSpec(

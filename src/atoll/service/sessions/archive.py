@@ -1,5 +1,5 @@
 """
-Saves the workspaces of sessions that have no instance to save them, and archives sessions.
+Takes checkpoints of sessions without an instance, and archives sessions.
 
 Only an executor reads and writes workspaces, so an instance is made for the checkpoint and removed
 after it.

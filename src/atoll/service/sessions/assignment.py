@@ -1,8 +1,7 @@
 """
-Makes a new instance a session's: records it, or removes it if the record is refused.
-
-This is the one place where that happens, for a session that is created, started or recovered, on a
-ready instance of the pool or a new one.
+Assigns a new instance to a session: records it, or removes it if the record is refused. No other
+module does this: it serves sessions that are created, started or recovered, with a ready instance
+of the pool or a new one.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class InstanceAssignment:
     ) -> Connection:
         """
         Record the instance as the session's, and connect; with `new`, the session's record is made
-        with it. On `Conflict` the instance is removed. If the store does not tell whether it has
-        written the record, the instance is kept if it has, so a repeated request finds it.
+        with it. On `Conflict` the instance is removed. If it is unknown whether the record was
+        written, the instance is kept if it was, so that a repeated request finds it.
         """
         now = session.updated_at if new else self._replica.clock.now()
         running = dataclasses.replace(

@@ -1,13 +1,11 @@
 """
-Decides when the workspaces of sessions are saved as checkpoints.
+Decides when checkpoints of sessions are taken. With a remote blob store: shortly after an execution
+has ended or a file was written, regularly while code runs for long, and when the session ends.
+If blobs are on the node's own disk, a copy next to the workspace protects from nothing: then a
+checkpoint is taken on request, and at the end of a session whose files may still be requested.
 
-With a remote blob store, a workspace is saved shortly after an execution has ended or a file was
-written, regularly while something runs for long, and when the session ends. Where the blobs are on
-the node's own disk, a copy beside the workspace protects from nothing: then a workspace is saved on
-request, and at the end if its owner may still fetch it.
-
-A session with durability `execution` is saved before each result is committed. A failed save does
-not fail the execution: the session shows a warning until a save succeeds.
+A session with durability `execution` gets one before each result is committed. A failed checkpoint
+does not fail the execution: the session has a warning until one succeeds.
 """
 
 from __future__ import annotations

@@ -159,7 +159,8 @@ class Connections(SessionObserver):
 
     def keep(self, session: Session, instance: Instance, link: Link) -> Connection:
         connection = self._connections[session.id] = Connection(session, instance, link)
-        # Another replica may end the session, and this one learns of it by the link alone.
+        # Another replica may be ending the session; the closed link is the only sign of that on
+        # this replica.
         link.closed.add_done_callback(lambda _: self._link_closed(connection))
         self._announce_end(session, link)
         self._observers.session_changed(session)
@@ -179,7 +180,7 @@ class Connections(SessionObserver):
         """
         connection = self.reachable(session.id)
         if connection is None:
-            # Not `reach`: the session may have ended already, because of the very change.
+            # Not `reach`: the session may have ended already, because of this change.
             stored = await self._records.get(session.id)
             connection = await self.find(stored) if stored.status in KEEPS_INSTANCE else None
         if connection is None:
@@ -196,7 +197,7 @@ class Connections(SessionObserver):
         before = connection.session.version
         self.update(connection, await self._records.unended(connection.session.id))
         if connection.session.version == before:
-            # The database was restored from a backup: it is the truth all the same.
+            # The database was restored from a backup, and is authoritative.
             await connection.link.call("edition", edition=before, reset=True)
 
     def update(self, connection: Connection, session: Session) -> None:

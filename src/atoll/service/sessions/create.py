@@ -107,7 +107,7 @@ class SessionCreator:
         template = await self._templates.ready(new.template_id or DEFAULT_TEMPLATE)
         session = await self._session(new, template, session_id or ids.session_id())
         if self._store.unavailable:
-            await self._store.ping()  # Before a ready instance is taken in vain.
+            await self._store.ping()  # Check this before a ready instance is taken.
         session = self._autosave.with_warning(session)
         if new.extras is not NO_EXTRAS:
             session = await self._provided(session, template, new.extras)
@@ -177,7 +177,7 @@ class SessionCreator:
             await self._resize(ready, session.resources)
             connection = await self._assignment.assign(session, ready, new=True)
         except Conflict as error:
-            # Other replicas took this one for lost, and its ready instances away.
+            # Other replicas considered this one lost, and adopted its ready instances.
             log.warning("pool.instance_lost", session_id=session.id, error=error.message)
             return None
         finally:
@@ -210,13 +210,14 @@ class SessionCreator:
             known = await self._store.sessions.get(session.id)
             if known is None:
                 raise
-            # A replica that was taken for lost handled the same request, and was faster.
+            # A replica that was considered lost handled the same request, and was faster.
             return await self.existing(known)
         finally:
             admitted()
         if not is_installing(session):
             return (await self._starter.start_new(session)).session
-        # The client may go away: an installation takes minutes, and can be looked at.
+        # The client may disconnect: an installation takes minutes, and its progress can be
+        # requested.
         self._observers.session_changed(session)
         starting = self._replica.background.start(
             self._start_after_installation(session), f"start {session.id}"
@@ -254,7 +255,7 @@ class SessionCreator:
 
 
 def _fits_pool(session: Session) -> bool:
-    """Whether an instance that was made for no session in particular will do."""
+    """Whether the session can use a ready instance of the pool."""
     return (
         not session.volumes
         and session.workspace_mode is WorkspaceMode.SYNC

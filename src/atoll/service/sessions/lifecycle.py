@@ -1,7 +1,6 @@
 """
-Records what a session should become, and waits until it has the wanted state.
-
-Whatever happens meanwhile, the wanted state is reached in the end: the record is the request.
+Records the wanted state of a session, and waits until the session reaches it. The request is stored
+in the record, so the state is reached eventually, whatever fails meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +34,10 @@ class Lifecycle:
     async def reach(
         self, session_id: str, wanted: Wanted, cause: Cause | None, *, wait: float
     ) -> Session:
-        """Want a state; the session once it is reached, or as it is after `wait` seconds."""
+        """
+        Request a state. Returns the session when it is reached, or in its current state after
+        `wait` seconds.
+        """
         await self.want(session_id, wanted, cause)
         settling = self._replica.background.start(
             self._transitions.settle(session_id), f"settle {session_id}"

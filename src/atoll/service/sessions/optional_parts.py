@@ -1,4 +1,4 @@
-"""What sessions need of a driver's optional parts, with an answer for nodes that lack them."""
+"""Uses the optional parts of a driver, with an error for nodes that lack them."""
 
 from __future__ import annotations
 

@@ -110,8 +110,9 @@ class SessionRecords:
         event: str | None = None,
     ) -> Session:
         """
-        Apply a change to the newest record, as often as another writer is faster; no event is
-        written if none is named. A session that `apply` returns unchanged is not written.
+        Apply a change to the newest record, and repeat it whenever another writer was faster.
+        Without `event`, no event is stored. A session that `apply` returns unchanged is not
+        written.
         """
         while True:
             session = await self.usable(session_id)
@@ -154,9 +155,9 @@ class SessionRecords:
         return await self.save(plan.moved(session, node, self._replica.clock.now()), event="moved")
 
     async def wake(self, node_id: str) -> None:
-        """Notify a node's control planes that some of its sessions have to change."""
+        """Notify the replicas of a node that some of its sessions have to change."""
         try:
             await self._replica.coordination.notify(settle_topic(node_id))
         except TemporaryError as error:
             # The node's sweep finds them.
-            log.info("node.not_woken", node_id=node_id, error=error.message)
+            log.info("node.not_notified", node_id=node_id, error=error.message)

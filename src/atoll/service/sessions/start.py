@@ -1,5 +1,5 @@
 """
-Gives code a connection to a session: the existing one, or one to an instance that is made for it.
+Connects to a session: over the existing connection, or to a new instance.
 
 An instance that has died is replaced in the same session, with its workspace, by the next request
 that needs it. A stopped, paused or archived session is started by a request unless `auto_start` is
@@ -90,7 +90,7 @@ class SessionStarter:
         self._provisioning = provisioning
         self._admission = admission
         self._starting: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
-        """Starts under way, and when the execution was submitted that they are for."""
+        """Starts in progress, each with the submission time of the execution that caused it."""
         self.cold_starts = 0
         """Sessions that were created on an instance of their own."""
 
@@ -180,8 +180,8 @@ class SessionStarter:
             try:
                 connection = await self._assignment.assign(session, ready)
             except Conflict:
-                # Ended or changed meanwhile, or a replica that took this one for lost has made an
-                # instance too.
+                # The session ended or changed meanwhile, or a replica that considered this one lost
+                # has also made an instance.
                 return await self.ensure_running(session.id)
             self.cold_starts += 1
             log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
@@ -278,7 +278,8 @@ def _starts(session: Session, submitted_at: datetime | None) -> bool:
     """Whether a request, or an execution that was submitted then, may start the session."""
     stopped_at = session.rested_at
     if submitted_at is not None and (stopped_at is None or stopped_at >= submitted_at):
-        # The session ran when the execution was accepted. A user who stopped it meant the
-        # execution too, while a pause would keep it for ever, and an idle timer was mistaken.
+        # The session ran when the execution was accepted. A stop by a user applies to the execution
+        # too. A paused session is resumed, and a stop by the idle timer is reversed, because the
+        # session was not idle.
         return stopped_at is None or session.cause is Cause.IDLE
     return session.auto_start

@@ -66,7 +66,7 @@ class InstanceStopper:
         return await self._records.save(dataclasses.replace(stopped, instance_id=None))
 
     async def _end(self, session: Session, instance: Instance) -> str | None:
-        """End the instance after a checkpoint of its workspace; why there is none, if so."""
+        """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
         handle, failure = instance.handle, None
         if await self._instances.state(handle) is State.PAUSED:
             await resume_instance(self._driver, handle)

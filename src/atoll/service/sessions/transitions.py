@@ -6,7 +6,7 @@ also by a crash, and is repeated from what is recorded by then: what is removed 
 first, or found by the orphan sweep.
 
 A failed step is repeated after a pause that doubles. After some failures, or at once if repeating
-is useless, the session gets the status `error` with the cause. It is looked at regularly and
+is useless, the session gets the status `error` with the cause. It is checked regularly, and
 recovers when its real state allows it. A session that never ran fails instead.
 """
 
@@ -140,7 +140,7 @@ class Transitions(SessionObserver):
             await self._handlers[step](session)
         except Conflict as error:
             # The record was changed meanwhile: the next step follows from the new one.
-            log.info("session.moved_on", session_id=session.id, step=step, error=error.message)
+            log.info("session.changed", session_id=session.id, step=step, error=error.message)
         except NoArchiveSlot:
             await self._postpone(session, SLOT_PAUSE)
             raise TemporaryError(
@@ -233,7 +233,7 @@ class Transitions(SessionObserver):
         await self._become(session, SessionStatus.PAUSED)
 
     async def _keep_running(self, session: Session) -> None:
-        """An execution began while the pause was on its way: it is not paused."""
+        """An execution started before the pause was complete: cancel the pause."""
         await self._records.save(kept_running(session, self._clock.now()))
 
     async def _stop(self, session: Session) -> None:

@@ -24,7 +24,7 @@ MAX_ENTRIES = {"env_vars": 256, "labels": 64}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What of a session is to change."""
+    """The requested changes of a session."""
 
     limits: Callable[[Resources], Resources]
     timeout: int | None = None

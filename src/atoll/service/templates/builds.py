@@ -142,7 +142,7 @@ class Builds:
             return self._retry_later(template, build, error.message, build_log)
         except Exception as error:
             # A defect: it is logged, and retried only as often as a temporary failure.
-            log.error("build.broke", template_id=template.id, exc_info=error)
+            log.error("build.internal_error", template_id=template.id, exc_info=error)
             return self._retry_later(template, build, UNEXPECTED, build_log)
 
     def _retry_later(
@@ -177,7 +177,7 @@ class Builds:
                 template,
                 build.python_packages,
                 timeout=self._settings.build_timeout,
-                hear=build_log.write,
+                listener=build_log.write,
                 anew=build.anew,
             )
             build_log.line(f"Python packages: {' '.join(installed)}")

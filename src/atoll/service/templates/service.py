@@ -1,7 +1,7 @@
 """
 Create, replace, build and remove templates.
 
-To replace a template, or to build it again, creates a new version. A session starts from the newest
+Replacing or rebuilding a template creates a new version. A session starts from the newest
 version that is ready and keeps it; earlier versions stay as long as sessions need them. The inputs
 of a version are fixed when it is created (`build_plan`); `builds` builds it.
 """
@@ -122,7 +122,7 @@ class Templates:
             await self._coordination.notify(CHANGED)
         except TemporaryError as error:
             # Each replica clears its cache when it is connected again.
-            log.info("templates.not_told", error=error.message)
+            log.info("templates.not_published", error=error.message)
 
     def invalidate(self) -> None:
         """A template has changed: drop the cache and notify the observers."""

@@ -162,7 +162,7 @@ class Webhooks:
             await self._coordination.notify(CHANGED)
         except TemporaryError as error:
             # They poll as well.
-            log.info("webhooks.not_told", error=error.message)
+            log.info("webhooks.not_published", error=error.message)
 
 
 def _new_secret() -> str:

@@ -1,8 +1,8 @@
 """
 Executions. Every request costs two writes, made of statements that are not built at call time.
 
-An invocation is its executions, and only they are written. What holds them together is a unique
-index over invocation and ordinal: of two executions that race to be the first, or the next, of an
+An invocation has no row of its own; only its executions are stored. A unique index over invocation
+and ordinal connects them: of two executions that race to be the first, or the next, of an
 invocation the database refuses one. The alternatives are worse: a second table would cost two more
 writes for every request, a query before the insert does not prevent the race on every database, and
 ids that are derived from the invocation's decide nothing between two that name ids of their own.

@@ -195,7 +195,7 @@ def _is_embedded(field: FieldInfo, table: Table) -> bool:
 
 
 def _encoder(column: Column, field: FieldInfo, *, null: bool) -> Convert | None:
-    """How a value that is not None is stored; None if as it is."""
+    """The encoder of values that are not None; None if they are stored unchanged."""
     encoder = _value_encoder(column, _without_none(field.type))
     if not null or _may_be_none(field.type):
         return encoder

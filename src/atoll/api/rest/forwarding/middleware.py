@@ -1,7 +1,7 @@
 """
 Serves requests about sessions of other nodes, by forwarding them.
 
-Any node can be asked about any session. A request about a session of another node is streamed
+Any node accepts requests about any session. A request about a session of another node is streamed
 there, with the caller's own key, and its response is streamed back. A request is forwarded at most
 once: the `Atoll-Hop` header marks it, and a node that gets it without having the session refuses it
 with `wrong_node`, after which the first node looks the session up again. A request that may have
@@ -123,7 +123,7 @@ class Forwarding:
             session_id = None if target is None else await self._session_of(target, scope)
             node_id = None if session_id is None else await self._locations.node_of(session_id)
         except AtollError:
-            # The application has the right error for it, or serves it from memory.
+            # The application returns the right error, or serves the request from memory.
             await self._app(scope, receive, send)
             return
         if target is None:
@@ -220,7 +220,7 @@ class Forwarding:
         if refusal is not None and refusal.code != WRONG_NODE:
             await refusal.send(request.send)
         elif target.falls_back and not body.consumed:
-            # What is in the database is served here; for the rest the application has an error.
+            # The application serves what is in the database, and returns an error for the rest.
             body.rewind()
             await self._app(scope, body.receive, request.send)
         else:

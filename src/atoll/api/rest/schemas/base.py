@@ -95,7 +95,7 @@ class Schema(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: Any, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        # Descriptions are read from source code, so not before somebody asks for them.
+        # Descriptions are read from source code, so only when they are requested.
         schema = handler(core_schema)
         if cls.entity is not None:
             texts = descriptions_of(cls.entity)

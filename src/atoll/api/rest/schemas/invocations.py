@@ -109,7 +109,7 @@ class Invoke(Work):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: not supported on a terminal")
             if self._has_input and self.function_name is None:
-                raise ValueError("input: stdin of a terminal takes only what is typed")
+                raise ValueError("input: not supported on a terminal; send it over the console")
         return self
 
     @property

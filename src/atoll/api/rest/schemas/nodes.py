@@ -32,7 +32,7 @@ _PROVIDES = From(lambda node: sorted(node.provides & REQUIREMENTS.keys()))
 class NodeOut(ResponseBody, of=Node):
     id: str
     type: str
-    url: str = Field(description="Address of one of its control planes.")
+    url: str = Field(description="Address of one of its replicas.")
     status: Literal["healthy", "unhealthy"]
     problem: str | None = Field(description="Why it is unhealthy.")
     cordoned: bool = Field(description="Whether it is closed to new sessions.")

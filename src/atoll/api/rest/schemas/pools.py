@@ -25,7 +25,7 @@ class PoolOut(ResponseBody):
     )
     ready: int
     starting: int
-    others: int = Field(description="Ready instances of other control planes of the same node.")
+    others: int = Field(description="Ready instances of the other replicas of its node.")
     target: Annotated[int, From("plan.target")] = Field(
         description="How many instances should be ready."
     )

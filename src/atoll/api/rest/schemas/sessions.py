@@ -171,7 +171,7 @@ class UpdateSession(ResourcesIn, SessionFields, PatchBody, of=Session):
 
     resources: ResourcesIn | None = Field(None, description="The four limits as one object.")
     timeout: int | None = Field(
-        None, ge=1, description="Seconds that the session may live, counted from now."
+        None, ge=1, description="New lifetime in seconds, counted from now."
     )
     env_vars: EnvChanges = Field(
         {}, description="Merged into the session's variables; null removes a variable."
@@ -221,7 +221,7 @@ class SessionOut(CreatedSessionFields, Stale, of=Session):
     expires_at: Annotated[
         datetime | None,
         From(lambda session: session.expires_at if session.rested_at is None else None),
-    ] = Field(description="When its life is over; null while it is stopped or archived.")
+    ] = Field(description="When its lifetime ends; null while it is stopped or archived.")
     ended_at: datetime | None
     cause: str | None
     message: str | None

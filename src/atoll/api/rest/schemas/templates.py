@@ -31,7 +31,7 @@ SHA256 = r"^[0-9a-f]{64}$"
 def _check_no_suffix(package: str) -> str:
     name, _, version = package.partition("=")
     if name.endswith("-") or version.endswith(("-", "+")):
-        raise ValueError("apt would take the sign at its end for an instruction")
+        raise ValueError("must not end with - or +, which apt interprets as operators")
     return package
 
 

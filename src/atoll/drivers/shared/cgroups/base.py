@@ -20,7 +20,7 @@ limit divided by this.
 """
 UNCHARGED_SHARE = 2
 """
-Neither version counts the buffers of netlink sockets, or of TCP connections that nobody has
+Neither version counts the buffers of netlink sockets, or of TCP connections that have not been
 accepted. The executor watches them; their limit is the memory limit divided by this.
 """
 OWN_PROCESSES = 32

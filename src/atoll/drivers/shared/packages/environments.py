@@ -201,7 +201,7 @@ class NodeEnvironments(Generic[Base]):
                     kept.rename(self.directory / _checked(name))
                 _write(self._records / name, {"size": size, "installed": installed})
         if name is not None and not self._use(name):
-            raise InstallFailed("The packages could not be kept on this node.")
+            raise InstallFailed("The packages could not be stored on this node.")
         record = {"environment": name, "installed": installed, "made_at": now}
         _write(self._sets / _checked(key), record)
         return PackageSet(name, installed, datetime.fromtimestamp(now, UTC))

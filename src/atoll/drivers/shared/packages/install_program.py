@@ -1,10 +1,10 @@
 """
 Runs uv inside the sandbox of an installation, and relays its connections to the package index.
 
-A program of its own, run by the template's interpreter, Python 3.8 or newer, with the standard
-library alone. It reads an order (one JSON document) from the socket that it inherits, carries it
-out, and answers with another document. The output of uv is the log. The sandbox has no network: a
-port of its loopback is relayed to the gateway's socket, which is bound into the sandbox.
+A separate program, which the template's interpreter runs (Python 3.8 or newer, standard library
+only). It reads an order (a JSON document) from an inherited socket, executes it, and answers with
+another document. The output of uv is the log. The sandbox has no network: a port of its loopback is
+relayed to the gateway's socket, which is bound into the sandbox.
 
 Where no socket can be bound, the order, the answer and the data of all connections are sent over
 the standard streams, in frames. The program ends when these are closed.
@@ -45,7 +45,7 @@ FRAME = struct.Struct(">IcI")
 """Number of the connection, or 0; kind; number of bytes that follow."""
 ORDER, ANSWER, OPEN, DATA, END, GONE = b"o", b"a", b"c", b"d", b"e", b"g"
 """Kinds. A connection ends in one direction with `END`, in both with `GONE`."""
-LAST_WORDS = 4000
+MAX_REASON = 4000
 """Bytes of uv's output that are reported as the reason of a failure."""
 
 
@@ -100,7 +100,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# The way to the gateway
+# Connections to the gateway
 
 
 def relay(to_gateway: Connect) -> int:
@@ -147,11 +147,11 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 class Streams:
-    """The standard streams, as the way to who gave the order."""
+    """Sends the answer and the data of connections over the standard streams, in frames."""
 
     def __init__(self) -> None:
         self._in, self._out = os.dup(0), os.dup(1)
-        # What others print is no frame, and what is meant for us is not for them.
+        # Other programs must not write to the stream of frames, nor read from it.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(2, 1)
@@ -173,9 +173,9 @@ class Streams:
         self._last += 1
         self._clients[self._last] = client
         self._send(self._last, OPEN)
-        threading.Thread(target=self._hear, args=(self._last, client), daemon=True).start()
+        threading.Thread(target=self._forward, args=(self._last, client), daemon=True).start()
 
-    def _hear(self, number: int, client: socket.socket) -> None:
+    def _forward(self, number: int, client: socket.socket) -> None:
         while True:
             try:
                 data = client.recv(PIECE)
@@ -200,7 +200,7 @@ class Streams:
                 client.shutdown(socket.SHUT_WR if kind == END else socket.SHUT_RDWR)
             except OSError:
                 self._send(number, GONE)
-            # Who reads from it still has it, and it is closed with the last of us.
+            # The forwarding thread still uses it; the socket is closed with its last reference.
             del self._clients[number]
 
     def _receive(self) -> tuple[int, bytes, bytes]:
@@ -212,7 +212,7 @@ class Streams:
         while len(data) < size:
             piece = os.read(self._in, size - len(data))
             if not piece:
-                os._exit(1)  # Nobody waits for the answer any more.
+                os._exit(1)  # The control plane does not wait for the answer any more.
             data += piece
         return data
 
@@ -243,7 +243,7 @@ def install(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
     say("Looking for %s." % ", ".join(order["requirements"]))
     pinned, words = resolve(order, index, order["constraints"])
     if not pinned:
-        return {"error": told(order, index) or words or "uv found nothing to install."}
+        return {"error": explain(order, index) or words or "uv found nothing to install."}
     have = order["have"]
     wanted = {
         name: (version, lines)
@@ -269,8 +269,8 @@ def resolve(
     order: dict[str, Any], index: str, constraints: list[str]
 ) -> tuple[dict[str, tuple[str, str]], str]:
     """
-    Version and lines for the installer of each package, by name; none when there is no way, and
-    then why.
+    The version of each package by name, with its lines for the installer. Empty if the requirements
+    cannot be resolved; the second value is then the reason.
     """
     put("asked.txt", "".join(line + "\n" for line in order["requirements"]))
     put("constraints.txt", "".join(line + "\n" for line in constraints))
@@ -293,11 +293,11 @@ def resolve(
     return pinned, ""
 
 
-def told(order: dict[str, Any], index: str) -> str:
-    """Whether there is no way only for the template's packages, and for which."""
+def explain(order: dict[str, Any], index: str) -> str:
+    """The error if only the template's packages prevent a solution; empty otherwise."""
     if not order["constraints"]:
         return ""
-    say("Looking whether it is for the template's packages.")
+    say("Checking whether the template's packages cause the conflict.")
     free, _ = resolve(order, index, [])
     if not free:
         return ""
@@ -308,13 +308,13 @@ def told(order: dict[str, Any], index: str) -> str:
         if held.get(name, version) != version
     ]
     return (
-        "They conflict with the template's packages: they would bring %s. With "
-        "allow_version_conflicts these take the template's place." % ", ".join(differing)
+        "They conflict with the template's packages: they would install %s. Set "
+        "allow_version_conflicts to replace the template's versions." % ", ".join(differing)
     )
 
 
 def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
-    """Its exit code, and the last that it said."""
+    """Run uv; returns its exit code and the end of its output."""
     words = [
         *order.get("uv", [UV]), "pip", command, *arguments, "--python", order["python"],
         "--default-index", index, "--no-config", "--no-python-downloads", "--keyring-provider",
@@ -322,7 +322,7 @@ def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tupl
     ]  # fmt: skip
     if not order["source_builds"]:
         words.append("--no-build")
-    said = b""
+    tail = b""
     with subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -336,9 +336,9 @@ def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tupl
             data = process.stdout.read(PIECE)
             if not data:
                 break
-            said = (said + data)[-LAST_WORDS:]
+            tail = (tail + data)[-MAX_REASON:]
             os.write(1, data)
-    text = said.decode("utf-8", "replace")
+    text = tail.decode("utf-8", "replace")
     found = re.search("error: ", text)
     # What a build printed is in the log.
     reason = re.split(r"\[std(?:out|err)\]", text[found.end() :] if found else text)[0]

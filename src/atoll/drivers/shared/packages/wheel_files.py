@@ -70,7 +70,7 @@ def from_wheel(path: str, digest: str, python: str) -> Distribution | None:
 
 
 def _read_wheel(archive: zipfile.ZipFile, digest: str, python: str) -> Distribution | None:
-    """None when it has no RECORD, with which nothing of it can be installed."""
+    """None if the wheel has no RECORD; then none of its files can be installed."""
     names = set(archive.namelist())
     records = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
     if len(records) != 1:
@@ -143,7 +143,7 @@ def _written_anew(archive: zipfile.ZipFile, path: str, python: str) -> bytes | N
 
 
 def _shebang(python: str) -> bytes:
-    """The lines that have a script run by this interpreter."""
+    """The first lines of a script that this interpreter runs."""
     if len(python) <= MAX_SHEBANG and not re.search(r"\s", python):
         return f"#!{python}\n".encode()
     # To a shell the second line is a command, to Python it is a string.

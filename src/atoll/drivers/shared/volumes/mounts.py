@@ -6,9 +6,9 @@ instance's mounts are recorded in its directory, so all replicas of the node kno
 restart. A mount that does not answer any more, for example because its s3fs died, is replaced for
 the next instance that needs it; instances that have it keep the dead one.
 
-File names in a mount are a tenant's. Only its top directory is accessed here, by a thread that is
-abandoned if it takes too long, and nothing is removed recursively where something may be mounted.
-Blocking; callers use a thread.
+User code chooses the file names in a mount. Only its top directory is accessed here, by a thread
+that is abandoned if it takes too long, and nothing is removed recursively where something may be
+mounted. Blocking; callers use a thread.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class NodeMounts:
         self._end(top)
         if not self._buckets.end(name):
             # Its control group is found again by the directory.
-            log.warning("mount.does_not_end", name=name)
+            log.warning("mount.not_killed", name=name)
             return
         unmount(top / "scratch")
         # Earlier versions kept a log there.

@@ -154,6 +154,6 @@ def _explained(afterwards: str) -> Iterator[None]:
 
 def _busy() -> TemporaryError:
     return TemporaryError(
-        f"The tables were locked by others for {LOCK_TIMEOUT} seconds. Try again later.",
+        f"Other connections locked the tables for {LOCK_TIMEOUT} seconds. Try again later.",
         code="upgrade_running",
     )

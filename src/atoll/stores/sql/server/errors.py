@@ -70,7 +70,7 @@ def is_usable(error: BaseException) -> bool:
 
 
 def translate(error: Exception, name: str) -> Exception:
-    """The AtollError for an error of a server; the error itself if it is a defect of ours."""
+    """The AtollError for an error of a server; the error itself if it is a bug in Atoll."""
     found = error_code(error)
     message = message_of(error)
     translated: Exception

@@ -1,5 +1,5 @@
 """
-Calls from the event loop to a database thread, and their results on the way back.
+Passes calls from the event loop to a database thread, and results back to the loop.
 
 The loop is woken once for all results that have arrived when it runs, not once for each. The result
 of a caller that was cancelled is dropped; its operation has run nevertheless.

@@ -150,7 +150,7 @@ def create_file(path: Path) -> None:
 
 
 def translate(error: Exception, database: str) -> Exception:
-    """The AtollError for an error of SQLite; the error itself if it is a defect of ours."""
+    """The AtollError for an error of SQLite; the error itself if it is a bug in Atoll."""
     translated: Exception
     match error:
         case sqlite3.OperationalError() | OSError():

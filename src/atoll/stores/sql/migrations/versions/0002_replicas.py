@@ -1,4 +1,4 @@
-"""Who sees to what, parts that are kept elsewhere, and requests with a key."""
+"""Holders of executions, large parts in the blob store, and requests with an idempotency key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invocations, attempts, what contexts showed, and sessions that run several things at once."""
+"""Invocations, attempts, displays of contexts, and sessions with a capacity above one."""
 
 from __future__ import annotations
 

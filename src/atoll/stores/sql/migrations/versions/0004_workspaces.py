@@ -1,4 +1,4 @@
-"""Checkpoints, volumes, versions of templates, and what sessions are given beside their limits."""
+"""Checkpoints, volumes, versions of templates, and packages, secrets and volumes of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wanted of sessions and when, nodes, events and webhooks, and bounds of warm pools."""
+"""Wanted states and timers of sessions, nodes, events, webhooks, and sizes of warm pools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = words(255)
 TIME = sa.BigInteger
 JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite numbers rows by itself in a column of this type alone."""
+"""Only a column of this type is numbered automatically by SQLite."""
 
 
 def session_columns() -> list[sa.Column[Any]]:
