@@ -215,7 +215,7 @@ class Execution:
     @contextmanager
     def console(self, *, watch: bool = False) -> Iterator[Console]:
         """
-        Connect to the terminal or the pipes of the execution for an `with` block. The
+        Connect to the terminal or the pipes of the execution; use it with `with`. The
         execution continues after the block. With `watch` this console cannot type.
         """
         with self._loop_thread.context(self._async.console(watch=watch)) as value:
@@ -872,7 +872,7 @@ class Session(AttributeHints):
         yield from self._loop_thread.iterate(self._async.artifacts())
 
     def checkpoint(self) -> Checkpoint:
-        """Save the workspace, and return when it is stored."""
+        """Take a checkpoint of the workspace, and return when it is stored."""
         return self._loop_thread.call(self._async.checkpoint)
 
     def last_checkpoint(self) -> Checkpoint | None:
@@ -887,7 +887,7 @@ class Session(AttributeHints):
         return self._loop_thread.call(self._async.processes)
 
     def end_processes(self) -> list[ProcessInfo]:
-        """Kill the background processes with their children, and return which they were."""
+        """Kill the background processes with their children, and return them."""
         return self._loop_thread.call(self._async.end_processes)
 
     def dependencies(self) -> Packages:
@@ -1027,7 +1027,7 @@ class Sessions:
         stores encrypted and never returns. `volumes` are mounted where each `Mount` says.
         `started_from` is the id of a session, possibly ended, whose files this one starts with.
         With `workspace_mode="mount"` the workspace is mounted from the server's bucket. With
-        `durability="execution"` files are saved before each result is final.
+        `durability="execution"` a checkpoint is taken before each result is final.
 
         Packages: `dependencies` are Python packages such as "requests" or "pandas>=2,<3". The call
         waits for their installation, at most `install_timeout` seconds (300). If it fails, the call
@@ -1411,8 +1411,8 @@ class Atoll(AttributeHints):
     @show_options
     def session(self, template: str | None = None, **options: Unpack[CreateOptions]) -> Session:
         """
-        Create a session for an `with` block, which deletes it at its end. Takes the options
-        of `sessions.create`. Without a block, delete it yourself.
+        Create a session. Use it with `with`, which deletes the session at the end of the
+        block. Takes the options of `sessions.create`. Without a block, delete the session yourself.
         """
         return Session(
             self._loop_thread.call(self._async.session, template, **options), self._loop_thread

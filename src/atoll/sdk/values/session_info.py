@@ -30,11 +30,11 @@ class SessionInfo:
     runtime_node: str
     resources: Limits
     timeout: int
-    """Seconds that it may live, counted from its last start."""
+    """Lifetime in seconds, counted from its last start."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime | None
-    """When its life is over; null while it is stopped or archived."""
+    """When its lifetime ends; null while it is stopped or archived."""
     auto_start: bool = True
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
     idle_timeout: int | None = None
@@ -46,7 +46,7 @@ class SessionInfo:
     capacity: int = 1
     """How many executions may run at the same time."""
     env_vars: dict[str, str] = field(default_factory=dict)
-    """Environment variables of everything that it runs."""
+    """Environment variables of all code in the session."""
     workspace_mode: str = "sync"
     """Where its files are: `sync` or `mount`."""
     durability: str = "background"
@@ -73,9 +73,11 @@ class SessionInfo:
     """Names of its secrets."""
     volumes: tuple[Mount, ...] = ()
     dependencies: Packages | None = None
-    """Its own Python packages; null if it asked for none."""
+    """Its own Python packages; null if none were requested."""
     warnings: tuple[Notice, ...] = ()
-    """In what respect it got less than it asked for."""
+    """
+    Problems that do not stop the session, for example files that are not in the blob store yet.
+    """
     active_at: datetime | None = None
     """The time of its last request, stored at intervals and not for each request."""
     rested_at: datetime | None = None

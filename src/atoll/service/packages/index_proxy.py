@@ -65,7 +65,7 @@ class IndexProxy:
     def __init__(
         self, index: Index, settings: PackageSettings, report: Callable[[str], None], place: Path
     ) -> None:
-        """`place` is a directory for downloaded wheels; `report` writes to the installation's log."""
+        """`place` is a directory for downloaded wheels; `report` writes to the log."""
         self._index = index
         self._settings = settings
         self._report = report
@@ -263,7 +263,7 @@ class IndexProxy:
 
     def _check(self, response: httpx.Response, what: str) -> None:
         if response.is_redirect:
-            self._report(f"The package index redirects {what} to another host, which is not allowed.")
+            self._report(f"The package index redirects {what} to another host, which is refused.")
             raise RequestRefused(403, "The index redirects to another host.")
         if response.status_code not in (200, 206):
             self.failed_temporarily |= response.status_code >= 500 or response.status_code == 429
