@@ -29,6 +29,8 @@ from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.events.service import Feed
+from atoll.service.executions.commit import ResultCommit
+from atoll.service.executions.records import ExecutionRecords
 from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
 from atoll.service.pool.service import Pool
@@ -85,7 +87,9 @@ class Parts:
     timers: SessionTimers
     autosave: Autosave
     activity: Activity
+    execution_records: ExecutionRecords
     runner: Runner
+    commit: ResultCommit
     executions: Executions
     builds: Builds
     recovery: Recovery
@@ -205,11 +209,19 @@ def put_together(
         timers=sessions.timers,
         autosave=sessions.autosave,
         activity=sessions.activity,
+        execution_records=executions.records,
         runner=executions.runner,
+        commit=executions.commit,
         executions=executions.service,
         builds=compute.builds,
         recovery=Recovery(replica, backends.driver, sessions.timers, compute.pool, settings.pool),
-        adoption=ExecutionAdoption(replica, executions.runner, settings.coordination),
+        adoption=ExecutionAdoption(
+            replica,
+            sessions.access.records,
+            executions.records,
+            executions.runner,
+            settings.coordination,
+        ),
         reconciler=SessionReconciler(
             replica, sessions.timers, sessions.transitions, sessions.observers, settings.session
         ),

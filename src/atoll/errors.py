@@ -139,6 +139,10 @@ class LeaseLost(BackendUnavailable):
     code = "lease_lost"
 
 
+class PresenceLost(LeaseLost):
+    """The heartbeats of this replica were late, and other replicas counted it as lost."""
+
+
 class NodeUnreachable(TemporaryError):
     """The session is on a node that this replica cannot reach."""
 

@@ -186,6 +186,7 @@ def _web(groups: ControlGroups, services: Services, keys: ApiKeys | None) -> ASG
             sessions=groups.sessions.service,
             connections=groups.sessions.access.connections,
             runner=groups.executions.runner,
+            commit=groups.executions.commit,
             pool=groups.compute.pool,
             spool=groups.backends.spool,
             nodes=groups.nodes.nodes,

@@ -21,7 +21,7 @@ from atoll.coordination.memory import MemoryCoordination
 from atoll.errors import TemporaryError
 from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
-from atoll.service.executions.runner import REPLICA_LEFT
+from atoll.service.executions.records import RELEASED
 from atoll.service.replica import Replica
 from atoll.stores.stale_cache import CachingStore
 
@@ -109,7 +109,7 @@ async def _announce_departure(coordination: Coordination) -> None:
     """Tell other replicas that this one ends, so that they take over its executions at once."""
     await coordination.shutdown()
     try:
-        await coordination.notify(REPLICA_LEFT)
+        await coordination.notify(RELEASED)
     except TemporaryError as error:
         log.info("replica.departure_not_announced", error=error.message)
 

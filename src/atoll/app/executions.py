@@ -9,10 +9,10 @@ from atoll.service.contexts.service import Contexts
 from atoll.service.executions.approvals import Approvals
 from atoll.service.executions.attempt import Attempts
 from atoll.service.executions.callbacks import ExecutorCallbacks
-from atoll.service.executions.completion import Completions
+from atoll.service.executions.commit import ResultCommit
 from atoll.service.executions.console import Consoles
 from atoll.service.executions.offload import Offload
-from atoll.service.executions.parts import ExecutionParts
+from atoll.service.executions.records import ExecutionRecords
 from atoll.service.executions.run_request import RunRequests
 from atoll.service.executions.runner import Runner
 from atoll.service.executions.service import Executions
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutionGroup:
+    records: ExecutionRecords
     runner: Runner
+    commit: ResultCommit
     service: Executions
     consoles: Consoles
     contexts: Contexts
@@ -37,22 +39,24 @@ class ExecutionGroup:
 def execution_group(backends: Backends, sessions: SessionGroup) -> ExecutionGroup:
     settings, replica, driver = backends.settings, backends.replica, backends.driver
     access, limits = sessions.access, settings.execution
-    offload = Offload(backends.blobs)
-    completions = Completions(replica, offload)
-    shared = ExecutionParts(completions, offload, Approvals(replica, access))
+    records = ExecutionRecords(replica, Offload(backends.blobs))
+    approvals = Approvals(replica, access)
     requests = RunRequests(driver, sessions.provisioning, settings)
-    attempts = Attempts(replica, driver, access, offload, requests, limits)
-    runner = Runner(
-        replica, access, attempts, shared, sessions.autosave, sessions.observers, limits
-    )
+    attempts = Attempts(replica, driver, access, records, requests, limits)
+    commit = ResultCommit(replica, records, access.connections, sessions.autosave, approvals)
+    runner = Runner(replica, access, records, attempts, commit, approvals, limits)
+    sessions.observers.subscribe(runner)
+    replica.coordination.subscribe(runner)
     contexts = Contexts(access, driver, sessions.provisioning)
-    submitter = Submitter(replica, access, runner, offload, contexts, limits)
-    service = Executions(replica, access, submitter, runner, shared, limits)
+    submitter = Submitter(replica, access, records, runner, contexts, limits)
+    service = Executions(replica, access, submitter, runner, records, approvals, limits)
     return ExecutionGroup(
+        records,
         runner,
+        commit,
         service,
         Consoles(service, access, replica.coordination, settings),
         contexts,
         Invocations(replica.store, service),
-        ExecutorCallbacks(replica, offload, completions, limits),
+        ExecutorCallbacks(replica, records, commit, limits),
     )

@@ -59,7 +59,14 @@ class Loops:
         self._groups = groups
         backends, compute = groups.backends, groups.compute
         settings, replica = backends.settings, backends.replica
-        self.adoption = ExecutionAdoption(replica, groups.executions.runner, settings.coordination)
+        executions = groups.executions
+        self.adoption = ExecutionAdoption(
+            replica,
+            groups.sessions.access.records,
+            executions.records,
+            executions.runner,
+            settings.coordination,
+        )
         self._builds = BuildReconciler(replica, compute.builds, settings.template)
         moved = MovedSessions(
             replica, backends.driver, groups.sessions.access.connections, groups.executions.runner

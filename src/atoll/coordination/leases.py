@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from atoll.errors import LeaseLost, TemporaryError
+from atoll.errors import LeaseLost, PresenceLost, TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,21 @@ RETRY_DELAY = 1.0
 """Longest pause in seconds between two heartbeats while the last one failed."""
 
 
+class Presence:
+    """A time in which this replica counts as alive for the others without interruption."""
+
+    def __init__(self) -> None:
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+
+    def check(self) -> None:
+        """Raise `PresenceLost` if other replicas may have taken over what this one owned."""
+        if self._ended:
+            raise PresenceLost("This replica counted as lost. Another one may own its work.")
+
+
 class Leases:
     def __init__(
         self,
@@ -50,10 +65,8 @@ class Leases:
         self._held: set[Lease] = set()
         self._restored = asyncio.Event()
         self._reliable_from = float("-inf")
-        self.losses = 0
-        """
-        How many times other replicas considered this one lost. They may have taken over its leases.
-        """
+        self.presence = Presence()
+        """The current one; it is replaced when this replica counted as lost."""
         coordination.subscribe(self)
 
     @property
@@ -144,7 +157,8 @@ class Leases:
         if not was_present and self._present_until > float("-inf"):
             log.warning("replica.was_lost", replica=self.replica)
             self.coordination_restored()
-            self.losses += 1
+            self.presence.end()
+            self.presence = Presence()
             for lease in list(self._held):
                 lease.lose()
         self._present_until = now + self._presence

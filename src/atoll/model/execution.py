@@ -1,9 +1,10 @@
 """
 Executions: one placement of an invocation, its attempts and its outcome.
 
-An execution is attempted until an attempt ends by itself or no retries are left. `failed` and
-`timeout` are caused by the code; `crashed` means that the instance was lost more often than is
-retried. `TRANSITIONS` has the possible changes of status.
+An execution is attempted until an attempt has a final outcome or no retries are left. `failed` and
+`timeout` are caused by the code; `crashed` means that Atoll could not run it: the instance was lost
+more often than is retried, or something in Atoll or its driver failed. `TRANSITIONS` has the
+possible changes of status.
 """
 
 from __future__ import annotations
@@ -162,11 +163,11 @@ class Outcome:
     artifacts: tuple[Artifact, ...] = ()
     artifacts_truncated: bool = False
     results_json: bytes | None = None
-    """What a context displayed, as a JSON list of MIME bundles; null if nothing."""
+    """JSON lines of what it displayed and asked, in order; null if nothing."""
     log: tuple[tuple[int, int], ...] | None = None
     """
-    The pieces in which output arrived: channel and length of each; the first has sequence number 1.
-    None if unknown.
+    The pieces in which output arrived, in order: channel and length of each. Gaps stand for the
+    pieces that are not kept. None if unknown.
     """
 
 

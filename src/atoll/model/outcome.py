@@ -52,7 +52,7 @@ def conclude(
     out_of_memory: bool,
 ) -> Outcome:
     """
-    The outcome of a run that ended; `raw` was checked by `atoll.link.messages`.
+    The outcome of an attempt that ended; `raw` was checked by `atoll.link.messages`.
 
     What the process reported (`return_json`, `error`) counts only as far as it agrees with the
     kernel: the return value of a failed process is dropped.
@@ -109,18 +109,16 @@ def conclude(
     )
 
 
-def lost(
+def without_result(
     status: ExecutionStatus,
     cause: Cause,
     message: str,
     *,
     code: str | None = None,
-    stdout: bytes,
-    stderr: bytes,
+    stdout: bytes = b"",
+    stderr: bytes = b"",
 ) -> Outcome:
-    """
-    The outcome of a run that ended without a result, with the output received so far.
-    """
+    """The outcome of an execution without a result of its executor, with the output received."""
     return Outcome(
         status=status,
         cause=cause,
@@ -134,8 +132,8 @@ def lost(
 
 
 def timed_out(*, stdout: bytes, stderr: bytes) -> Outcome:
-    """The outcome of a run that its executor did not end in time."""
-    outcome = lost(
+    """The outcome of an execution that its executor did not end in time."""
+    outcome = without_result(
         ExecutionStatus.TIMEOUT,
         Cause.TIMEOUT,
         "The execution exceeded its timeout. Its instance was ended, because the executor did not "

@@ -1,8 +1,8 @@
 """
 Which attempts are retried, and when.
 
-Only failures that the code did not cause: its instance was lost or evicted, or the driver failed.
-Errors, timeouts and memory use of the code itself would only happen again.
+Only attempts whose instance or node was lost, or whose instance was evicted: the code did not cause
+that. Its own errors, timeouts and memory use would only happen again.
 """
 
 from __future__ import annotations

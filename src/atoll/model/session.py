@@ -201,6 +201,10 @@ class Session:
     """When the next attempt is made."""
     version: int = 1
 
+    def stopped_since(self, moment: datetime) -> bool:
+        """Whether its stop or archive was requested at that moment or later."""
+        return self.rested_at is not None and self.rested_at >= moment
+
     @property
     def mount_prefix(self) -> str | None:
         """Prefix of the workspace in the bucket; null unless it is mounted from there."""

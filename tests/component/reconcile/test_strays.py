@@ -46,7 +46,7 @@ async def adoption(
     """That of a replica that has begun nothing, so the driver is never asked."""
     async with parts(place, clock) as found:
         yield (
-            ExecutionAdoption(found.replica, found.runner, found.settings.coordination),
+            found.adoption,
             found.store,
         )
 

@@ -57,7 +57,7 @@ async def adoptable(place: Path) -> AsyncIterator[tuple[Parts, Execution]]:
 
 async def ended(found: Parts, execution: Execution) -> Execution:
     """The record, when the execution that is adopted now has ended."""
-    running = found.runner.start(execution, 1, adopted=True)
+    running = await found.runner.start_from_record(execution, 1)
     await running.wait(SECONDS)
     assert running.finished
     stored = await found.store.executions.get(execution.id)

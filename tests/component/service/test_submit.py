@@ -10,9 +10,9 @@ import pytest
 from atoll import ids
 from atoll.clock import SystemClock
 from atoll.model.execution import ExecutionStatus, Language, Request
-from atoll.model.outcome import lost
+from atoll.model.outcome import without_result
 from atoll.model.session import Cause
-from atoll.service.executions.attempt import Superseded
+from atoll.service.executions.records import OwnedElsewhere
 from atoll.service.executions.run import Run
 from tests.contract.stores.store_entities import make_execution, make_session
 from tests.parts import ME, parts
@@ -47,11 +47,11 @@ async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runner._runs[execution.id] = Run(execution, found.settings.execution)
+        running = Run(execution, found.settings.execution)
         # That it runs was stored, and the answer of the store was lost.
         await found.store.executions.save(execution)
-        ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
-        await found.runner._commit(running, ended)
+        ended = without_result(ExecutionStatus.FAILED, Cause.EXIT, "It ended.")
+        await found.commit.commit(running, ended)
 
         stored = await found.store.executions.get(execution.id)
         assert stored is not None
@@ -64,8 +64,8 @@ async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_pat
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
         await found.store.executions.add(execution)
-        running = found.runner._runs[execution.id] = Run(execution, found.settings.execution)
+        running = Run(execution, found.settings.execution)
         await found.store.executions.save(replace(execution, holder=OTHER))
-        ended = lost(ExecutionStatus.FAILED, Cause.EXIT, "It ended.", stdout=b"", stderr=b"")
-        with pytest.raises(Superseded):
-            await found.runner._commit(running, ended)
+        ended = without_result(ExecutionStatus.FAILED, Cause.EXIT, "It ended.")
+        with pytest.raises(OwnedElsewhere):
+            await found.commit.commit(running, ended)

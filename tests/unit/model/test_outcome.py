@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.model.execution import RESULT_STATUS, ExecutionStatus
-from atoll.model.outcome import conclude, lost
+from atoll.model.outcome import conclude, without_result
 from atoll.model.session import Cause
 
 VALUE = b'{"a":1}'
@@ -153,7 +153,7 @@ def test_an_artifact_gets_its_type_by_its_name() -> None:
 
 
 def test_a_lost_attempt_keeps_the_output_received() -> None:
-    outcome = lost(
+    outcome = without_result(
         ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, "It went.", stdout=b"abc", stderr=b""
     )
 

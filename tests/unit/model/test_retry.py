@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model.execution import ExecutionStatus, Outcome, Request
-from atoll.model.outcome import lost
+from atoll.model.outcome import without_result
 from atoll.model.retry import RETRIED_CAUSES, delay, is_retried
 from atoll.model.session import Cause
 from tests.contract.stores.store_entities import make_execution
@@ -108,7 +108,7 @@ def test_no_number_of_retries_is_too_large(retry: int, first: timedelta, most: t
 
 
 def test_each_retry_follows_a_recorded_attempt_also_when_nobody_knows_when_that_began() -> None:
-    outcome = lost(
+    outcome = without_result(
         ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, "It is gone.", stdout=b"", stderr=b""
     )
     execution = make_execution(retry_count=0)

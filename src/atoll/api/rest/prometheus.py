@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from atoll.blobs.spool import Spool
+    from atoll.service.executions.commit import ResultCommit
     from atoll.service.executions.runner import Runner
     from atoll.service.nodes.migration import Migrations
     from atoll.service.nodes.service import Nodes
@@ -29,6 +30,7 @@ class MetricsSources:
     sessions: Sessions
     connections: Connections
     runner: Runner
+    commit: ResultCommit
     pool: Pool
     spool: Spool | None
     nodes: Nodes
@@ -54,13 +56,13 @@ class _Collector:
         ended = CounterMetricFamily(
             "atoll_executions", "Ended executions, by status.", labels=["status"]
         )
-        for status, count in self._sources.runner.finished.items():
+        for status, count in self._sources.commit.finished.items():
             ended.add_metric([status], count)
         yield ended
         yield CounterMetricFamily(
             "atoll_execution_seconds",
             "Total run time of ended executions.",
-            self._sources.runner.seconds,
+            self._sources.commit.seconds,
         )
         yield GaugeMetricFamily(
             "atoll_executions_running",

@@ -2,10 +2,9 @@
 One attempt at an execution: connect → dispatch or attach → wait → conclude.
 
 Whatever happens, an attempt has an outcome, unless a back-end is unavailable, the lease is lost, or
-the session has moved: then it raises, and the runner decides. The request contains the maximum
-number of concurrent executions, and the executor refuses more, because an execution of a lost
-replica may still run in the session. It runs an id once, so dispatching again is safe for as long
-as the instance lives.
+the session has moved: then it raises, and the runner decides. A request names how many executions
+may run at once, and the executor refuses more, because a lost replica may have left one in the
+session. It runs an id once, so dispatching again is safe for as long as the instance lives.
 
 The executor ends an execution at its time-out. One that does not, because user code obstructs it or
 a hostile image has replaced it, is not waited for: a little later its instance is ended from
@@ -26,7 +25,6 @@ from atoll.errors import (
     AtollError,
     BackendUnavailable,
     Conflict,
-    LeaseLost,
     NodeUnreachable,
     PermanentError,
     SessionEnded,
@@ -46,24 +44,25 @@ from atoll.link.errors import (
 from atoll.link.values import parse_value
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
-from atoll.model.outcome import conclude, lost, timed_out
+from atoll.model.outcome import conclude, timed_out, without_result
 from atoll.model.session import Cause
 from atoll.service.executions.outcomes import (
     cancellation,
     outcome_of_missing,
     outcome_of_stop,
-    outcome_without_result,
+    outcome_with_output,
 )
+from atoll.service.executions.records import OwnedElsewhere
 from atoll.service.executions.run import Interrupted
 from atoll.service.executions.status_writer import StatusWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from atoll.coordination.leases import Lease
+    from atoll.coordination.leases import Lease, Presence
     from atoll.drivers.base import Driver
     from atoll.link.messages import RunResult
-    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.executions.run import Run
     from atoll.service.executions.run_request import RunRequests
     from atoll.service.replica import Replica
@@ -81,23 +80,15 @@ JOURNAL_TIMEOUT = 30.0
 """Seconds in which an executor has to send a result of the instance that it replaced."""
 REATTACH_PAUSE = 0.5
 EXIT_TIMEOUT = 10.0
-"""Seconds that an executor takes at most to exit after a shutdown request."""
+"""Seconds that an executor needs at most to exit after a shutdown request."""
 
 
-class Superseded(Exception):
-    """Another replica owns the execution now."""
-
-
-class StaleRecord(Superseded):
+class RecordChanged(Exception):
     """The record has changed since this replica read it, perhaps by a write of its own."""
 
 
 class SessionMoved(Exception):
     """The session is on another node now, whose replicas own its executions."""
-
-
-class ReplicaWasLost(LeaseLost):
-    """While the execution waited, other replicas considered this one lost."""
 
 
 class _NoResult(Exception):
@@ -113,25 +104,24 @@ class Attempts:
         replica: Replica,
         driver: Driver,
         sessions: SessionAccess,
-        offload: Offload,
+        records: ExecutionRecords,
         requests: RunRequests,
         settings: ExecutionSettings,
     ) -> None:
         self._store = replica.store
-        self._leases = replica.leases
         self._clock = replica.clock
         self._driver = driver
         self._sessions = sessions
-        self._offload = offload
+        self._records = records
         self._requests = requests
         self._settings = settings
 
-    async def make(self, run: Run, lease: Lease, losses: int) -> Outcome | None:
+    async def make(self, run: Run, lease: Lease, presence: Presence) -> Outcome | None:
         """
         Dispatch the execution; null if the executor has refused it, and it may be dispatched again.
-        `losses` is how many times this replica had been considered lost when it took ownership.
+        `presence` is that in which this replica took ownership.
         """
-        return await self._settled(run, self._dispatch(run, lease, losses))
+        return await self._guarded(run, self._dispatch(run, lease, presence))
 
     async def rejoin(self, run: Run) -> Outcome | None:
         """
@@ -140,25 +130,26 @@ class Attempts:
         An executor forgets an execution only after its result is stored. So one that does not know
         it, in the instance that the session had when the execution was submitted, never had it.
         """
-        return await self._settled(run, self._rejoin(run))
+        return await self._guarded(run, self._rejoin(run))
 
-    async def _settled(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
+    async def _guarded(self, run: Run, work: Awaitable[Outcome | None]) -> Outcome | None:
+        """Turn every error that the runner does not handle into an outcome."""
         try:
             async with StatusWriter(run, self._store, self._clock):
                 return await work
         except _NoResult as ended:
             return ended.outcome
-        except (BackendUnavailable, Interrupted, Superseded, SessionMoved):
+        except (BackendUnavailable, Interrupted, OwnedElsewhere, RecordChanged, SessionMoved):
             raise
         except ProtocolViolation as violation:
             # The same image would do the same again, so there is no other attempt.
-            return outcome_without_result(
+            return outcome_with_output(
                 run, ExecutionStatus.FAILED, Cause.PROTOCOL, violation.message
             )
         except Exception as error:  # Every execution must get an outcome, even after a bug.
             log.error("execution.internal_error", execution_id=run.id, exc_info=error)
             message = "Internal error. See the server log."
-            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
+            return without_result(ExecutionStatus.CRASHED, Cause.DRIVER, message)
 
     # Connect
 
@@ -178,17 +169,16 @@ class Attempts:
             raise SessionMoved from error
         except AtollError as error:
             if isinstance(error, (SessionEnded, SessionNotRunning)):
-                run.note_session_end(await self._sessions.records.get(execution.session_id))
+                run.stop_with(await self._sessions.records.get(execution.session_id))
             if run.stopped:
                 raise _NoResult(outcome_of_stop(run)) from error
-            message = error.message
             raise _NoResult(
-                lost(ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message, stdout=b"", stderr=b"")
+                without_result(ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, error.message)
             ) from error
 
     # Dispatch
 
-    async def _dispatch(self, run: Run, lease: Lease, losses: int) -> Outcome | None:
+    async def _dispatch(self, run: Run, lease: Lease, presence: Presence) -> Outcome | None:
         self._check_stop(run)
         connection = await self._connect(run)
         if run.execution.instance_id is None:
@@ -203,12 +193,11 @@ class Attempts:
             return outcome_of_missing(error)
         # The last moment: a replica that was given up must not send anything.
         lease.check()
-        if losses < self._leases.losses:
-            raise ReplicaWasLost(f"Another replica may own execution {run.id}.")
+        presence.check()
         run.dispatched(execution.request, connection.instance.id, self._clock.now())
         deadline = self._deadline(execution)
         try:
-            async with self._until(deadline):
+            async with asyncio.timeout(self._left(deadline)):
                 raw = await connection.link.run(request, run, run.events.intake(requested=True))
         except TimeoutError:
             return await self._end_overdue(run, connection)
@@ -229,18 +218,17 @@ class Attempts:
         try:
             run.placed(await self._store.executions.save(placed))
         except Conflict:
-            raise StaleRecord from None
+            raise RecordChanged from None
 
     async def _with_complete_request(self, run: Run) -> Execution:
         """The execution as it was submitted; the record may have only the head of the request."""
-        if not run.adopted:
+        if not run.from_record:
             return run.execution
         try:
-            request = await self._offload.request_of(run.execution)
+            request = await self._records.request_of(run.execution)
         except PermanentError as error:
-            message = error.message
             raise _NoResult(
-                lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
+                without_result(ExecutionStatus.CRASHED, Cause.DRIVER, error.message)
             ) from error
         return dataclasses.replace(run.execution, request=request)
 
@@ -248,12 +236,11 @@ class Attempts:
         self, run: Run, connection: Connection, error: ExecutorError
     ) -> Outcome | None:
         if isinstance(error, RunOver):
-            raise Superseded from error
+            raise OwnedElsewhere from error
         if isinstance(error, ContextUnavailable):
             return outcome_of_missing(error)
         if not isinstance(error, (SessionOccupied, StaleSession, ExecutorLeaving)):
-            message = error.message
-            return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
+            return without_result(ExecutionStatus.CRASHED, Cause.DRIVER, error.message)
         run.refused()
         if isinstance(error, StaleSession):
             # The session was changed since this replica read it.
@@ -291,7 +278,7 @@ class Attempts:
         # A part of the time-out has passed, but only wall clocks tell how much.
         deadline = self._deadline(run.execution)
         try:
-            async with self._until(deadline):
+            async with asyncio.timeout(self._left(deadline)):
                 raw = await self._attach(run, connection)
         except TimeoutError:
             return await self._end_overdue(run, connection)
@@ -304,9 +291,7 @@ class Attempts:
             if instance_id in (None, connection.instance.id):
                 return None
             message = "The instance in which the execution may have started is gone."
-            return outcome_without_result(
-                run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message
-            )
+            return outcome_with_output(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
         if started_at is None:
             # When it began, which is not when it was found.
             began = datetime.fromtimestamp(raw["began"], UTC)
@@ -321,64 +306,55 @@ class Attempts:
             with contextlib.suppress(ExecutorError, LinkLost):
                 await connection.link.call("cancel", id=run.id, grace=grace)
 
-    async def _after_link_loss(self, run: Run, connection: Connection, deadline: float) -> Outcome:
-        """Attach again while the instance runs; otherwise read the journal that it left."""
-        handle = connection.instance.handle
-        while not await self._session_has_ended(run) and (
-            (await self._driver.observe(handle)).state in (State.RUNNING, State.PAUSED)
-        ):
-            try:
-                again = await self._sessions.starter.connect(
-                    run.execution.session_id, submitted_at=run.execution.created_at
-                )
-                await self._forward_cancellation(run, again)
-                async with self._until(deadline):
-                    raw = await self._attach(run, again)
-                return await self._conclude(run, again, raw)
-            except ExecutorError:
-                break  # The executor never had the execution.
-            except ProtocolViolation:
-                raise
-            except NodeUnreachable as error:
-                raise SessionMoved from error
-            except (AtollError, TimeoutError) as error:
-                if self._clock.monotonic() >= deadline:
-                    return await self._end_overdue(run, connection)
-                log.info("execution.reattach", execution_id=run.id, error=str(error))
-                await asyncio.sleep(REATTACH_PAUSE)
-        if run.ended_session is not None:
-            return outcome_of_stop(run)
-        # Before the instance is replaced, and its control group removed.
-        out_of_memory = await self._driver.limits.out_of_memory(handle)
-        outcome = await self._from_journal(run)
-        if outcome is not None:
-            return outcome
-        if out_of_memory:
-            message = "The execution used more memory than it may, and its instance ended."
-            return outcome_without_result(run, ExecutionStatus.FAILED, Cause.OOM, message)
-        message = "The instance ended while the execution ran."
-        return outcome_without_result(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
-
-    async def _from_journal(self, run: Run) -> Outcome | None:
+    async def _reattach(self, run: Run, within: float) -> Outcome:
         """
-        The outcome of an execution whose instance has ended, if its executor has written it to the
-        journal, which the next instance reads.
+        Connect to the session's instance again, and follow the execution there; its executor reads
+        the journal of an instance that it replaced. Raises `ExecutorError` if it does not have the
+        execution, and `TimeoutError` if it does not answer `within` so many seconds.
         """
         try:
             connection = await self._sessions.starter.connect(
                 run.execution.session_id, submitted_at=run.execution.created_at
             )
-            async with asyncio.timeout(JOURNAL_TIMEOUT):
-                raw = await self._attach(run, connection)
-        except TimeoutError:
-            return await self._end_overdue(run, connection)
-        except (ProtocolViolation, BackendUnavailable):
-            raise
         except NodeUnreachable as error:
             raise SessionMoved from error
-        except AtollError:
-            return None
+        await self._forward_cancellation(run, connection)
+        async with asyncio.timeout(within):
+            raw = await self._attach(run, connection)
         return await self._conclude(run, connection, raw)
+
+    async def _after_link_loss(self, run: Run, connection: Connection, deadline: float) -> Outcome:
+        """Attach again while the instance may be running; then look into the journal it left."""
+        handle = connection.instance.handle
+        while not await self._session_has_ended(run) and (
+            (await self._driver.observe(handle)).state not in (State.EXITED, State.GONE)
+        ):
+            try:
+                return await self._reattach(run, self._left(deadline))
+            except ExecutorError:
+                break  # The executor never had the execution.
+            except ProtocolViolation:
+                raise
+            except (AtollError, TimeoutError) as error:
+                if self._clock.monotonic() >= deadline:
+                    return await self._end_overdue(run, connection)
+                log.info("execution.reattach", execution_id=run.id, error=str(error))
+                await asyncio.sleep(REATTACH_PAUSE)
+        if run.stopped_by is not None:
+            return outcome_of_stop(run)
+        # Before the instance is replaced, and its control group removed.
+        out_of_memory = await self._driver.limits.out_of_memory(handle)
+        try:
+            return await self._reattach(run, JOURNAL_TIMEOUT)
+        except (ProtocolViolation, BackendUnavailable):
+            raise
+        except (AtollError, TimeoutError) as error:
+            log.info("execution.no_result", execution_id=run.id, error=str(error))
+        if out_of_memory:
+            message = "The execution used more memory than it may, and its instance ended."
+            return outcome_with_output(run, ExecutionStatus.FAILED, Cause.OOM, message)
+        message = "The instance ended while the execution ran."
+        return outcome_with_output(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
 
     # Time
 
@@ -386,23 +362,18 @@ class Attempts:
         """When an execution that begins now is overdue, on the monotonic clock."""
         return self._clock.monotonic() + execution.request.timeout + OVERDUE
 
-    def _until(self, deadline: float) -> asyncio.Timeout:
-        return asyncio.timeout(max(0.0, deadline - self._clock.monotonic()))
+    def _left(self, deadline: float) -> float:
+        return max(0.0, deadline - self._clock.monotonic())
 
     async def _end_overdue(self, run: Run, connection: Connection) -> Outcome:
         """Take the result of an overdue execution if there is one by now; else end its instance."""
         try:
             async with asyncio.timeout(LAST_ATTACH):
-                again = await self._sessions.starter.connect(
-                    run.execution.session_id, submitted_at=run.execution.created_at
-                )
-                raw = await self._attach(run, again)
-        except ProtocolViolation:
+                return await self._reattach(run, LAST_ATTACH)
+        except (ProtocolViolation, BackendUnavailable):
             raise
         except (AtollError, TimeoutError) as error:
             log.info("execution.no_result", execution_id=run.id, error=str(error))
-        else:
-            return await self._conclude(run, again, raw)
         instance = connection.instance
         log.warning("execution.overdue", execution_id=run.id, instance_id=instance.id)
         connection.link.close()
@@ -444,14 +415,11 @@ class Attempts:
 
     async def _session_has_ended(self, run: Run) -> bool:
         """Whether the session has ended or was stopped, perhaps by another replica."""
-        if run.ended_session is None:
+        if run.stopped_by is None:
             session = await self._sessions.records.get(run.execution.session_id)
-            stopped_at = session.rested_at
-            if session.status.ended or (
-                stopped_at is not None and stopped_at >= run.execution.created_at
-            ):
-                run.note_session_end(session)
-        return run.ended_session is not None
+            if session.status.ended or session.stopped_since(run.execution.created_at):
+                run.stop_with(session)
+        return run.stopped_by is not None
 
     def _check_stop(self, run: Run) -> None:
         if run.stopped:

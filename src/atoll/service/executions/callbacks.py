@@ -2,8 +2,9 @@
 Stores results that executors post to the callback address, besides sending them over their link.
 
 Such a result is stored like one of the link, by compare-and-set, once. The replica that owns the
-execution then finds it stored, and takes it. A report about an ended execution changes nothing. An
-instance reports on executions of its own session only, and does not learn whether others exist.
+execution then finds it stored, takes it and acknowledges it. A report about an ended execution
+changes nothing. An instance reports on executions of its own session only, and does not learn
+whether others exist.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.model.execution import Execution, Outcome
-    from atoll.service.executions.completion import Completions
-    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.commit import ResultCommit
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.replica import Replica
     from atoll.settings import ExecutionSettings
 
@@ -44,15 +45,15 @@ class ExecutorCallbacks:
     def __init__(
         self,
         replica: Replica,
-        offload: Offload,
-        completions: Completions,
+        records: ExecutionRecords,
+        commit: ResultCommit,
         settings: ExecutionSettings,
     ) -> None:
         self._store = replica.store
         self._clock = replica.clock
         self._node_id = replica.node_id
-        self._offload = offload
-        self._completions = completions
+        self._records = records
+        self._commit = commit
         self._settings = settings
 
     async def ready(self, instance_id: str) -> None:
@@ -79,16 +80,17 @@ class ExecutorCallbacks:
             if is_retried(execution, outcome, self._settings.retries):
                 return False  # Its owner retries it.
             ended = self._ended(execution, await self._location(instance_id), outcome)
+            await self._commit.save_workspace(execution)
             try:
                 event = execution_event(ended, ended.status, self._clock.now())
-                await self._store.executions.save(await self._offload.put_away(ended), event=event)
+                await self._records.save(ended, event)
             except Conflict:
                 execution = await self._owned(instance_id, execution_id)
                 if execution.status.ended:
                     return False
                 continue
             log.info("execution.result_reported", execution_id=execution_id)
-            await self._completions.announce(execution_id)
+            await self._records.announce_end(execution_id)
             return True
         raise TemporaryError(f"Execution {execution_id} keeps changing. Report the result again.")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from atoll.model.execution import Execution
     from atoll.service.background import BackgroundTasks
-    from atoll.service.executions.completion import Completions
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.sessions.access import SessionAccess
     from atoll.settings import ExecutionSettings
 
@@ -37,12 +37,12 @@ class Followers:
     def __init__(
         self,
         sessions: SessionAccess,
-        completions: Completions,
+        records: ExecutionRecords,
         background: BackgroundTasks,
         settings: ExecutionSettings,
     ) -> None:
         self._sessions = sessions
-        self._completions = completions
+        self._records = records
         self._background = background
         self._settings = settings
         self._runs: dict[str, Run] = {}
@@ -72,7 +72,7 @@ class Followers:
     async def _follow(self, run: Run) -> None:
         attached = asyncio.ensure_future(self._attach(run))
         try:
-            run.finish_from_record(await self._completions.wait_for_end(run.execution))
+            run.finish_from_record(await self._records.wait_for_end(run.execution))
         finally:
             attached.cancel()
             self._forget(run)
@@ -96,7 +96,7 @@ class Followers:
             except AtollError as error:
                 log.debug("follower.lost", execution_id=run.id, error=error.message)
             await asyncio.sleep(ATTACH_PAUSE)
-            stored = await self._completions.stored(run.id)
+            stored = await self._records.get(run.id)
             if stored is None or stored.status.ended:
                 return
             if stored.retry_count > run.execution.retry_count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.model.execution import ExecutionStatus
-from atoll.model.outcome import lost
+from atoll.model.outcome import without_result
 from atoll.model.session import Cause, SessionStatus
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def outcome_of_stop(run: Run) -> Outcome:
     """The outcome of an execution that was cancelled, or whose session ended or was stopped."""
-    session = run.ended_session
+    session = run.stopped_by
     if session is None:
         error = cancellation(run)
-        return outcome_without_result(
+        return outcome_with_output(
             run, ExecutionStatus.CANCELLED, Cause.USER, error["message"], code=error["code"]
         )
     expired = session.status is SessionStatus.TIMEOUT
-    return outcome_without_result(
+    return outcome_with_output(
         run,
         ExecutionStatus.TIMEOUT if expired else ExecutionStatus.CANCELLED,
         session.cause or Cause.USER,
@@ -37,11 +37,11 @@ def cancellation(run: Run) -> dict[str, str]:
     return {"code": "cancelled", "message": f"The execution was cancelled{reason}"}
 
 
-def outcome_without_result(
+def outcome_with_output(
     run: Run, status: ExecutionStatus, cause: Cause, message: str, *, code: str | None = None
 ) -> Outcome:
-    """An outcome without a result of the executor, with the output that has arrived."""
-    return lost(
+    """An outcome without a result, with the output that has arrived."""
+    return without_result(
         status,
         cause,
         message,
@@ -53,11 +53,9 @@ def outcome_without_result(
 
 def outcome_of_missing(error: PermanentError | ExecutorError) -> Outcome:
     """The outcome of an execution that lacks something it needs."""
-    return lost(
+    return without_result(
         ExecutionStatus.FAILED,
         Cause.DEPENDENCY,
         error.message,
         code=error.code,
-        stdout=b"",
-        stderr=b"",
     )

@@ -1,8 +1,8 @@
 """
 An execution in flight: its phase, its events, and the clients that wait for it.
 
-Only the methods of `Run` change its state. A stop (a cancellation, or the end of its session)
-interrupts every wait of the run.
+Only the methods of `Run` change its state, and its phase decides what the runner does next. A stop
+(a cancellation, or the end or stop of its session) interrupts every wait of the run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 
 class Phase(StrEnum):
     QUEUED = "queued"
-    """Waits for a slot of the session on this replica."""
+    """Waits for a slot of the session on this replica, before an attempt."""
     LEASING = "leasing"
-    """Has the slot; another replica still runs something in the session."""
+    """Has the slot; waits for its lease, or for an execution of another replica."""
+    CONNECTING = "connecting"
+    """Has the lease; the session is connected to, and started if need be."""
     DISPATCHED = "dispatched"
-    """An attempt is under way; output may arrive."""
+    """Sent to the executor; output may arrive."""
+    UNCERTAIN = "uncertain"
+    """An executor may have it, from an interrupted attempt or another replica: it is looked for."""
     BACKOFF = "backoff"
     """An attempt was lost; the next one is due after a pause."""
+    COMMITTING = "committing"
+    """The outcome is known and is being stored."""
     HANDED_OVER = "handed_over"
     """Another replica owns the execution; only its end is awaited here."""
     DONE = "done"
@@ -60,15 +66,17 @@ class Run:
         settings: ExecutionSettings,
         *,
         questions: QuestionObserver | None = None,
-        adopted: bool = False,
+        from_record: bool = False,
     ) -> None:
         self._execution = execution
         self.events = EventLog(execution, settings)
         self._questions = questions
-        self.adopted = adopted
-        """Whether it was taken over from a replica that was lost."""
-        self._may_have_started = adopted
-        self._phase = Phase.QUEUED
+        self.from_record = from_record
+        """
+        Whether the execution was read from its record: it may have started already, and the record
+        may have only the beginning of its request.
+        """
+        self._phase = Phase.UNCERTAIN if from_record else Phase.QUEUED
         self._slot: Slot | None = None
         self._task: asyncio.Task[Any] | None = None
         self._waiting: asyncio.Task[Any] | None = None
@@ -76,7 +84,7 @@ class Run:
         self._interrupted = False
         self._cancelled = False
         self._cancel_reason: str | None = None
-        self._ended_session: Session | None = None
+        self._stopped_by: Session | None = None
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._heartbeats = 0
@@ -97,12 +105,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self._done.done()
-
-    @property
-    def may_have_started(self) -> bool:
-        """Whether an executor may have the execution, from an earlier attempt or replica."""
-        return self._may_have_started
+        return self._phase is Phase.DONE
 
     @property
     def queue_position(self) -> int | None:
@@ -117,7 +120,7 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        return self._cancelled or self._ended_session is not None
+        return self._cancelled or self._stopped_by is not None
 
     @property
     def cancelled(self) -> bool:
@@ -128,9 +131,9 @@ class Run:
         return self._cancel_reason
 
     @property
-    def ended_session(self) -> Session | None:
+    def stopped_by(self) -> Session | None:
         """The session, if its end or stop ends the execution."""
-        return self._ended_session
+        return self._stopped_by
 
     def cancel(self, reason: str | None) -> None:
         """Stop at the next chance; the executor is asked separately. The first reason counts."""
@@ -138,13 +141,10 @@ class Run:
             self._cancelled, self._cancel_reason = True, reason
         self._interrupt()
 
-    def session_ended(self, session: Session) -> None:
-        self._ended_session = session
+    def stop_with(self, session: Session) -> None:
+        """Stop, because its session has ended or was stopped."""
+        self._stopped_by = session
         self._interrupt()
-
-    def note_session_end(self, session: Session) -> None:
-        """Note the end of the session, which the attempt has read from its record."""
-        self._ended_session = session
 
     def _interrupt(self) -> None:
         self._stopping.set()
@@ -182,16 +182,18 @@ class Run:
                 raise
             raise Interrupted from None
         finally:
-            self._phase, self._waiting, self._interrupted = Phase.DISPATCHED, None, False
+            self._phase, self._waiting, self._interrupted = Phase.CONNECTING, None, False
 
     def dispatched(self, request: Request, instance_id: str, at: datetime) -> None:
         """The execution is about to be sent to the executor of an instance."""
+        self._phase = Phase.DISPATCHED
         self._execution = dataclasses.replace(
             self._execution, request=request, instance_id=instance_id, started_at=at
         )
 
     def refused(self) -> None:
         """The executor has not taken the execution."""
+        self._phase = Phase.QUEUED
         self._execution = dataclasses.replace(self._execution, started_at=None)
 
     def located(self, instance_id: str | None, started_at: datetime | None) -> None:
@@ -208,22 +210,23 @@ class Run:
         """The record has this version, whichever write of this replica made it."""
         self._execution = dataclasses.replace(self._execution, version=version)
 
-    def rejoining(self) -> None:
-        """The run attaches to an execution that an executor may have."""
-        self._phase = Phase.DISPATCHED
-
-    def unsettle(self) -> None:
-        """After an interrupted attempt: find out whether the executor has the execution."""
-        self._may_have_started |= self._execution.started_at is not None
+    def interrupted(self) -> None:
+        """The attempt was interrupted: whether an executor has the execution is to be found out."""
+        if self._execution.started_at is not None:
+            self._phase = Phase.UNCERTAIN
+        elif self._phase is not Phase.UNCERTAIN:
+            self._phase = Phase.QUEUED
 
     def not_started(self) -> None:
         """No executor has the execution: it may be dispatched."""
-        self._may_have_started = False
+        self._phase = Phase.QUEUED
+
+    def committing(self) -> None:
+        self._phase = Phase.COMMITTING
 
     def next_attempt(self, execution: Execution, details: dict[str, Any]) -> None:
-        """Follow a recorded retry."""
+        """Count a recorded retry, of this replica or of the one that owns the execution."""
         self._execution = execution
-        self._may_have_started = False
         self.events.next_attempt(execution.retry_count, details)
         self.notify()
 
@@ -233,6 +236,7 @@ class Run:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause.total_seconds()):
                 await self._stopping.wait()
+        self._phase = Phase.QUEUED
 
     def follow(self, work: Coroutine[Any, Any, None], background: BackgroundTasks) -> None:
         """
@@ -274,6 +278,8 @@ class Run:
     # Reports of the executor
 
     def started(self) -> None:
+        if self._phase is Phase.UNCERTAIN:
+            self._phase = Phase.DISPATCHED
         if self.events.started():
             # Its record may have the status already.
             self._execution = dataclasses.replace(self._execution, status=ExecutionStatus.RUNNING)

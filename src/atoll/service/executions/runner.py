@@ -5,100 +5,84 @@ An execution waits for a slot of its session (first come, first served within th
 for the slot's lease (shared with other replicas), and then makes attempts until one has a final
 outcome. An attempt that was lost through no fault of the code is followed by another after a pause,
 as `model/retry.py` decides; it is recorded first, so the count is correct whichever replica
-continues. An execution that may have started under a lost replica, or before a lease was lost, is
-looked for in its executor first.
-
-The outcome is committed by compare-and-set before any client learns of it, and acknowledged to the
-executor after the commit: a replica that dies in between leaves the result in the executor's
-journal, where its successor finds it. A replica that lost the execution to another is refused by
-the record's version, and waits for that one's result. While the store is unavailable, the code
-continues and the result waits.
+continues. An
+execution that may have started under a lost replica, or before a lease was lost, is looked for in
+its executor first. `commit.py` stores the outcome; while the database is unavailable the code keeps
+running, and the result waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import BackendUnavailable, Conflict, LeaseLost, TemporaryError
+from atoll.errors import (
+    BackendUnavailable,
+    Conflict,
+    LeaseLost,
+    PresenceLost,
+    TemporaryError,
+)
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model import retry
 from atoll.model.event import execution_event
-from atoll.model.execution import ExecutionStatus
-from atoll.model.outcome import lost
 from atoll.model.session import Cause
 from atoll.service.backoff import Backoff
-from atoll.service.executions.attempt import (
-    ReplicaWasLost,
-    SessionMoved,
-    StaleRecord,
-    Superseded,
-)
+from atoll.service.executions.attempt import RecordChanged, SessionMoved
 from atoll.service.executions.outcomes import outcome_of_stop
-from atoll.service.executions.run import Interrupted, Run
-from atoll.service.executions.slots import SlotQueue
+from atoll.service.executions.records import OwnedElsewhere
+from atoll.service.executions.run import Interrupted, Phase, Run
+from atoll.service.executions.slots import SessionSlots
 from atoll.service.sessions.observers import SessionObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from atoll.coordination.leases import Presence
     from atoll.model.execution import Execution, Outcome
     from atoll.model.session import Session
+    from atoll.service.executions.approvals import Approvals
     from atoll.service.executions.attempt import Attempts
-    from atoll.service.executions.parts import ExecutionParts
+    from atoll.service.executions.commit import ResultCommit
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.replica import Replica
     from atoll.service.sessions.access import SessionAccess
-    from atoll.service.sessions.autosave import Autosave
     from atoll.service.sessions.connections import Connection
-    from atoll.service.sessions.observers import SessionObservers
     from atoll.settings import ExecutionSettings
 
 log = structlog.get_logger(__name__)
 
 IMMEDIATE_DISPATCHES = 10
 """Dispatches that an executor may refuse before there is a pause between them."""
-REPLICA_LEFT = "leaving"
-"""Topic: executions have no owner, because a replica shuts down or has released them."""
 
 
 class Runner(SessionObserver):
+    """Subscribes to sessions and to coordination in `app/executions.py`."""
+
     def __init__(
         self,
         replica: Replica,
         sessions: SessionAccess,
+        records: ExecutionRecords,
         attempts: Attempts,
-        shared: ExecutionParts,
-        autosave: Autosave,
-        observers: SessionObservers,
+        commit: ResultCommit,
+        approvals: Approvals,
         settings: ExecutionSettings,
     ) -> None:
         self._replica = replica
-        self._store = replica.store
-        self._leases = replica.leases
-        self._background = replica.background
-        self._clock = replica.clock
         self._sessions = sessions
+        self._records = records
         self._attempts = attempts
-        self._completions = shared.completions
-        self._offload = shared.offload
-        self._approvals = shared.approvals
-        self._autosave = autosave
+        self._commit = commit
+        self._approvals = approvals
         self._settings = settings
         self._runs: dict[str, Run] = {}
-        self._queues: dict[str, SlotQueue] = {}
-        self.finished: Counter[str] = Counter()
-        """Executions that have ended here, by status."""
-        self.seconds = 0.0
-        """How long they took together."""
-        observers.subscribe(self)
-        replica.coordination.subscribe(self)
+        self.slots = SessionSlots()
 
-    # What is under way
+    # In flight
 
     def get(self, execution_id: str) -> Run | None:
         return self._runs.get(execution_id)
@@ -108,62 +92,38 @@ class Runner(SessionObserver):
         return len(self._runs)
 
     def session_ids(self) -> set[str]:
-        """Sessions with unfinished executions."""
+        """Sessions with executions in flight."""
         return {run.execution.session_id for run in self._runs.values()}
 
     def runs_of(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.execution.session_id == session_id]
 
-    @contextlib.contextmanager
-    def queue(self, session_id: str, capacity: int) -> Iterator[SlotQueue]:
-        """The session's slots on this replica."""
-        queue = self._queues.get(session_id)
-        if queue is None:
-            queue = self._queues[session_id] = SlotQueue(capacity)
-        try:
-            yield queue
-        finally:
-            # Another queue may have taken the place of an unused one.
-            if not queue.used and self._queues.get(session_id) is queue:
-                del self._queues[session_id]
-
     # Ownership
 
-    def start(self, execution: Execution, capacity: int, *, adopted: bool = False) -> Run:
-        """Own a stored execution until it ends; an adopted one may have started already."""
-        run = Run(execution, self._settings, questions=self._approvals, adopted=adopted)
-        self._runs[execution.id] = run
-        with self.queue(execution.session_id, capacity) as queue:
-            # Before the first await: slots are granted in the order of the calls.
-            slot = queue.join(run.notify)
-        run.begin(self._drive(run, capacity, self._leases.losses), self._background, slot)
-        return run
+    def start(self, execution: Execution, capacity: int) -> Run:
+        """Own an execution that this replica has just stored until it ends."""
+        return self._start(Run(execution, self._settings, questions=self._approvals), capacity)
 
-    async def adopt(self, execution: Execution) -> None:
-        """Take over an execution of a lost replica, unless another replica is faster."""
-        if execution.id in self._runs:
-            return
-        capacity = await self.capacity_here(execution.session_id)
-        if capacity is None:
-            return
-        try:
-            execution = await self._store.executions.save(
-                dataclasses.replace(execution, holder=self._replica.id)
-            )
-        except Conflict:
-            return
-        log.info("execution.adopted", execution_id=execution.id)
-        self.start(execution, capacity, adopted=True)
+    async def start_from_record(self, execution: Execution, capacity: int) -> Run:
+        """Own an execution that was found stored: it may have started already."""
+        if (known := self._runs.get(execution.id)) is not None:
+            return known
+        run = self._start(
+            Run(execution, self._settings, questions=self._approvals, from_record=True), capacity
+        )
         # After the start: a cancellation that comes now reaches the run, whatever this raises.
         if await self._replica.coordination.cancelled(execution.id) is not None:
             self.cancellation_requested(execution.id)
+        return run
 
-    async def capacity_here(self, session_id: str) -> int | None:
-        """The session's capacity; null if it is on a node that this replica does not reach."""
-        session = await self._store.sessions.get(session_id)
-        if session is None:
-            return 1
-        return session.capacity if self._sessions.records.is_here(session) else None
+    def _start(self, run: Run, capacity: int) -> Run:
+        self._runs[run.id] = run
+        with self.slots.of(run.execution.session_id, capacity) as queue:
+            # Before the first await: slots are granted in the order of the calls.
+            slot = queue.join(run.notify)
+        work = self._drive(run, capacity, self._replica.leases.presence)
+        run.begin(work, self._replica.background, slot)
+        return run
 
     def stand_in(self, execution: Execution) -> Run:
         """A run that ends when the replica that owns the execution ends it."""
@@ -175,33 +135,15 @@ class Runner(SessionObserver):
         return run
 
     def _follow(self, run: Run) -> None:
-        run.follow(self._await_owner(run), self._background)
+        run.follow(self._await_owner(run), self._replica.background)
 
     async def _await_owner(self, run: Run) -> None:
-        run.finish_from_record(await self._completions.wait_for_end(run.execution))
-
-    async def revoke_later(self, execution_id: str) -> None:
-        """
-        Revoke an execution whose record may or may not have been written: its client got an error,
-        so it must not run when the store is back.
-        """
-        stored = await self._completions.stored(execution_id)
-        if stored is not None and not stored.status.ended:
-            await self.revoke(stored)
-
-    async def revoke(self, execution: Execution) -> None:
-        """Record that an execution was never accepted, and did not run."""
-        message = (
-            "The database did not answer in time when the execution was submitted; it was not run."
-        )
-        outcome = lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
-        with contextlib.suppress(Superseded):
-            await self._commit(Run(execution, self._settings), outcome)
+        run.finish_from_record(await self._records.wait_for_end(run.execution))
 
     def detach(self) -> None:
         """Stop driving all runs; another replica takes over what goes on."""
         for run in self._runs.values():
-            if run.ended_session is None:
+            if run.stopped_by is None:
                 run.detach()
 
     # To another node
@@ -226,33 +168,12 @@ class Runner(SessionObserver):
         its results.
         """
         for run in runs:
-            await self.release(run.id)
+            await self._records.release(run.id)
             if self._runs.get(run.id) is run:
                 del self._runs[run.id]
             self._follow_owner(run)
         if runs:
-            with contextlib.suppress(TemporaryError):
-                await self._replica.coordination.notify(REPLICA_LEFT)
-
-    async def release(self, execution_id: str) -> None:
-        """Record that no replica owns an execution of this one, when the store is available."""
-        backoff = Backoff()
-        while True:
-            stored = await self._completions.stored(execution_id)
-            if stored is None or stored.status.ended or not self._is_own(stored):
-                return
-            try:
-                await self._store.executions.save(dataclasses.replace(stored, holder=None))
-            except Conflict:
-                continue
-            except TemporaryError as error:
-                log.warning(
-                    "execution.not_released", execution_id=execution_id, error=error.message
-                )
-                await backoff.pause()
-            else:
-                log.info("execution.released", execution_id=execution_id)
-                return
+            await self._records.announce_released()
 
     # Stops
 
@@ -269,7 +190,7 @@ class Runner(SessionObserver):
     def cancellation_requested(self, execution_id: str) -> None:
         run = self._runs.get(execution_id)
         if run is not None:
-            self._background.start(self._cancel_as_requested(run), f"cancel {execution_id}")
+            self._replica.background.start(self._cancel_as_requested(run), f"cancel {execution_id}")
 
     async def _cancel_as_requested(self, run: Run) -> None:
         reason = None
@@ -278,7 +199,7 @@ class Runner(SessionObserver):
         await self.cancel(run, reason or None)
 
     def coordination_restored(self) -> None:
-        self._background.start(self._find_cancellations(), "find cancellations")
+        self._replica.background.start(self._find_cancellations(), "find cancellations")
 
     async def _find_cancellations(self) -> None:
         for execution_id in list(self._runs):
@@ -293,58 +214,57 @@ class Runner(SessionObserver):
 
     def _stop_runs(self, session: Session) -> None:
         for run in self.runs_of(session.id):
-            if _is_stopped_by(session, run.execution):
-                run.session_ended(session)
+            if _ends_with(session, run.execution):
+                run.stop_with(session)
 
     def session_connected(self, connection: Connection) -> None:
         if connection.link.hello["runs"]:
             work = self._acknowledge_stored(connection)
-            self._background.start(work, f"settle journal of {connection.instance.id}")
+            self._replica.background.start(work, f"acknowledge results of {connection.instance.id}")
 
     async def _acknowledge_stored(self, connection: Connection) -> None:
         """Acknowledge results that are stored, and were not acknowledged before a link broke."""
         for run in connection.link.hello["runs"]:
-            stored = await self._store.executions.get(run["id"])
+            stored = await self._replica.store.executions.get(run["id"])
             if run["ended"] and (stored is None or stored.status.ended):
                 connection.link.acknowledge(run["id"])
 
     # The life of a run
 
-    async def _drive(self, run: Run, capacity: int, losses: int) -> None:
+    async def _drive(self, run: Run, capacity: int, presence: Presence) -> None:
         """The whole life of a run. Read this first."""
         backoff, dispatches = Backoff(), 0
-        with self.queue(run.execution.session_id, capacity):
+        with self.slots.of(run.execution.session_id, capacity):
             try:
                 while not run.finished:
                     try:
-                        if run.may_have_started:
+                        if run.phase is Phase.UNCERTAIN:
                             await self._rejoin(run)
                             continue
                         await run.wait_for_slot()
-                        await self._make_attempt(run, capacity, losses)
+                        await self._make_attempt(run, capacity, presence)
                         dispatches += 1
                         if dispatches > IMMEDIATE_DISPATCHES and not run.finished:
                             # A hostile image can refuse for ever, and must not keep this busy.
                             await backoff.pause()
-                    except LeaseLost as error:
-                        if isinstance(error, ReplicaWasLost):
-                            losses = self._leases.losses
-                        # This replica alone may have dispatched it, as long as it owns it.
-                        run.unsettle()
-                        if not await self._still_owned(run):
+                    except PresenceLost:
+                        presence = self._replica.leases.presence
+                        if not await self._continue(run):
                             return self._follow_owner(run)
-                    except StaleRecord:
-                        if not await self._read_version(run):
+                    except LeaseLost:
+                        if not await self._continue(run):
                             return self._follow_owner(run)
-                        run.unsettle()
+                    except RecordChanged:
+                        if not await self._continue(run):
+                            return self._follow_owner(run)
                         await backoff.pause()
-                    except Superseded:
+                    except OwnedElsewhere:
                         return self._follow_owner(run)
                     except SessionMoved:
                         return await self.hand_over([run])
                     except BackendUnavailable as error:
                         # It may have been dispatched before, and must start only once.
-                        run.unsettle()
+                        run.interrupted()
                         log.warning(
                             "execution.waits",
                             execution_id=run.id,
@@ -361,27 +281,27 @@ class Runner(SessionObserver):
         log.info("execution.owned_elsewhere", execution_id=run.id)
         self._follow(run)
 
-    async def _make_attempt(self, run: Run, capacity: int, losses: int) -> None:
+    async def _make_attempt(self, run: Run, capacity: int, presence: Presence) -> None:
         if run.stopped:
-            await self._conclude(run, outcome_of_stop(run))
+            await self._retry_or_commit(run, outcome_of_stop(run))
             return
         key, *others = _lease_keys(run.execution.session_id, run.slot_number, capacity)
-        lease = self._leases.lease(key, run.id, alternatives=others)
+        lease = self._replica.leases.lease(key, run.id, alternatives=others)
         failed = None
         with contextlib.suppress(Interrupted):
             async with contextlib.AsyncExitStack() as stack:
                 with run.waiting_for_others():
                     await stack.enter_async_context(lease)
-                outcome = await self._attempts.make(run, lease, losses)
+                outcome = await self._attempts.make(run, lease, presence)
                 if outcome is not None and self._is_retried(run, outcome):
                     failed = outcome
                 elif outcome is not None:
-                    await self._commit(run, outcome)
+                    await self._commit.commit(run, outcome)
         # Without the lease: other replicas may use the session during the pause.
         if failed is not None:
             await self._retry(run, failed)
         elif run.finished:
-            await self._completions.announce(run.id)
+            await self._records.announce_end(run.id)
 
     async def _rejoin(self, run: Run) -> None:
         """
@@ -389,32 +309,31 @@ class Runner(SessionObserver):
         slot nor lease, since it starts nothing; of two replicas that do so, the record's version
         lets one win.
         """
-        run.rejoining()
         outcome = await self._attempts.rejoin(run)
         if outcome is None:
             run.not_started()
         else:
-            await self._conclude(run, outcome)
+            await self._retry_or_commit(run, outcome)
 
-    async def _conclude(self, run: Run, outcome: Outcome) -> None:
+    async def _retry_or_commit(self, run: Run, outcome: Outcome) -> None:
         if self._is_retried(run, outcome):
             await self._retry(run, outcome)
         else:
-            await self._commit(run, outcome)
-            await self._completions.announce(run.id)
+            await self._commit.commit(run, outcome)
+            await self._records.announce_end(run.id)
 
     def _is_retried(self, run: Run, outcome: Outcome) -> bool:
         return not run.stopped and retry.is_retried(run.execution, outcome, self._settings.retries)
 
     async def _retry(self, run: Run, outcome: Outcome) -> None:
         """Record that the attempt is lost, and pause before the next one."""
-        execution, now = run.execution, self._clock.now()
+        execution, now = run.execution, self._replica.clock.now()
         following = execution.retried(outcome, at=now, node_id=self._replica.node_id)
         try:
             event = execution_event(following, "retried", now)
-            following = await self._store.executions.save(following, event=event)
+            following = await self._replica.store.executions.save(following, event=event)
         except Conflict:
-            raise StaleRecord from None
+            raise RecordChanged from None
         pause = retry.delay(
             following.retry_count,
             first=self._settings.retry_backoff,
@@ -433,86 +352,28 @@ class Runner(SessionObserver):
         run.next_attempt(following, details)
         await run.back_off(pause)
 
-    # The commit
-
-    async def _commit(self, run: Run, outcome: Outcome) -> None:
-        """Store the result, however long that takes; then let the executor and clients know."""
-        connection = self._sessions.connections.reachable(run.execution.session_id)
-        if connection is not None:
-            await self._autosave.before_result(connection)
-        outcome = run.events.with_log(outcome)
-        now = self._clock.now()
-        ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
-        execution = await self._store_result(run, ended)
-        connection = self._sessions.connections.reachable(execution.session_id)
-        if connection is not None:
-            connection.link.acknowledge(execution.id)
-        self.finished[execution.status] += 1
-        self.seconds += outcome.execution_time
-        run.finish(execution)
-        self._approvals.forget(run)
-
-    async def _store_result(self, run: Run, execution: Execution) -> Execution:
-        """The stored result: this one, or that of a replica that was faster."""
-        event = execution_event(execution, execution.status, self._clock.now())
-        backoff = Backoff()
-        while True:
-            try:
-                row = await self._offload.put_away(execution)
-                stored = await self._store.executions.save(row, event=event)
-                if row is execution:
-                    return stored
-                return dataclasses.replace(execution, version=stored.version, kept=stored.kept)
-            except TemporaryError as error:
-                log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
-                await backoff.pause()
-            except Conflict:
-                found = await self._completions.stored(execution.id)
-                if found is not None and found.status.ended:
-                    result = await self._offload.fetch(found)
-                    run.events.complete(result)
-                    return result
-                owned = found is not None and self._runs.get(run.id) is run and self._is_own(found)
-                if found is None or not owned:
-                    raise Superseded from None
-                # This run has written the record itself, and the store's answer was lost.
-                execution = dataclasses.replace(execution, version=found.version)
-
-    # Owned by other replicas
-
-    async def _still_owned(self, run: Run) -> bool:
-        stored = await self._completions.stored(run.id)
-        return stored is not None and not stored.status.ended and self._is_own(stored)
-
-    async def _read_version(self, run: Run) -> bool:
+    async def _continue(self, run: Run) -> bool:
         """
-        Take the version of the record, whose last write got no answer. False if another replica
-        owns the execution, or it has ended.
+        Continue an interrupted run with the record's version, whose last write may have got no
+        answer. False if another replica owns the execution, or it has ended.
         """
-        stored = await self._completions.stored(run.id)
-        if (
-            stored is None
-            or stored.status.ended
-            or not self._is_own(stored)
-            or self._runs.get(run.id) is not run
-        ):
+        # This replica alone may have dispatched it, as long as it owns it.
+        run.interrupted()
+        stored = await self._records.owned(run.id)
+        if stored is None:
             return False
         run.version_read(stored.version)
         return True
 
-    def _is_own(self, stored: Execution) -> bool:
-        return stored.holder == self._replica.id
 
-
-def _is_stopped_by(session: Session, execution: Execution) -> bool:
+def _ends_with(session: Session, execution: Execution) -> bool:
     """Whether the end or the stop of its session ends the execution."""
-    stopped_at = session.rested_at
-    if session.status.ended or stopped_at is None:
+    if session.status.ended or session.rested_at is None:
         return True
     if session.cause is Cause.IDLE and execution.started_at is None:
         return False  # It was submitted while the session seemed idle, and starts it again.
     # An execution that was submitted after the stop starts the session again too.
-    return execution.created_at <= stopped_at
+    return session.stopped_since(execution.created_at)
 
 
 def _lease_keys(session_id: str, slot: int, capacity: int) -> list[str]:

@@ -1,9 +1,11 @@
 """
 The verbs of the API for executions.
 
-An execution costs two commits: the record before it runs, and the result. In between one replica
-owns it (`runner.py`). Every other replica serves it as well: it waits for the notification of its
-end, passes a cancellation on, and receives its output from the executor itself. No replica polls.
+An execution costs two commits: the record before it runs, and the result; one that runs for over a
+second, or whose session has to be started, costs a third. In between one replica owns it
+(`runner.py`). Every other replica serves it as well: it waits for the notification of its end
+(`records.py`), passes a cancellation on, and receives its output from the executor itself
+(`follower.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from atoll.model.page import Page
     from atoll.model.stream_event import StreamEvent
-    from atoll.service.executions.parts import ExecutionParts
+    from atoll.service.executions.approvals import Approvals
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.executions.run import Run
     from atoll.service.executions.runner import Runner
     from atoll.service.executions.submit import Submitter
@@ -43,7 +46,8 @@ class Executions:
         sessions: SessionAccess,
         submitter: Submitter,
         runner: Runner,
-        shared: ExecutionParts,
+        records: ExecutionRecords,
+        approvals: Approvals,
         settings: ExecutionSettings,
     ) -> None:
         self._store = replica.store
@@ -51,12 +55,11 @@ class Executions:
         self._sessions = sessions
         self._submitter = submitter
         self._runner = runner
-        self._completions = shared.completions
-        self._offload = shared.offload
-        self._approvals = shared.approvals
+        self._records = records
+        self._approvals = approvals
         self._settings = settings
         self._max_wait = settings.max_wait.total_seconds()
-        self._followers = Followers(sessions, shared.completions, replica.background, settings)
+        self._followers = Followers(sessions, records, replica.background, settings)
 
     async def submit(
         self,
@@ -76,7 +79,7 @@ class Executions:
         )
 
     async def repeat(self, execution: Execution) -> Run:
-        """A recorded execution, whatever it was submitted with."""
+        """The recorded execution, without comparing requests."""
         return await self._submitter.repeat(execution)
 
     async def get(
@@ -90,7 +93,7 @@ class Executions:
             execution = await self._store.executions.get(execution_id)
         if execution is None:
             raise NotFound(f"No execution has the id {execution_id}.", code="execution_not_found")
-        return await self._offload.fetch(execution)
+        return await self._records.complete(execution)
 
     async def get_or_recall(
         self, execution_id: str, *, wait: float = 0.0
@@ -106,7 +109,7 @@ class Executions:
             cached = cache.get(execution_id)
             if cached is None:
                 raise
-            return await self._offload.fetch(cached.entity), cached.age
+            return await self._records.complete(cached.entity), cached.age
 
     async def list(
         self,
@@ -150,8 +153,8 @@ class Executions:
         seconds = min(seconds, self._max_wait)
         if execution.status.ended or seconds <= 0:
             return execution
-        ended = await self._completions.wait(execution_id, seconds)
-        return execution if ended is None else await self._offload.fetch(ended)
+        ended = await self._records.wait(execution_id, seconds)
+        return execution if ended is None else await self._records.complete(ended)
 
     async def await_end(self, run: Run, seconds: float) -> Execution:
         """Wait for an execution that this replica has submitted, as `wait` does."""

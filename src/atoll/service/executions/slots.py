@@ -64,7 +64,6 @@ class Slot:
 
 class SlotQueue:
     def __init__(self, capacity: int = 1) -> None:
-        self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._held: set[Slot] = set()
         self._waiting: deque[Slot] = deque()
@@ -121,3 +120,23 @@ class SlotQueue:
                 following.grant(number)
                 return
         self._free.append(number)
+
+
+class SessionSlots:
+    """The queues of all sessions, each for as long as it is used."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, SlotQueue] = {}
+
+    @contextlib.contextmanager
+    def of(self, session_id: str, capacity: int) -> Iterator[SlotQueue]:
+        """The queue of a session; `capacity` counts if it has none yet."""
+        queue = self._queues.get(session_id)
+        if queue is None:
+            queue = self._queues[session_id] = SlotQueue(capacity)
+        try:
+            yield queue
+        finally:
+            # Another queue may have taken the place of an unused one.
+            if not queue.used and self._queues.get(session_id) is queue:
+                del self._queues[session_id]

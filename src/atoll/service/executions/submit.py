@@ -22,14 +22,13 @@ from atoll.errors import (
     PermanentError,
     TemporaryError,
 )
-from atoll.model.event import execution_event
 from atoll.model.execution import Execution, ExecutionStatus, Request
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.service.contexts.service import Contexts
-    from atoll.service.executions.offload import Offload
+    from atoll.service.executions.records import ExecutionRecords
     from atoll.service.executions.run import Run
     from atoll.service.executions.runner import Runner
     from atoll.service.replica import Replica
@@ -61,16 +60,16 @@ class Submitter:
         self,
         replica: Replica,
         sessions: SessionAccess,
+        records: ExecutionRecords,
         runner: Runner,
-        offload: Offload,
         contexts: Contexts,
         settings: ExecutionSettings,
     ) -> None:
         self._replica = replica
         self._store = replica.store
         self._sessions = sessions
+        self._records = records
         self._runner = runner
-        self._offload = offload
         self._contexts = contexts
         self._max_timeout = settings.max_timeout.total_seconds()
         self._queue_limit = settings.queue_limit
@@ -113,7 +112,7 @@ class Submitter:
                 return existing
 
     async def repeat(self, execution: Execution) -> Run:
-        """A recorded execution, whatever it was submitted with."""
+        """The recorded execution, without comparing requests."""
         lock = self._submitting.setdefault(execution.id, asyncio.Lock())
         async with lock:
             run = self._runner.get(execution.id)
@@ -141,7 +140,7 @@ class Submitter:
             # Later than the stop, even if another machine's clock recorded it: so this execution
             # starts the session.
             now = max(now, stopped_at + timedelta(microseconds=1))
-        with self._runner.queue(session_id, capacity) as queue:
+        with self._runner.slots.of(session_id, capacity) as queue:
             if queue.waiting >= self._queue_limit:
                 raise TemporaryError(
                     f"{queue.waiting} executions are waiting for session {session_id} already.",
@@ -185,21 +184,15 @@ class Submitter:
     async def _store_new(self, execution: Execution, submission: Submission) -> Execution:
         was_unavailable = self._store.unavailable
         try:
-            row = await self._offload.put_away(execution)
-            event = execution_event(execution, "submitted", execution.created_at)
-            if submission.after is None:
-                await self._store.executions.add(row, event=event)
-            else:
-                await self._store.executions.add_after(row, submission.after, event=event)
+            return await self._records.add(execution, after=submission.after)
         except TemporaryError:
             # A repeatable request finds the record, if it was written. While the database is known
             # to be unavailable nothing is written, and no task may wait for each refused call.
             if not submission.repeatable and not was_unavailable:
                 self._replica.background.start(
-                    self._runner.revoke_later(execution.id), f"revoke {execution.id}"
+                    self._records.revoke(execution.id), f"revoke {execution.id}"
                 )
             raise
-        return execution if row is execution else dataclasses.replace(execution, kept=row.kept)
 
     async def _existing(self, execution_id: str, submission: Submission) -> Run | None:
         """The execution with this id; `Conflict` if it is other work."""
@@ -226,19 +219,19 @@ class Submitter:
         if stored.holder == self._replica.id and not stored.status.ended:
             # Recorded here, and the store's answer was lost. It is written once more, so that the
             # reconciler does not take it for an execution without an owner.
-            capacity = await self._runner.capacity_here(stored.session_id)
+            capacity = await self._sessions.records.capacity_here(stored.session_id)
             stored = await self._store.executions.save(stored)
-            return self._runner.start(stored, capacity or 1, adopted=True)
-        return self._runner.stand_in(await self._offload.fetch(stored))
+            return await self._runner.start_from_record(stored, capacity or 1)
+        return self._runner.stand_in(await self._records.complete(stored))
 
     async def _check_same_work(
         self, execution: Execution, request: Request, run: Run | None
     ) -> None:
         try:
-            if run is not None and not run.adopted:
+            if run is not None and not run.from_record:
                 first = execution.request  # Complete, as it was submitted here.
             else:
-                first = await self._offload.request_of(execution)
+                first = await self._records.request_of(execution)
         except (PermanentError, TemporaryError):
             return  # The blob store cannot provide it: there is nothing to compare with.
         if not first.same_work(request):

@@ -85,6 +85,16 @@ class SessionRecords:
     def is_here(self, session: Session) -> bool:
         return session.runtime_node == self._replica.node_id
 
+    async def capacity_here(self, session_id: str) -> int | None:
+        """
+        How many executions may run at once; 1 if the session does not exist, None if it is on a
+        node that this replica does not reach.
+        """
+        session = await self._store.get(session_id)
+        if session is None:
+            return 1
+        return session.capacity if self.is_here(session) else None
+
     def check_here(self, session: Session) -> None:
         if not self.is_here(session):
             raise NodeUnreachable(

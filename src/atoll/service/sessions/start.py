@@ -276,10 +276,10 @@ class SessionStarter:
 
 def _starts(session: Session, submitted_at: datetime | None) -> bool:
     """Whether a request, or an execution that was submitted then, may start the session."""
-    stopped_at = session.rested_at
-    if submitted_at is not None and (stopped_at is None or stopped_at >= submitted_at):
+    runs = session.rested_at is None
+    if submitted_at is not None and (runs or session.stopped_since(submitted_at)):
         # The session ran when the execution was accepted. A stop by a user applies to the execution
         # too. A paused session is resumed, and a stop by the idle timer is reversed, because the
         # session was not idle.
-        return stopped_at is None or session.cause is Cause.IDLE
+        return runs or session.cause is Cause.IDLE
     return session.auto_start

@@ -1,0 +1,71 @@
+"""
+Commits results: the second of the two commits of an execution.
+
+The result is stored by compare-and-set before any client learns of it, and acknowledged to the
+executor after the commit: a replica that dies in between leaves the result in the executor's
+journal, where its successor finds it. A replica that has lost the execution to another is refused
+by the record's version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.model.execution import Execution, Outcome
+    from atoll.service.executions.approvals import Approvals
+    from atoll.service.executions.records import ExecutionRecords
+    from atoll.service.executions.run import Run
+    from atoll.service.replica import Replica
+    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.connections import Connections
+
+
+class ResultCommit:
+    def __init__(
+        self,
+        replica: Replica,
+        records: ExecutionRecords,
+        connections: Connections,
+        autosave: Autosave,
+        approvals: Approvals,
+    ) -> None:
+        self._replica = replica
+        self._records = records
+        self._connections = connections
+        self._autosave = autosave
+        self._approvals = approvals
+        self.finished: Counter[str] = Counter()
+        """Executions that have ended here, by status."""
+        self.seconds = 0.0
+        """How long they took together."""
+
+    async def commit(self, run: Run, outcome: Outcome) -> None:
+        """Store the result of a run, however long that takes; then announce it."""
+        run.committing()
+        await self.save_workspace(run.execution)
+        outcome = run.events.with_log(outcome)
+        now = self._replica.clock.now()
+        ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
+        stored = await self._records.store_result(ended)
+        self.acknowledge(stored)
+        self.finished[stored.status] += 1
+        self.seconds += outcome.execution_time
+        if stored.outcome is outcome:
+            run.finish(stored)
+        else:
+            run.finish_from_record(stored)  # Another replica was faster.
+        self._approvals.forget(run)
+
+    async def save_workspace(self, execution: Execution) -> None:
+        """With durability `execution`, the files are stored before the result."""
+        connection = self._connections.reachable(execution.session_id)
+        if connection is not None:
+            await self._autosave.before_result(connection)
+
+    def acknowledge(self, execution: Execution) -> None:
+        """Let the executor forget a stored result."""
+        connection = self._connections.reachable(execution.session_id)
+        if connection is not None:
+            connection.link.acknowledge(execution.id)
