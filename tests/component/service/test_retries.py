@@ -11,7 +11,8 @@ import pytest
 from atoll import ids
 from atoll.clock import SystemClock
 from atoll.errors import DatabaseUnavailable
-from atoll.model.execution import Execution, ExecutionStatus
+from atoll.model.execution import Execution, ExecutionStatus, Language, Request
+from atoll.model.instance import Observation, State
 from tests.component.service.test_session_records import create
 from tests.contract.stores.store_entities import make_execution
 from tests.parts import ME, Parts, parts
@@ -106,3 +107,33 @@ async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
         stored = await ended(found, execution)
         assert stored.status is ExecutionStatus.COMPLETED
         assert stored.retry_count == 1
+
+
+async def test_an_execution_is_not_retried_while_its_instances_state_is_unknown(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that does not answer says nothing about the instances that it runs."""
+    async with adoptable(tmp_path) as (found, other):
+        observe, unknown = found.driver.observe, 0
+
+        async def observe_late(handle: Handle) -> Observation:
+            nonlocal unknown
+            unknown += 1
+            return Observation(State.UNKNOWN) if unknown <= 3 else await observe(handle)
+
+        code = "import sys, time; print('ready', flush=True); time.sleep(2); print('survived')"
+        request = Request(code=code, language=Language.PYTHON)
+        running = await found.executions.submit(other.session_id, request)
+        async for event in running.stream(0):
+            if event.name == "stdout":
+                break
+        connection = found.connections.reachable(other.session_id)
+        assert connection is not None
+        monkeypatch.setattr(found.driver, "observe", observe_late)
+        connection.link.close()
+
+        stored = await running.wait(SECONDS)
+        assert stored.outcome is not None
+        assert stored.status is ExecutionStatus.COMPLETED
+        assert (stored.outcome.stdout, stored.retry_count) == (b"ready\nsurvived\n", 0)
+        assert unknown > 3

@@ -20,6 +20,9 @@ from tests.parts import ME, parts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from atoll.model.event import Event
+    from atoll.model.execution import Execution
+
 pytestmark = pytest.mark.anyio
 
 OTHER = "replica-other"
@@ -69,3 +72,27 @@ async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_pat
         ended = without_result(ExecutionStatus.FAILED, Cause.EXIT, "It ended.")
         with pytest.raises(OwnedElsewhere):
             await found.commit.commit(running, ended)
+
+
+async def test_an_execution_that_was_repeated_meanwhile_is_not_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SystemClock()
+    async with parts(tmp_path, clock) as found:
+        execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
+        await found.store.executions.add(execution)
+        executions = found.store.executions
+        save = executions.save
+
+        async def repeated_before(changed: Execution, *, event: Event | None = None) -> Execution:
+            """The client repeats the request between the read and the write of the revocation."""
+            monkeypatch.undo()
+            await save(execution)
+            return await save(changed, event=event)
+
+        monkeypatch.setattr(executions, "save", repeated_before)
+        await found.execution_records.revoke(execution.id)
+
+        stored = await executions.get(execution.id)
+        assert stored is not None
+        assert (stored.status, stored.version) == (ExecutionStatus.PENDING, 2)
