@@ -57,8 +57,8 @@ def api(reporting: Server) -> Iterator[Api]:
 class Waiting:
     """An execution that waits for a file in a session of its own."""
 
-    def __init__(self, server: Server, api: Api) -> None:
-        session = api.create()
+    def __init__(self, server: Server, api: Api, **fields: Any) -> None:
+        session = api.create(**fields)
         self.api = api
         self.session: str = session["id"]
         self.instance: str = session["container_id"]
@@ -120,6 +120,15 @@ async def test_a_result_arrives_though_the_link_is_cut(
     assert result["status"] == "success"
     assert result["stdout"] == "x" * 100_000 + "\n"
     assert result["return_value"] == {"reported": 7}
+
+
+def test_the_files_are_stored_before_a_reported_result(reporting: Server, api: Api) -> None:
+    waiting = Waiting(reporting, api, durability="execution")
+    api.put(waiting.session, "made.txt")
+    path = f"executions/{waiting.id}/result"
+    assert answer(post(reporting, path, waiting.token, report())) == {"stored": True}
+    assert answer(api.http.get(f"{V1}/sessions/{waiting.session}/checkpoint"))["files"] == 1
+    api.end(waiting.session)
 
 
 def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
