@@ -10,7 +10,7 @@ from atoll.link.values import is_within
 from atoll.model.json_size import count_values
 from atoll.protocol import frames
 from atoll.service.executions import event_log
-from atoll.service.executions.mime import DEPTH, VALUES, shaped
+from atoll.service.executions.displays import MAX_DEPTH, MAX_VALUES, display_of
 
 
 def nested(depth: int) -> Any:
@@ -22,12 +22,12 @@ def nested(depth: int) -> Any:
 
 def test_a_bundle_is_shown_without_what_is_not_promised() -> None:
     line = {"type": "result", "data": {"text/plain": "1"}, "metadata": {"a": 1}, "more": 2}
-    assert shaped(line) == {
+    assert display_of(line) == {
         "type": "result",
         "data": {"text/plain": "1"},
         "metadata": {"a": 1},
     }
-    assert shaped({"type": "display", "data": {}}) == {
+    assert display_of({"type": "display", "data": {}}) == {
         "type": "display",
         "data": {},
         "metadata": {},
@@ -46,12 +46,12 @@ def test_a_bundle_is_shown_without_what_is_not_promised() -> None:
     ],
 )
 def test_what_is_no_bundle_is_not_shown(line: dict[str, Any]) -> None:
-    assert shaped(line) is None
+    assert display_of(line) is None
 
 
 def test_depth_has_a_bound() -> None:
-    assert is_within({"a": nested(DEPTH - 3)}, DEPTH)
-    assert not is_within({"a": nested(DEPTH)}, DEPTH)
+    assert is_within({"a": nested(MAX_DEPTH - 3)}, MAX_DEPTH)
+    assert not is_within({"a": nested(MAX_DEPTH)}, MAX_DEPTH)
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])
@@ -77,14 +77,14 @@ def test_a_question_is_returned_unchanged() -> None:
     ],
 )
 def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
-    assert count_values(line, VALUES) == count
+    assert count_values(line, MAX_VALUES) == count
 
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])
 def test_what_would_take_much_more_memory_than_it_has_bytes_is_left_out(unit: bytes) -> None:
     lines = event_log.LineBuffer()
-    half = b'{"data":[' + unit * (VALUES // 4) + b"0]}\n"
-    assert list(lines.feed(b'{"data":[' + unit * VALUES + b"0]}\n")) == []
+    half = b'{"data":[' + unit * (MAX_VALUES // 4) + b"0]}\n"
+    assert list(lines.feed(b'{"data":[' + unit * MAX_VALUES + b"0]}\n")) == []
     # Of all lines together: what was shown is kept as long as the execution runs.
     assert len(list(lines.feed(half * 10))) == (1 if unit == b"{}," else 3)
     assert list(lines.feed(b'{"b":1}\n')) == [{"b": 1}]

@@ -97,7 +97,7 @@ def test_a_client_that_resumes_gets_exactly_the_rest(
 
 def test_a_client_that_has_more_than_was_recorded_gets_the_result() -> None:
     # Sent by a replica that was lost together with the instance.
-    after = event_log.of_entry(1, 1000)
+    after = event_log.entry_number(1, 1000)
     replayed = event_log.replay(record(live([], 1), 1))
     assert [event.name for event in replayed if (event.number or 0) > after] == ["result"]
 

@@ -126,14 +126,14 @@ def test_what_is_put_away_comes_back_equal(
     shelf = Shelf()
     bulk = Offload(shelf, inline_limit=limit, head=head)
 
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
 
     assert runner.run(bulk.fetch(row)) == execution
     assert runner.run(bulk.request_of(row)) == execution.request
     assert set(shelf.objects) == set(row.kept.values())
     # A second time changes nothing: the beginning of a part is not put away in its place.
     puts = shelf.puts
-    assert runner.run(bulk.put_away(row)) is row
+    assert runner.run(bulk.store(row)) is row
     assert shelf.puts == puts
 
 
@@ -144,7 +144,7 @@ def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
 ) -> None:
     bulk = Offload(Shelf(), inline_limit=limit, head=5)
 
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
 
     for part in OUTPUTS:
         content = getattr(row.outcome, part, None) or b""
@@ -174,8 +174,8 @@ def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
     at_bound = make.completed(make.make_execution(), **{part: b"x" * LIMIT})
     beyond = make.completed(make.make_execution(), **{part: b"x" * (LIMIT + 1)})
 
-    assert at_once(bulk.put_away(at_bound)) is at_bound
-    row = runner.run(bulk.put_away(beyond))
+    assert at_once(bulk.store(at_bound)) is at_bound
+    row = runner.run(bulk.store(beyond))
 
     assert set(row.kept) == {part}
     assert list(shelf.objects.values()) == [b"x" * (LIMIT + 1)]
@@ -201,8 +201,8 @@ def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
     at_bound = make.make_execution(request=request_of_size(LIMIT, **given))
     beyond = make.make_execution(request=request_of_size(LIMIT + 1, **given))
 
-    assert at_once(bulk.put_away(at_bound)) is at_bound
-    row = runner.run(bulk.put_away(beyond))
+    assert at_once(bulk.store(at_bound)) is at_bound
+    row = runner.run(bulk.store(beyond))
 
     assert set(row.kept) == {"request"}
     assert row.request.code == "x" * HEAD
@@ -217,7 +217,7 @@ def test_a_large_event_is_noticed_wherever_it_is_large(
 
     for event in events:
         execution = make.make_execution(request=Request(code="", event=event))
-        row = runner.run(bulk.put_away(execution))
+        row = runner.run(bulk.store(execution))
         assert set(row.kept) == {"request"}
         assert runner.run(bulk.fetch(row)) == execution
 
@@ -228,8 +228,8 @@ def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
     few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
     many = make.completed(make.make_execution(), log=((1, 10), (2, 7)) * LIMIT)
 
-    assert at_once(bulk.put_away(few)) is few
-    row = runner.run(bulk.put_away(many))
+    assert at_once(bulk.store(few)) is few
+    row = runner.run(bulk.store(many))
 
     assert set(row.kept) == {"log"}
     assert row.outcome is not None
@@ -246,7 +246,7 @@ def test_a_large_body_goes_with_the_request(bulk: Offload, runner: asyncio.Runne
     )
     execution = make.make_execution(request=request)
 
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
 
     assert row.request == replace(request, body=None)
     assert shortened(row) == []
@@ -259,7 +259,7 @@ def test_a_small_execution_is_not_touched_and_nothing_is_awaited(
     shelf.away = True
     execution = make.completed(make.make_execution(), stdout=b"42\n", stdout_size=3)
 
-    assert at_once(bulk.put_away(execution)) is execution
+    assert at_once(bulk.store(execution)) is execution
     assert at_once(bulk.fetch(execution)) is execution
     assert at_once(bulk.request_of(execution)) is execution.request
 
@@ -268,9 +268,9 @@ def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
     bulk: Offload, runner: asyncio.Runner
 ) -> None:
     execution = make.make_execution(request=Request(code="x" * 5000, env={"A": "1"}))
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
 
-    ended = runner.run(bulk.put_away(make.completed(row, stdout=LARGE)))
+    ended = runner.run(bulk.store(make.completed(row, stdout=LARGE)))
 
     assert set(ended.kept) == {"request", "stdout"}
     assert runner.run(bulk.fetch(ended)) == make.completed(execution, stdout=LARGE)
@@ -281,7 +281,7 @@ def test_the_same_save_repeated_writes_the_same_objects(
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE)
 
-    rows = [runner.run(bulk.put_away(execution)) for _ in range(3)]
+    rows = [runner.run(bulk.store(execution)) for _ in range(3)]
 
     assert rows[0] == rows[1] == rows[2]
     assert len(shelf.objects) == 2
@@ -293,8 +293,8 @@ def test_two_results_of_one_execution_do_not_touch_each_other(
     pending = make.make_execution()
     one, other = (make.completed(pending, stdout=LARGE + end) for end in (b"1", b"2"))
 
-    stored = runner.run(bulk.put_away(one))
-    runner.run(bulk.put_away(other))
+    stored = runner.run(bulk.store(one))
+    runner.run(bulk.store(other))
 
     assert runner.run(bulk.fetch(stored)) == one
 
@@ -304,7 +304,7 @@ def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
     bulk: Offload, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE, return_json=LARGE)
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
     for part in ("stdout", "return_json"):
         if damage is None:
             del shelf.objects[row.kept[part]]
@@ -323,7 +323,7 @@ def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
 def test_half_a_request_is_never_given_to_be_run(
     bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
-    row = runner.run(bulk.put_away(make.make_execution(request=Request(code="x" * 5000))))
+    row = runner.run(bulk.store(make.make_execution(request=Request(code="x" * 5000))))
     shelf.objects.clear()
 
     with pytest.raises(PermanentError, match=row.id) as caught:
@@ -337,10 +337,10 @@ def test_an_unavailable_store_is_reported(
     bulk: Offload, shelf: Shelf, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE)
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
     shelf.away = True
 
-    for call in (bulk.put_away(execution), bulk.fetch(row)):
+    for call in (bulk.store(execution), bulk.fetch(row)):
         with pytest.raises(TemporaryError) as caught:
             runner.run(call)
         assert caught.value.code == "blobs_unavailable"
@@ -350,7 +350,7 @@ def test_only_what_is_cut_counts_as_shortened(bulk: Offload, runner: asyncio.Run
     request = Request(code="pass", stdin="x" * 5000)
     execution = make.completed(make.make_execution(request=request), stdout=LARGE)
 
-    row = runner.run(bulk.put_away(execution))
+    row = runner.run(bulk.store(execution))
 
     assert set(row.kept) == {"request", "stdout"}
     assert shortened(row) == ["stdout"]
@@ -361,21 +361,7 @@ def test_only_what_is_cut_counts_as_shortened(bulk: Offload, runner: asyncio.Run
 def test_of_a_long_command_the_first_words_are_left(bulk: Offload, runner: asyncio.Runner) -> None:
     command = ("sh", "-c", "y" * 5000, "never seen")
 
-    row = runner.run(bulk.put_away(make.make_execution(request=Request(command=command))))
+    row = runner.run(bulk.store(make.make_execution(request=Request(command=command))))
 
     assert row.request.command == ("sh", "-c", "y" * (HEAD - 6))
     assert shortened(row) == ["request"]
-
-
-def test_what_is_forgotten_is_gone_and_the_rest_is_not(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
-) -> None:
-    first, second = (make.completed(make.make_execution(), stdout=LARGE) for _ in range(2))
-    kept = runner.run(bulk.put_away(second))
-    runner.run(bulk.put_away(first))
-
-    # As it was read before the save that wrote the blob.
-    runner.run(bulk.forget(replace(first, outcome=None)))
-    runner.run(bulk.forget(first))
-
-    assert list(shelf.objects) == [kept.kept["stdout"]]

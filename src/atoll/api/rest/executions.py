@@ -208,7 +208,7 @@ async def inject(request: Request, execution_id: str, body: Inject) -> JsonRespo
     if body.message is not None:
         await found.inject(execution_id, body.message)
     else:
-        await found.type(execution_id, body.data, eof=body.eof)
+        await found.write_stdin(execution_id, body.data, eof=body.eof)
     execution = await found.get(execution_id)
     return JsonResponse(status_out(execution))
 

@@ -57,7 +57,6 @@ STDIN_FULL_PAUSE = 0.05
 """Seconds between two tries to write to a full stdin."""
 SILENCE_LIMIT = 5.0
 """Seconds of silence after which an execution that is recorded as ended is not followed."""
-_ATTEMPT_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class Console:
         self._items: asyncio.Queue[Output | State | Execution | AtollError] = asyncio.Queue(
             MAX_QUEUED
         )
-        self._attempt, self._sequence = after >> _ATTEMPT_BITS, after & ((1 << _ATTEMPT_BITS) - 1)
+        self._attempt, self._sequence = event_log.split_number(after)
         self._instance: str | None = None
         self._begun = False
         """Whether the execution that is followed has started."""
@@ -292,7 +291,7 @@ class Console:
                 await asyncio.sleep(RECONNECT_PAUSE)
 
     def _position(self, sequence: int) -> int:
-        return self._attempt << _ATTEMPT_BITS | sequence
+        return event_log.event_number(self._attempt, sequence)
 
     async def _report(self, status: ExecutionStatus | None = None) -> None:
         self._status = status or self._status
@@ -421,6 +420,6 @@ def rest(execution: Execution, after: int) -> Iterator[tuple[int, int, bytes]]:
     channels = {name: channel for channel, name in event_log.OUTPUTS.items()}
     for event in event_log.replay(execution):
         if event.name in channels and isinstance(event.content, bytes):
-            sequence = (event.number or 0) - event_log.of_entry(execution.retry_count, 0)
+            sequence = (event.number or 0) - event_log.entry_number(execution.retry_count, 0)
             if sequence > after:
                 yield sequence, channels[event.name], event.content

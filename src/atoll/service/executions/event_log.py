@@ -20,7 +20,7 @@ from atoll.link.values import is_within, strict_json
 from atoll.model.json_size import count_values
 from atoll.model.stream_event import StreamEvent
 from atoll.protocol import frames
-from atoll.service.executions.mime import DEPTH, VALUES, shaped
+from atoll.service.executions.displays import MAX_DEPTH, MAX_VALUES, display_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from atoll.settings import ExecutionSettings
 
 ATTEMPT_BITS = 32
+"""Bits of an event's number that count the events of one attempt."""
+MAX_RING_EVENTS = 8192
+"""Events of a terminal that are kept, however small they are."""
+MAX_ARTIFACTS = 1000
+"""Artifacts that are listed for one execution; the rest is counted."""
+MAX_RESULTS_SIZE = 8 * 1024 * 1024
+"""Bytes kept of the results that a context displays in one execution; the rest is dropped."""
 GAP = 0
 """A channel in the log of a record: a number of entries that are not kept."""
 OUTPUTS = {frames.STDOUT: "stdout", frames.STDERR: "stderr"}
@@ -36,20 +43,27 @@ LINES = {frames.APPROVAL: "approval", frames.DISPLAY: "display"}
 """Channels of JSON lines, and the names of their events."""
 
 
-def number(retry_count: int, place: int) -> int:
-    return (retry_count << ATTEMPT_BITS) + place
+def event_number(retry_count: int, position: int) -> int:
+    """The number of an event of an attempt; position 0 is its start."""
+    return (retry_count << ATTEMPT_BITS) + position
 
 
-def of_entry(retry_count: int, sequence: int) -> int:
-    return number(retry_count, sequence + 1)
+def split_number(number: int) -> tuple[int, int]:
+    """The retry count and the position that make up an event's number."""
+    return number >> ATTEMPT_BITS, number & ((1 << ATTEMPT_BITS) - 1)
 
 
-def of_result(retry_count: int) -> int:
+def entry_number(retry_count: int, sequence: int) -> int:
+    """The number of the event for an entry of the executor's log."""
+    return event_number(retry_count, sequence + 1)
+
+
+def result_number(retry_count: int) -> int:
     """
     After everything that the attempt can have sent: a replica that was lost together with the
     instance may have passed on output that no record has.
     """
-    return number(retry_count + 1, 0) - 1
+    return event_number(retry_count + 1, 0) - 1
 
 
 class LineBuffer:
@@ -60,14 +74,14 @@ class LineBuffer:
 
     def __init__(self) -> None:
         self._pending = bytearray()
-        self._room = VALUES
+        self._room = MAX_VALUES
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         self._pending += data
         while (end := self._pending.find(b"\n")) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            count = count_values(line, VALUES)
+            count = count_values(line, MAX_VALUES)
             if count > self._room:
                 continue
             self._room -= count
@@ -82,8 +96,8 @@ class LineBuffer:
 def event_of(channel: int, line: dict[str, Any]) -> dict[str, Any] | None:
     """The content of a line's event; null if the line does not belong on its channel."""
     if channel == frames.DISPLAY:
-        return shaped(line)
-    return approval(line) if is_within(line, DEPTH) else None
+        return display_of(line)
+    return approval(line) if is_within(line, MAX_DEPTH) else None
 
 
 def lines_of(outcome: Outcome) -> list[dict[str, Any]]:
@@ -99,10 +113,12 @@ def replay(execution: Execution) -> Iterator[StreamEvent]:
     if attempt:
         lost = execution.attempts[attempt - 1] if len(execution.attempts) >= attempt else None
         cause = None if lost is None else lost.cause
-        yield StreamEvent(number(attempt, 0), "retry", {"attempt": attempt + 1, "cause": cause})
-    yield StreamEvent(number(attempt, 1), "started", {"attempt": attempt + 1})
+        yield StreamEvent(
+            event_number(attempt, 0), "retry", {"attempt": attempt + 1, "cause": cause}
+        )
+    yield StreamEvent(event_number(attempt, 1), "started", {"attempt": attempt + 1})
     yield from _entries(outcome, attempt)
-    yield StreamEvent(of_result(attempt), "result", execution)
+    yield StreamEvent(result_number(attempt), "result", execution)
 
 
 def _entries(outcome: Outcome, attempt: int) -> Iterator[StreamEvent]:
@@ -115,7 +131,7 @@ def _entries(outcome: Outcome, attempt: int) -> Iterator[StreamEvent]:
     sequence = 0
     for channel, size in log:
         sequence += size if channel == GAP else 1
-        here = of_entry(attempt, sequence)
+        here = entry_number(attempt, sequence)
         if channel in OUTPUTS:
             name = OUTPUTS[channel]
             piece = output[name][read[name] : read[name] + size]
@@ -127,14 +143,6 @@ def _entries(outcome: Outcome, attempt: int) -> Iterator[StreamEvent]:
                 if (content := event_of(channel, line)) is not None:
                     yield StreamEvent(here, LINES[channel], content)
             read_lines += size
-
-
-MAX_RING_EVENTS = 8192
-"""Events of a terminal that are kept, however small they are."""
-MAX_ARTIFACTS = 1000
-"""Artifacts that are listed for one execution; the rest is counted."""
-MAX_RESULTS_SIZE = 8 * 1024 * 1024
-"""Bytes kept of the results that a context displays in one execution; the rest is dropped."""
 
 
 class EventLog:
@@ -189,7 +197,7 @@ class EventLog:
         if self._started:
             return False
         self._started = True
-        self._add(number(self._attempt, 1), "started", {"attempt": self._attempt + 1})
+        self._add(event_number(self._attempt, 1), "started", {"attempt": self._attempt + 1})
         return True
 
     def append(self, sequence: int, channel: int, data: bytes) -> list[dict[str, Any]]:
@@ -198,7 +206,7 @@ class EventLog:
             self._entries.append((GAP, sequence - self.sequence - 1))
         self.sequence = sequence
         self._entries.append((channel, len(data)))
-        here = of_entry(self._attempt, sequence)
+        here = entry_number(self._attempt, sequence)
         questions: list[dict[str, Any]] = []
         if channel == frames.VALUE:
             self._value += data
@@ -220,7 +228,7 @@ class EventLog:
         """Begin another attempt; output of the lost one is not part of the result."""
         self._attempt = attempt
         self._begin_attempt()
-        self._add(number(attempt, 0), "retry", {"attempt": attempt + 1, **details})
+        self._add(event_number(attempt, 0), "retry", {"attempt": attempt + 1, **details})
 
     def complete(self, ended: Execution) -> None:
         """Add events that the record of the ended execution has and this log has not received."""
@@ -240,7 +248,7 @@ class EventLog:
             self._dropped += 1
             if isinstance(event.content, bytes):
                 self._size -= len(event.content)
-                if (event.number or 0) >= number(self._attempt, 0):
+                if (event.number or 0) >= event_number(self._attempt, 0):
                     self._drop_entry()
 
     def _drop_entry(self) -> None:
@@ -270,7 +278,7 @@ class EventLog:
 
     def output(self, name: str) -> bytes:
         """stdout or stderr of this attempt."""
-        first = number(self._attempt, 0)
+        first = event_number(self._attempt, 0)
         return b"".join(
             event.content
             for event in self._events

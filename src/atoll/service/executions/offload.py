@@ -63,10 +63,11 @@ class Offload:
         self._limit = inline_limit
         self._head = head
 
-    async def put_away(self, execution: Execution) -> Execution:
+    async def store(self, execution: Execution) -> Execution:
         """
-        The execution as it is stored. Parts that `kept` names already are skipped. If all others
-        are small, this is the execution itself, and nothing is awaited.
+        Store the large parts; returns the execution as its record has it. Parts that `kept` names
+        already are skipped. If all others are small, this is the execution itself, and nothing is
+        awaited.
         """
         large = self._large_parts(execution)
         if not large:
@@ -111,10 +112,6 @@ class Offload:
                 code="request_lost",
             )
         return complete.request
-
-    async def forget(self, execution: Execution) -> None:
-        """Remove its blobs, also those of writes that were never recorded."""
-        await self._blobs.remove_all(_prefix(execution))
 
     def _large_parts(self, execution: Execution) -> list[str]:
         kept, outcome, limit = execution.kept, execution.outcome, self._limit

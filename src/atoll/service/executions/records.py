@@ -63,7 +63,7 @@ class ExecutionRecords:
         Store a new execution: the first of its two commits. `after` is the execution of the same
         invocation that it follows.
         """
-        row = await self._offload.put_away(execution)
+        row = await self._offload.store(execution)
         event = execution_event(execution, "submitted", execution.created_at)
         if after is None:
             await self._store.add(row, event=event)
@@ -145,7 +145,7 @@ class ExecutionRecords:
 
     async def save(self, execution: Execution, event: Event) -> Execution:
         """Write the execution, with its event. May conflict."""
-        row = await self._offload.put_away(execution)
+        row = await self._offload.store(execution)
         stored = await self._store.save(row, event=event)
         if row is execution:
             return stored

@@ -328,6 +328,6 @@ class Run:
                 continue
             await self._changed.wait()
         if self._execution.outcome is not None:
-            last = event_log.of_result(self._execution.retry_count)
+            last = event_log.result_number(self._execution.retry_count)
             if last > after:
                 yield StreamEvent(last, "result", self._execution)

@@ -189,7 +189,7 @@ class Executions:
         """Send a message that the code can read."""
         await self._send(execution_id, "message", text=message)
 
-    async def type(self, execution_id: str, data: str, *, eof: bool) -> None:
+    async def write_stdin(self, execution_id: str, data: str, *, eof: bool) -> None:
         """Append to its stdin, as base64."""
         await self._send(execution_id, "stdin", data=data, eof=eof)
 

@@ -33,8 +33,8 @@ from atoll.model.execution import (
     ExecutionStatus,
     Outcome,
 )
+from atoll.service.executions.displays import display_of
 from atoll.service.executions.event_log import lines_of
-from atoll.service.executions.mime import shaped
 from atoll.service.executions.offload import shortened
 
 Link = Callable[[str], str]
@@ -153,7 +153,7 @@ def _outcome_out(outcome: Outcome) -> dict[str, Any]:
 def _results(outcome: Outcome) -> list[dict[str, Any]]:
     if outcome.results_json is None:
         return []
-    return [shown for line in lines_of(outcome) if (shown := shaped(line)) is not None]
+    return [shown for line in lines_of(outcome) if (shown := display_of(line)) is not None]
 
 
 _NO_OUTCOME = {

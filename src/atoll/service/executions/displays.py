@@ -12,15 +12,16 @@ from typing import Any
 from atoll.link.values import is_within
 
 TYPES = ("display", "result")
-DEPTH = 64
+MAX_DEPTH = 64
 """Levels of nested JSON; deeper JSON could not be encoded again."""
-VALUES = 400_000
+MAX_VALUES = 400_000
 """Values of JSON, keys included, in all displays and questions of one execution."""
 
 
-def shaped(line: dict[str, Any]) -> dict[str, Any] | None:
+def display_of(line: dict[str, Any]) -> dict[str, Any] | None:
+    """The MIME bundle on a line of user code; None if it is not one."""
     kind, data, metadata = line.get("type"), line.get("data"), line.get("metadata")
-    if kind not in TYPES or not isinstance(data, dict) or not is_within(line, DEPTH):
+    if kind not in TYPES or not isinstance(data, dict) or not is_within(line, MAX_DEPTH):
         return None
     return {
         "type": kind,
