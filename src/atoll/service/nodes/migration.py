@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict
+from atoll.errors import VersionConflict
 from atoll.model.plan import WAITS_FOR_NODE
 from atoll.model.session import Warning
 from atoll.service.nodes.service import node_topic
@@ -44,7 +44,7 @@ class Migrations:
         left = session.runtime_node
         try:
             await self._records.move(session, node)
-        except Conflict:
+        except VersionConflict:
             return None
         self.count(cause)
         log.info("session.moved", session_id=session.id, node=node.id, left=left, cause=cause.value)
@@ -73,5 +73,5 @@ class Migrations:
     async def _warn(self, session: Session, warnings: tuple[Warning, ...]) -> None:
         try:
             await self._records.save_silently(dataclasses.replace(session, warnings=warnings))
-        except Conflict:
+        except VersionConflict:
             log.info("session.not_warned", session_id=session.id)  # The next sweep repeats it.

@@ -23,6 +23,7 @@ from atoll.errors import (
     InstanceNotObserved,
     NodeUnreachable,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.session import Cause, Durability, Session, SessionStatus, Warning, WorkspaceMode
@@ -349,7 +350,7 @@ class Autosave(SessionObserver):
             try:
                 await self._records.save_silently(replace_save_warning(session, *warnings))
                 break
-            except Conflict:
+            except VersionConflict:
                 continue
         (self._warned.discard if reason is None else self._warned.add)(session_id)
 

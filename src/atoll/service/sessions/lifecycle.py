@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import VersionConflict
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.session_changes import STOPPED_STATES, wanting
@@ -54,7 +54,7 @@ class Lifecycle:
     ) -> Session:
         """
         Record the wanted state. With `of`, only if the session has not changed since that was read;
-        else `Conflict`. A stop of a session that is stopped or archived changes nothing.
+        else `VersionConflict`. A stop of a session that is stopped or archived changes nothing.
         """
         while True:
             session = of or await self._records.usable(session_id)
@@ -70,7 +70,7 @@ class Lifecycle:
                 return await self._records.save(
                     wanting(session, wanted, cause, self._clock.now()), event="wanted"
                 )
-            except Conflict:
+            except VersionConflict:
                 if of is not None:
                     raise
 

@@ -20,10 +20,10 @@ import structlog
 from atoll.errors import (
     AtollError,
     CheckpointDamaged,
-    Conflict,
     CoordinationUnavailable,
     DatabaseUnavailable,
     DependencyFailed,
+    InstanceTaken,
     LeaseLost,
     NodeFull,
     NodeUnreachable,
@@ -31,6 +31,7 @@ from atoll.errors import (
     SessionNotReady,
     SessionNotRunning,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ProtocolViolation
 from atoll.model.install import InstallStatus
@@ -179,7 +180,7 @@ class SessionStarter:
                 raise
             try:
                 connection = await self._assignment.assign(session, ready)
-            except Conflict:
+            except (VersionConflict, InstanceTaken):
                 # The session ended or changed meanwhile, or a replica that considered this one lost
                 # has also made an instance.
                 return await self.ensure_running(session.id)
@@ -209,7 +210,7 @@ class SessionStarter:
             session = await self._with_new_lifetime(await self._without_instance(session))
             session = await self._with_packages(session)
             return await self._assignment.assign(session, await self._instances.make(session))
-        except Conflict:
+        except (VersionConflict, InstanceTaken):
             # Ended meanwhile, or the replica that was making an instance has finished.
             connection = await self._connections.find(await self._records.unended(session.id))
             if connection is None:
@@ -228,7 +229,7 @@ class SessionStarter:
             now = self._clock.now()
             try:
                 return await self._records.save_silently(wanted_by_request(session, now))
-            except Conflict:
+            except VersionConflict:
                 continue
 
     async def _without_instance(self, session: Session) -> Session:

@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import (
+    AlreadyExists,
     AtollError,
-    Conflict,
     CoordinationUnavailable,
     DatabaseUnavailable,
+    InstanceTaken,
     LeaseLost,
     NodeUnreachable,
     PermanentError,
+    SessionEnded,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ExecutorError
 from atoll.model import plan
@@ -65,6 +68,9 @@ ERROR_RETRY = 60.0
 """Seconds between two tries of a session in `error`."""
 EXTERNAL_ERRORS = (DatabaseUnavailable, CoordinationUnavailable, LeaseLost, NodeUnreachable)
 """Errors that are not the session's: the step is repeated, and not counted as a failure."""
+
+LOST_RACES = (VersionConflict, AlreadyExists, InstanceTaken, SessionEnded)
+"""Errors of a step while another request or replica changed the session: no failures either."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +144,8 @@ class Transitions(SessionObserver):
     async def _take(self, step: Step, session: Session) -> None:
         try:
             await self._handlers[step](session)
-        except Conflict as error:
-            # The record was changed meanwhile: the next step follows from the new one.
+        except LOST_RACES as error:
+            # The next step follows from the new record.
             log.info("session.changed", session_id=session.id, step=step, error=error.message)
         except NoArchiveSlot:
             await self._postpone(session, SLOT_PAUSE)
@@ -157,7 +163,7 @@ class Transitions(SessionObserver):
 
     async def _postpone(self, session: Session, pause: timedelta) -> None:
         retry_at = self._clock.now() + pause
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(VersionConflict):
             await self._records.save_silently(dataclasses.replace(session, retry_at=retry_at))
         self._observers.settling_delayed(session.id, pause.total_seconds())
 
@@ -170,7 +176,7 @@ class Transitions(SessionObserver):
         permanent = isinstance(error, PermanentError)
         cause = Cause(error.cause) if isinstance(error, PermanentError) else Cause.DRIVER
         if session.status is SessionStatus.CREATING:
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(VersionConflict):
                 await self._records.end(session, SessionStatus.FAILED, cause, error.message)
             return
         now, failures = self._clock.now(), session.failures + 1
@@ -198,7 +204,7 @@ class Transitions(SessionObserver):
             code=error.code,
             error=error.message,
         )
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(VersionConflict):
             await (self._records.save if gives_up else self._records.save_silently)(changed)
         assert changed.retry_at is not None
         self._observers.settling_delayed(session.id, (changed.retry_at - now).total_seconds())
@@ -214,6 +220,7 @@ class Transitions(SessionObserver):
             # There is no memory left that a pause would keep.
             await self._starter.ensure_running(session.id)
             return
+        pausing = require_pausing(self._driver)
         if session.status is not SessionStatus.PAUSING:
             session = await self._become(session, SessionStatus.PAUSING)
         link = await self._driver.connect(instance.handle)
@@ -229,7 +236,7 @@ class Transitions(SessionObserver):
         finally:
             link.close()
         self._connections.disconnect(session.id)
-        await require_pausing(self._driver).pause(instance.handle)
+        await pausing.pause(instance.handle)
         await self._become(session, SessionStatus.PAUSED)
 
     async def _keep_running(self, session: Session) -> None:
