@@ -36,7 +36,7 @@ def with_status(session: Session, status: SessionStatus, now: datetime) -> Sessi
         SessionStatus.ARCHIVING,
         SessionStatus.ARCHIVED,
     )
-    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.REST
+    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.NONE
     return dataclasses.replace(
         session,
         status=status,

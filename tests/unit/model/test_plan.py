@@ -66,7 +66,7 @@ def test_every_way_on_which_nothing_goes_wrong_ends_at_rest(
     while ways:
         way = ways.pop()
         step = TABLE[wanted, way[-1]]
-        if step is Step.REST:
+        if step is Step.NONE:
             continue
         assert len(way) <= LONGEST_WAY, way
         # What is really there is found once; from then on each step does what it is for.
@@ -82,7 +82,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
 ) -> None:
     for _ in range(8):
         step = TABLE[wanted, observed]
-        if step is Step.REST:
+        if step is Step.NONE:
             break
         stays = (observed,) if step is Step.CLEAR else (observed, Observed.ERROR)
         observed = data.draw(st.sampled_from((*LEADS_TO[step], *stays)))
@@ -90,7 +90,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     reached = [observed]
     while reached:
         step = TABLE[wanted, reached.pop()]
-        if step is Step.REST:
+        if step is Step.NONE:
             return
         new = set(LEADS_TO[step]) - seen
         seen |= new
@@ -111,7 +111,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     ids=["running", "paused", "stopped", "archived", "destroyed"],
 )
 def test_only_what_is_wanted_rests(wanted: Wanted, at_rest: set[Observed]) -> None:
-    found = {observed for observed in Observed if TABLE[wanted, observed] is Step.REST}
+    found = {observed for observed in Observed if TABLE[wanted, observed] is Step.NONE}
 
     assert found == at_rest | {Observed.DESTROYED}
 
@@ -130,7 +130,7 @@ def test_every_status_is_observed(status: SessionStatus) -> None:
         ({}, Step.CLEAR),
         ({"instance_id": None}, Step.CLEAR),
         ({"workspace": None}, Step.CLEAR),
-        ({"instance_id": None, "workspace": None}, Step.REST),
+        ({"instance_id": None, "workspace": None}, Step.NONE),
     ],
     ids=["both", "workspace", "instance", "nothing"],
 )
@@ -289,7 +289,7 @@ def test_what_is_there_has_something_to_do_or_a_timer_or_is_kept_for_ever(
     archive: int | None,
     delete: int | None,
 ) -> None:
-    rests = status.at_rest
+    rests = status.stopped_or_archived
     given = session(
         status=status,
         wanted=wanted,
@@ -301,7 +301,7 @@ def test_what_is_there_has_something_to_do_or_a_timer_or_is_kept_for_ever(
     timer = plan.timer(given)
     if timer is not None:
         # Not a timer for what it is already: it would run out again and again.
-        assert plan.TABLE[timer.wanted, plan.observed(given)] is not Step.REST
+        assert plan.TABLE[timer.wanted, plan.observed(given)] is not Step.NONE
         assert plan.unsettled_at(given) is None
         assert plan.timer_at(given) == timer.at
     elif plan.unsettled_at(given) is None:
@@ -375,4 +375,4 @@ def test_what_moved_settles_or_rests_there(status: SessionStatus, wanted: Wanted
     moved = plan.moved(session(status=status, wanted=wanted), THERE, NOW)
     if not status.ended and wanted is not Wanted.DESTROYED:
         # Nothing of the way that needs an instance which is not there.
-        assert plan.next_step(moved) in (Step.START, Step.REST, Step.ARCHIVE, Step.STOP)
+        assert plan.next_step(moved) in (Step.START, Step.NONE, Step.ARCHIVE, Step.STOP)

@@ -134,7 +134,7 @@ class Transitions(SessionObserver):
                 if not self._records.is_here(session):
                     return session
                 step = plan.next_step(session)
-                if step is Step.REST:
+                if step is Step.NONE:
                     return session
                 await self._take(step, session)
         raise PermanentError(
@@ -169,7 +169,7 @@ class Transitions(SessionObserver):
 
     async def _record_failure(self, session_id: str, step: Step, error: AtollError) -> None:
         session = await self._records.get(session_id)
-        if plan.next_step(session) is Step.REST or (
+        if plan.next_step(session) is Step.NONE or (
             session.status.ended and step is not Step.CLEAR
         ):
             return
