@@ -11,12 +11,8 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
-
-if TYPE_CHECKING:
-    from atoll.model.node import Node
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
 
 
 class Observed(StrEnum):
@@ -128,7 +124,7 @@ def next_statuses(wanted: Wanted, observed: Observed) -> tuple[Observed, ...]:
     step = TABLE[wanted, observed]
     if (end := _ENDS.get((step, observed))) is not None:
         return (end,)
-    if step is Step.HEAL and wanted in (Wanted.STOPPED, Wanted.ARCHIVED):
+    if step is Step.HEAL and wanted.stops:
         return tuple(state for state in _NEXT[step] if state is not Observed.STARTING)
     return _NEXT[step]
 
@@ -200,50 +196,6 @@ def timer_at(session: Session) -> datetime | None:
         return None
     if session.rested_at is None:
         return session.expires_at
-    if session.delete_after is None or session.wanted not in (Wanted.STOPPED, Wanted.ARCHIVED):
+    if session.delete_after is None or not session.wanted.stops:
         return None
     return _later(session.rested_at, session.delete_after)
-
-
-MEMORY_LOST = Warning(
-    "memory_lost",
-    "Its node was lost or drained. It continues on another node with the files of its last "
-    "checkpoint; processes, contexts and memory are lost.",
-)
-
-
-WAITS_FOR_NODE = "waits_for_node"
-"""Code of the warning of a session that cannot be moved."""
-
-
-def moved(session: Session, node: Node, now: datetime) -> Session:
-    """The session on another node, where it starts with the files of its last checkpoint."""
-    if session.status.ended:
-        return session
-    if session.status.stopped_or_archived or session.status is SessionStatus.STOPPING:
-        archived = session.status is SessionStatus.ARCHIVED
-        status = SessionStatus.ARCHIVED if archived else SessionStatus.STOPPED
-        warnings = session.warnings
-    elif session.status is SessionStatus.ARCHIVING:
-        status, warnings = SessionStatus.STOPPED, session.warnings
-    else:
-        fresh = session.status is SessionStatus.CREATING
-        status = SessionStatus.CREATING if fresh else SessionStatus.RESTORING
-        others = tuple(item for item in session.warnings if item.code != MEMORY_LOST.code)
-        warnings = others if fresh else (*others, MEMORY_LOST)
-    warnings = tuple(item for item in warnings if item.code != WAITS_FOR_NODE)
-    return dataclasses.replace(
-        session,
-        status=status,
-        # Its memory is lost, so there is nothing to keep paused.
-        wanted=Wanted.RUNNING if session.wanted is Wanted.PAUSED else session.wanted,
-        runtime_node=node.id,
-        runtime_type=node.type,
-        instance_id=None,
-        workspace=None,
-        rested_at=(session.rested_at or now) if status.stopped_or_archived else None,
-        failures=0,
-        retry_at=None,
-        warnings=warnings,
-        updated_at=now,
-    )

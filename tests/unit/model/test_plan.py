@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model import plan
-from atoll.model.node import Node
 from atoll.model.plan import TABLE, Observed, Step
 from atoll.model.resources import Resources
-from atoll.model.session import ENDED, Cause, Session, SessionStatus, Wanted, Warning
+from atoll.model.session import ENDED, Cause, Session, SessionStatus, Wanted
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
-THERE = Node("there", "docker", "http://there")
 LONGEST_WAY = 6
 """Steps."""
 
@@ -306,73 +304,3 @@ def test_what_is_there_has_something_to_do_or_a_timer_or_is_kept_for_ever(
         assert plan.timer_at(given) == timer.at
     elif plan.unsettled_at(given) is None:
         assert status.ended or (rests and delete is None)
-
-
-# Another node
-
-MEMORY = plan.MEMORY_LOST
-OTHER = Warning("other", "Something else.")
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "wanted", "warnings"),
-    [
-        ({}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        ({"status": SessionStatus.CREATING}, SessionStatus.CREATING, Wanted.RUNNING, ()),
-        ({"status": SessionStatus.STARTING}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        ({"status": SessionStatus.ERROR}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        (
-            {"status": SessionStatus.PAUSED, "wanted": Wanted.PAUSED},
-            SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,),
-        ),
-        (
-            {"status": SessionStatus.STOPPING, "wanted": Wanted.STOPPED},
-            SessionStatus.STOPPED, Wanted.STOPPED, (),
-        ),
-        (STOPPED, SessionStatus.STOPPED, Wanted.STOPPED, ()),
-        (STOPPED | {"wanted": Wanted.RUNNING}, SessionStatus.STOPPED, Wanted.RUNNING, ()),
-        (
-            STOPPED | {"status": SessionStatus.ARCHIVING, "wanted": Wanted.ARCHIVED},
-            SessionStatus.STOPPED, Wanted.ARCHIVED, (),
-        ),
-        (ARCHIVED, SessionStatus.ARCHIVED, Wanted.ARCHIVED, ()),
-        (
-            {"warnings": (MEMORY, OTHER)},
-            SessionStatus.RESTORING, Wanted.RUNNING, (OTHER, MEMORY),
-        ),
-        (STOPPED | {"warnings": (OTHER,)}, SessionStatus.STOPPED, Wanted.STOPPED, (OTHER,)),
-    ],
-    ids=[
-        "runs", "is created", "starts", "in error", "paused", "is stopped", "stopped",
-        "about to start", "is archived", "archived", "moved before", "other warnings at rest",
-    ],
-)  # fmt: skip
-def test_on_another_node_it_is(
-    fields: dict[str, Any],
-    status: SessionStatus,
-    wanted: Wanted,
-    warnings: tuple[Warning, ...],
-) -> None:
-    moved = plan.moved(session(failures=3, retry_at=after(60), **fields), THERE, after(100))
-
-    assert (moved.status, moved.wanted, moved.warnings) == (status, wanted, warnings)
-    assert (moved.runtime_node, moved.runtime_type) == ("there", "docker")
-    assert (moved.instance_id, moved.workspace) == (None, None)
-    assert (moved.failures, moved.retry_at, moved.updated_at) == (0, None, after(100))
-    rests = status in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
-    assert moved.rested_at == ((fields.get("rested_at") or after(100)) if rests else None)
-
-
-@pytest.mark.parametrize("status", sorted(ENDED))
-def test_what_has_ended_stays_where_it_is(status: SessionStatus) -> None:
-    ended = session(status=status, wanted=Wanted.DESTROYED)
-
-    assert plan.moved(ended, THERE, after(100)) is ended
-
-
-@given(st.sampled_from(SessionStatus), st.sampled_from(Wanted))
-def test_what_moved_settles_or_rests_there(status: SessionStatus, wanted: Wanted) -> None:
-    moved = plan.moved(session(status=status, wanted=wanted), THERE, NOW)
-    if not status.ended and wanted is not Wanted.DESTROYED:
-        # Nothing of the way that needs an instance which is not there.
-        assert plan.next_step(moved) in (Step.START, Step.NONE, Step.ARCHIVE, Step.STOP)

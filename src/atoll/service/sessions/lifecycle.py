@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from atoll.errors import VersionConflict
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.model.session_changes import STOPPED_STATES, wanting
+from atoll.model.session_changes import wanting
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Lifecycle:
             session = of or await self._records.usable(session_id)
             if session.status is SessionStatus.CREATING and wanted is not Wanted.RUNNING:
                 raise not_running(session, "Wait until it runs.")
-            stopped = session.wanted in STOPPED_STATES
-            if session.wanted is wanted or (wanted is Wanted.STOPPED and stopped):
+            if session.wanted is wanted or (wanted is Wanted.STOPPED and session.wanted.stops):
                 if session.retry_at is None:
                     return session
                 # A repeated request does not wait for the next retry.

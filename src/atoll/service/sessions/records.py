@@ -19,9 +19,8 @@ from atoll.errors import (
     TemporaryError,
     VersionConflict,
 )
-from atoll.model import plan
 from atoll.model.event import session_event
-from atoll.model.session_changes import ended
+from atoll.model.session_changes import ended, moved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -155,7 +154,7 @@ class SessionRecords:
 
     async def move(self, session: Session, node: Node) -> Session:
         """Record that the session is on another node from now on. May raise `VersionConflict`."""
-        return await self.save(plan.moved(session, node, self._replica.clock.now()), event="moved")
+        return await self.save(moved(session, node, self._replica.clock.now()), event="moved")
 
     async def wake(self, node_id: str) -> None:
         """Notify the replicas of a node that some of its sessions have to change."""

@@ -37,10 +37,9 @@ from atoll.link.errors import ProtocolViolation
 from atoll.model.install import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
 from atoll.model.session_changes import (
-    KEEPS_INSTANCE,
     as_running,
-    starting,
-    wanted_by_request,
+    starting_again,
+    wanting,
     without_instance,
 )
 from atoll.service.sessions.provisioning import is_installing
@@ -193,7 +192,7 @@ class SessionStarter:
             session = await self._stopper.stop(session)
             self._connections.disconnect(session.id)
         connection = None
-        if session.status in KEEPS_INSTANCE:
+        if session.status.keeps_instance:
             connection = await self._connections.find(session, resume=True)
         if connection is not None:
             if session.status is not SessionStatus.RUNNING:
@@ -226,9 +225,9 @@ class SessionStarter:
             if not _starts(session, submitted_at):
                 raise not_running(session)
             self._records.check_here(session)
-            now = self._clock.now()
+            running = wanting(session, Wanted.RUNNING, session.cause, self._clock.now())
             try:
-                return await self._records.save_silently(wanted_by_request(session, now))
+                return await self._records.save_silently(running)
             except VersionConflict:
                 continue
 
@@ -245,7 +244,7 @@ class SessionStarter:
         """Record that a stopped or archived session is starting."""
         if session.rested_at is None:
             return session
-        return await self._records.save(starting(session, self._clock.now()))
+        return await self._records.save(starting_again(session, self._clock.now()))
 
     async def _with_packages(self, session: Session) -> Session:
         """

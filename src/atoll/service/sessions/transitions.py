@@ -38,7 +38,7 @@ from atoll.model import plan
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.model.session_changes import cleared, kept_running, with_status
+from atoll.model.session_changes import cleared, pause_cancelled, with_status
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.optional_parts import require_pausing
@@ -231,17 +231,14 @@ class Transitions(SessionObserver):
                 # The workspace of a paused session can be copied.
                 await link.call("sync")
             if any(not run["ended"] for run in link.hello["runs"]):
-                await self._keep_running(session)
+                # An execution started before the pause was complete.
+                await self._records.save(pause_cancelled(session, self._clock.now()))
                 return
         finally:
             link.close()
         self._connections.disconnect(session.id)
         await pausing.pause(instance.handle)
         await self._become(session, SessionStatus.PAUSED)
-
-    async def _keep_running(self, session: Session) -> None:
-        """An execution started before the pause was complete: cancel the pause."""
-        await self._records.save(kept_running(session, self._clock.now()))
 
     async def _stop(self, session: Session) -> None:
         await self._stopper.stop(session)
@@ -265,7 +262,7 @@ class Transitions(SessionObserver):
         }.get(state)
         if status is None:
             status = SessionStatus.STARTING
-            if session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED) or session.rested_at is not None:
+            if session.wanted.stops or session.rested_at is not None:
                 # A stop removes what is left of its instance.
                 left = session.instance_id is not None
                 status = SessionStatus.STOPPING if left else SessionStatus.STOPPED
