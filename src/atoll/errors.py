@@ -50,6 +50,18 @@ class Conflict(RequestError):
     code = "conflict"
 
 
+class VersionConflict(Conflict):
+    """The record was changed or removed since it was read; raised by stores alone."""
+
+
+class AlreadyExists(Conflict):
+    """Another record has this id; raised by stores alone."""
+
+
+class InstanceTaken(Conflict):
+    """The instance is gone, or belongs to another session; raised by stores alone."""
+
+
 class Unauthenticated(RequestError):
     code = "unauthenticated"
 

@@ -267,7 +267,7 @@ class Life:
             unsettled = [
                 (item.id, item.wanted, item.status, item.retry_at, item.message)
                 for item in await self._sessions()
-                if plan.next_step(item) is not Step.REST
+                if plan.next_step(item) is not Step.NONE
             ]
             busy = sum(replica.parts.runner.count for replica in self.world.replicas)
             if not unsettled and not busy and not self.world.leases:
@@ -333,7 +333,7 @@ class Life:
 
 
 def _check_consistent(session: Session) -> None:
-    if session.status.at_rest:
+    if session.status.stopped_or_archived:
         assert (session.rested_at is not None, session.instance_id) == (True, None), session
     if session.status in (SessionStatus.RUNNING, SessionStatus.PAUSED):
         assert session.rested_at is None, session

@@ -10,11 +10,11 @@ import pytest
 
 from atoll.errors import Conflict, PermanentError, SpoolFull, TemporaryError
 from atoll.link.errors import RequestRefused
-from atoll.model import plan
 from atoll.model.execution import ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
 from atoll.model.node import Node
 from atoll.model.session import Cause, SessionStatus, Wanted
+from atoll.model.session_changes import moved
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.service.sessions.clone import MAX_COPIES
 from atoll.service.sessions.create import NewSession
@@ -238,7 +238,7 @@ async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with
     parts.connections.disconnect(cloned.id)
     await parts.connections._instances.remove(str(cloned.instance_id))
     await parts.store.sessions.save(
-        plan.moved(cloned, Node(cloned.runtime_node, "local", ""), world.clock.now())
+        moved(cloned, Node(cloned.runtime_node, "local", ""), world.clock.now())
     )
     assert await has_file(parts, cloned.id)
 

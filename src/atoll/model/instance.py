@@ -56,6 +56,7 @@ class State(StrEnum):
     EXITED = "exited"
     GONE = "gone"
     UNKNOWN = "unknown"
+    """The driver cannot determine it at the moment; the instance may well be running."""
 
 
 @dataclass(frozen=True, slots=True)

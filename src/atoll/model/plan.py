@@ -1,7 +1,7 @@
 """
 What to do next so that a session reaches its wanted status.
 
-`TABLE` has one step for each pair of wanted and observed status. With `REST`, nothing happens until
+`TABLE` has one step for each pair of wanted and observed status. With `NONE`, nothing happens until
 a timer of the session expires and changes the wanted status. The diagram in the documentation is
 generated from the table.
 """
@@ -11,12 +11,8 @@ from __future__ import annotations
 import dataclasses
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
-
-if TYPE_CHECKING:
-    from atoll.model.node import Node
+from atoll.model.session import Cause, Session, SessionStatus, Wanted
 
 
 class Observed(StrEnum):
@@ -40,7 +36,7 @@ class Observed(StrEnum):
 
 
 class Step(StrEnum):
-    REST = "rest"
+    NONE = "rest"
     """Nothing, until a timer expires or another status is wanted."""
     START = "start"
     """Create an instance, with the files on the node or those in the blob store."""
@@ -63,7 +59,7 @@ _STARTING = (Observed.CREATING, Observed.STARTING, Observed.RESTORING)
 
 TABLE: dict[tuple[Wanted, Observed], Step] = {
     **{(Wanted.RUNNING, observed): Step.START for observed in _STARTING},
-    (Wanted.RUNNING, Observed.RUNNING): Step.REST,
+    (Wanted.RUNNING, Observed.RUNNING): Step.NONE,
     (Wanted.RUNNING, Observed.PAUSING): Step.RESUME,
     (Wanted.RUNNING, Observed.PAUSED): Step.RESUME,
     (Wanted.RUNNING, Observed.STOPPING): Step.STOP,
@@ -74,20 +70,20 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     **{(Wanted.PAUSED, observed): Step.START for observed in _STARTING},
     (Wanted.PAUSED, Observed.RUNNING): Step.PAUSE,
     (Wanted.PAUSED, Observed.PAUSING): Step.PAUSE,
-    (Wanted.PAUSED, Observed.PAUSED): Step.REST,
+    (Wanted.PAUSED, Observed.PAUSED): Step.NONE,
     (Wanted.PAUSED, Observed.STOPPING): Step.STOP,
-    (Wanted.PAUSED, Observed.STOPPED): Step.REST,
+    (Wanted.PAUSED, Observed.STOPPED): Step.NONE,
     (Wanted.PAUSED, Observed.ARCHIVING): Step.ARCHIVE,
-    (Wanted.PAUSED, Observed.ARCHIVED): Step.REST,
+    (Wanted.PAUSED, Observed.ARCHIVED): Step.NONE,
     (Wanted.PAUSED, Observed.ERROR): Step.HEAL,
     **{(Wanted.STOPPED, observed): Step.STOP for observed in _STARTING},
     (Wanted.STOPPED, Observed.RUNNING): Step.STOP,
     (Wanted.STOPPED, Observed.PAUSING): Step.STOP,
     (Wanted.STOPPED, Observed.PAUSED): Step.STOP,
     (Wanted.STOPPED, Observed.STOPPING): Step.STOP,
-    (Wanted.STOPPED, Observed.STOPPED): Step.REST,
+    (Wanted.STOPPED, Observed.STOPPED): Step.NONE,
     (Wanted.STOPPED, Observed.ARCHIVING): Step.STOP,
-    (Wanted.STOPPED, Observed.ARCHIVED): Step.REST,
+    (Wanted.STOPPED, Observed.ARCHIVED): Step.NONE,
     (Wanted.STOPPED, Observed.ERROR): Step.HEAL,
     **{(Wanted.ARCHIVED, observed): Step.STOP for observed in _STARTING},
     (Wanted.ARCHIVED, Observed.RUNNING): Step.STOP,
@@ -96,17 +92,17 @@ TABLE: dict[tuple[Wanted, Observed], Step] = {
     (Wanted.ARCHIVED, Observed.STOPPING): Step.STOP,
     (Wanted.ARCHIVED, Observed.STOPPED): Step.ARCHIVE,
     (Wanted.ARCHIVED, Observed.ARCHIVING): Step.ARCHIVE,
-    (Wanted.ARCHIVED, Observed.ARCHIVED): Step.REST,
+    (Wanted.ARCHIVED, Observed.ARCHIVED): Step.NONE,
     (Wanted.ARCHIVED, Observed.ERROR): Step.HEAL,
     # Wanting it destroyed and ending it are the same write, whatever its status is.
     **{(Wanted.DESTROYED, observed): Step.CLEAR for observed in Observed},
     **{(wanted, Observed.DESTROYING): Step.CLEAR for wanted in Wanted},
-    **{(wanted, Observed.DESTROYED): Step.REST for wanted in Wanted},
+    **{(wanted, Observed.DESTROYED): Step.NONE for wanted in Wanted},
 }
 
 
 _NEXT: dict[Step, tuple[Observed, ...]] = {
-    Step.REST: (),
+    Step.NONE: (),
     Step.START: (Observed.STARTING, Observed.RESTORING),
     Step.PAUSE: (Observed.PAUSING,),
     Step.RESUME: (Observed.RUNNING,),
@@ -128,7 +124,7 @@ def next_statuses(wanted: Wanted, observed: Observed) -> tuple[Observed, ...]:
     step = TABLE[wanted, observed]
     if (end := _ENDS.get((step, observed))) is not None:
         return (end,)
-    if step is Step.HEAL and wanted in (Wanted.STOPPED, Wanted.ARCHIVED):
+    if step is Step.HEAL and wanted.stops:
         return tuple(state for state in _NEXT[step] if state is not Observed.STARTING)
     return _NEXT[step]
 
@@ -155,7 +151,7 @@ def next_step(session: Session) -> Step:
 
 def timer(session: Session) -> Timer | None:
     """The timer that expires first; None if the session has ended or is not settled."""
-    if session.status.ended or next_step(session) is not Step.REST:
+    if session.status.ended or next_step(session) is not Step.NONE:
         return None
     found: list[Timer] = []
     if session.rested_at is None:
@@ -183,7 +179,7 @@ def _later(moment: datetime, seconds: int) -> datetime:
 
 def unsettled_at(session: Session) -> datetime | None:
     """The time of the next step; None if the session has its wanted status."""
-    if next_step(session) is Step.REST:
+    if next_step(session) is Step.NONE:
         return None
     return session.retry_at or session.updated_at
 
@@ -200,51 +196,6 @@ def timer_at(session: Session) -> datetime | None:
         return None
     if session.rested_at is None:
         return session.expires_at
-    if session.delete_after is None or session.wanted not in (Wanted.STOPPED, Wanted.ARCHIVED):
+    if session.delete_after is None or not session.wanted.stops:
         return None
     return _later(session.rested_at, session.delete_after)
-
-
-MEMORY_LOST = Warning(
-    "memory_lost",
-    "Its node was lost or drained. It continues on another node with the files of its last "
-    "checkpoint; processes, contexts and memory are lost.",
-)
-
-
-WAITS_FOR_NODE = "waits_for_node"
-"""Code of the warning of a session that cannot be moved."""
-
-
-def moved(session: Session, node: Node, now: datetime) -> Session:
-    """The session on another node, where it starts with the files of its last checkpoint."""
-    if session.status.ended:
-        return session
-    if session.status.at_rest or session.status is SessionStatus.STOPPING:
-        resting = session.status is not SessionStatus.ARCHIVED
-        status = SessionStatus.STOPPED if resting else SessionStatus.ARCHIVED
-        warnings = session.warnings
-    elif session.status is SessionStatus.ARCHIVING:
-        status, warnings = SessionStatus.STOPPED, session.warnings
-    else:
-        fresh = session.status is SessionStatus.CREATING
-        status = SessionStatus.CREATING if fresh else SessionStatus.RESTORING
-        others = tuple(item for item in session.warnings if item.code != MEMORY_LOST.code)
-        warnings = others if fresh else (*others, MEMORY_LOST)
-    warnings = tuple(item for item in warnings if item.code != WAITS_FOR_NODE)
-    rested = status in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
-    return dataclasses.replace(
-        session,
-        status=status,
-        # Its memory is lost, so there is nothing to keep paused.
-        wanted=Wanted.RUNNING if session.wanted is Wanted.PAUSED else session.wanted,
-        runtime_node=node.id,
-        runtime_type=node.type,
-        instance_id=None,
-        workspace=None,
-        rested_at=(session.rested_at or now) if rested else None,
-        failures=0,
-        retry_at=None,
-        warnings=warnings,
-        updated_at=now,
-    )

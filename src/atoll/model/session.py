@@ -53,9 +53,16 @@ class SessionStatus(StrEnum):
         return self in ENDED
 
     @property
-    def at_rest(self) -> bool:
+    def stopped_or_archived(self) -> bool:
         """Whether it has no instance and needs none until it is started."""
         return self in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
+
+    @property
+    def keeps_instance(self) -> bool:
+        """Whether it goes on with the instance that its record names, if that exists."""
+        return self is SessionStatus.ERROR or (
+            self in COUNTED_ON_NODE and self is not SessionStatus.STOPPING
+        )
 
 
 ENDED = frozenset(
@@ -66,7 +73,7 @@ ENDED = frozenset(
         SessionStatus.TERMINATED,
     }
 )
-WITH_INSTANCE = (
+COUNTED_ON_NODE = (
     SessionStatus.CREATING,
     SessionStatus.STARTING,
     SessionStatus.RESTORING,
@@ -75,7 +82,7 @@ WITH_INSTANCE = (
     SessionStatus.PAUSED,
     SessionStatus.STOPPING,
 )
-"""Statuses of sessions that have an instance or are about to get one."""
+"""Statuses in which a session counts towards the limit of its node: it has or gets an instance."""
 
 
 class Wanted(StrEnum):
@@ -84,6 +91,11 @@ class Wanted(StrEnum):
     STOPPED = "stopped"
     ARCHIVED = "archived"
     DESTROYED = "destroyed"
+
+    @property
+    def stops(self) -> bool:
+        """Whether the session has no instance when it is reached, and can be started again."""
+        return self in (Wanted.STOPPED, Wanted.ARCHIVED)
 
 
 class Cause(StrEnum):
@@ -194,7 +206,7 @@ class Session:
     active_at: datetime | None = None
     """The time of its last request, stored at intervals and not for each request."""
     rested_at: datetime | None = None
-    """Since when it is stopped or archived; null while it is neither."""
+    """When a stop or archive was requested; null if none was since its last start."""
     failures: int = 0
     """How many attempts to reach the wanted status have failed in a row."""
     retry_at: datetime | None = None

@@ -13,19 +13,17 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning, 
 if TYPE_CHECKING:
     from datetime import datetime
 
-KEEPS_INSTANCE = (
-    SessionStatus.CREATING,
-    SessionStatus.STARTING,
-    SessionStatus.RESTORING,
-    SessionStatus.RUNNING,
-    SessionStatus.PAUSING,
-    SessionStatus.PAUSED,
-    SessionStatus.ERROR,
-)
-"""Statuses in which the session keeps the instance that its record names."""
-STOPPED_STATES = (Wanted.STOPPED, Wanted.ARCHIVED)
+    from atoll.model.node import Node
+
 NOT_SAVED = "workspace_not_saved"
 """Code of the warning that a workspace is on its node's disk alone."""
+WAITS_FOR_NODE = "waits_for_node"
+"""Code of the warning of a session that cannot be moved."""
+MEMORY_LOST = Warning(
+    "memory_lost",
+    "Its node was lost or drained. It continues on another node with the files of its last "
+    "checkpoint; processes, contexts and memory are lost.",
+)
 
 
 def with_status(session: Session, status: SessionStatus, now: datetime) -> Session:
@@ -36,7 +34,7 @@ def with_status(session: Session, status: SessionStatus, now: datetime) -> Sessi
         SessionStatus.ARCHIVING,
         SessionStatus.ARCHIVED,
     )
-    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.REST
+    settled = plan.TABLE[session.wanted, plan.Observed(status.value)] is Step.NONE
     return dataclasses.replace(
         session,
         status=status,
@@ -50,7 +48,7 @@ def with_status(session: Session, status: SessionStatus, now: datetime) -> Sessi
 
 def without_stop(session: Session, now: datetime) -> Session:
     """The session with a new lifetime if it was to be stopped and its stop has not begun."""
-    if session.rested_at is None or session.status not in KEEPS_INSTANCE:
+    if session.rested_at is None or not session.status.keeps_instance:
         return session
     return dataclasses.replace(
         session, rested_at=None, expires_at=now + timedelta(seconds=session.timeout)
@@ -59,30 +57,17 @@ def without_stop(session: Session, now: datetime) -> Session:
 
 def wanting(session: Session, wanted: Wanted, cause: Cause | None, now: datetime) -> Session:
     """The session with another wanted state."""
-    stops = wanted in STOPPED_STATES
-    base = session if stops else without_stop(session, now)
-    if session.wanted in STOPPED_STATES:
+    base = session if wanted.stops else without_stop(session, now)
+    if session.wanted.stops:
         cause = session.cause or cause
     return dataclasses.replace(
         base,
         wanted=wanted,
         cause=cause,
-        rested_at=(session.rested_at or now) if stops else base.rested_at,
+        rested_at=(session.rested_at or now) if wanted.stops else base.rested_at,
         failures=0,
         retry_at=None,
-        active_at=session.active_at if stops else now,
-        updated_at=now,
-    )
-
-
-def wanted_by_request(session: Session, now: datetime) -> Session:
-    """The session, wanted to run because a request needs it."""
-    return dataclasses.replace(
-        without_stop(session, now),
-        wanted=Wanted.RUNNING,
-        failures=0,
-        retry_at=None,
-        active_at=now,
+        active_at=session.active_at if wanted.stops else now,
         updated_at=now,
     )
 
@@ -98,7 +83,7 @@ def without_instance(session: Session, now: datetime) -> Session:
     )
 
 
-def starting(session: Session, now: datetime) -> Session:
+def starting_again(session: Session, now: datetime) -> Session:
     """A stopped or archived session that is being started, with a new lifetime."""
     restoring = session.workspace is None and session.workspace_mode is WorkspaceMode.SYNC
     return dataclasses.replace(
@@ -125,7 +110,7 @@ def as_running(session: Session, now: datetime) -> Session:
     )
 
 
-def kept_running(session: Session, now: datetime) -> Session:
+def pause_cancelled(session: Session, now: datetime) -> Session:
     """A session whose pause was cancelled."""
     return dataclasses.replace(
         session, status=SessionStatus.RUNNING, wanted=Wanted.RUNNING, updated_at=now
@@ -155,14 +140,39 @@ def cleared(session: Session, now: datetime) -> Session:
     )
 
 
-def replace_save_warning(session: Session, *warnings: Warning) -> Session:
-    """The session with these warnings about its checkpoint instead of earlier ones."""
-    others = tuple(item for item in session.warnings if item.code != NOT_SAVED)
+def moved(session: Session, node: Node, now: datetime) -> Session:
+    """The session on another node, where it starts with the files of its last checkpoint."""
+    if session.status.ended:
+        return session
+    status = session.status
+    session = without_warnings(session, WAITS_FOR_NODE)
+    if status in (SessionStatus.STOPPING, SessionStatus.ARCHIVING):
+        status = SessionStatus.STOPPED
+    elif not status.stopped_or_archived and status is not SessionStatus.CREATING:
+        status = SessionStatus.RESTORING
+        session = with_warnings(session, MEMORY_LOST)
+    return dataclasses.replace(
+        session,
+        status=status,
+        # Its memory is lost, so there is nothing to keep paused.
+        wanted=Wanted.RUNNING if session.wanted is Wanted.PAUSED else session.wanted,
+        runtime_node=node.id,
+        runtime_type=node.type,
+        instance_id=None,
+        workspace=None,
+        rested_at=(session.rested_at or now) if status.stopped_or_archived else None,
+        failures=0,
+        retry_at=None,
+        updated_at=now,
+    )
+
+
+def with_warnings(session: Session, *warnings: Warning) -> Session:
+    """The session with these warnings, each instead of an earlier one with its code."""
+    others = without_warnings(session, *(warning.code for warning in warnings)).warnings
     return dataclasses.replace(session, warnings=(*others, *warnings))
 
 
-def merge_warnings(session: Session, *warnings: Warning) -> Session:
-    """The session with these warnings, each instead of earlier ones with its code."""
-    codes = {warning.code for warning in warnings}
-    others = tuple(item for item in session.warnings if item.code not in codes)
-    return dataclasses.replace(session, warnings=(*others, *warnings))
+def without_warnings(session: Session, *codes: str) -> Session:
+    others = tuple(warning for warning in session.warnings if warning.code not in codes)
+    return dataclasses.replace(session, warnings=others)

@@ -3,7 +3,8 @@ Cleans up after earlier replicas, when this one starts as the only replica of it
 
 Pooled instances are adopted by this replica's pool; orphans are removed. Instances of running
 sessions keep running and are connected to at the next request; sessions whose instance is gone keep
-their workspace and get a new instance then. `sessions.py` handles sessions that are not in their
+their workspace and get a new instance then. An instance whose state cannot be determined is kept:
+the next request or the orphan sweep decides. `sessions.py` handles sessions that are not in their
 wanted state, `executions.py` takes over executions that were running.
 """
 
@@ -73,6 +74,9 @@ class Recovery:
     async def _instance(self, handle: Handle) -> None:
         instance = await self._store.instances.get(handle.instance_id)
         state = (await self._driver.observe(handle)).state
+        if state is State.UNKNOWN:
+            log.warning("instance.not_observed", instance_id=handle.instance_id)
+            return
         running = state in (State.RUNNING, State.PAUSED)
         if instance is not None and running:
             if instance.session_id is None:
@@ -118,6 +122,7 @@ class Recovery:
     async def _discard_workspaces(self) -> None:
         """Remove workspaces that a killed replica left after it had removed their instance."""
         kept = self._kept | {instance.workspace for instance in await self._store.instances.all()}
+        kept |= {self._driver.workspaces.of(handle) for handle in await self._driver.handles()}
         for workspace in await self._driver.workspaces.names():
             if workspace not in kept:
                 await self._driver.workspaces.discard(workspace)

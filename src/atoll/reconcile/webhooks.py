@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import TemporaryError, VersionConflict
 from atoll.service.events.service import POLL_SECONDS, wait_for
 from atoll.service.webhooks.service import CHANGED
 
@@ -261,7 +261,7 @@ class Worker:
             try:
                 await self._store.webhooks.save(following)
                 break
-            except Conflict:
+            except VersionConflict:
                 continue
         self._saved_at = self._clock.monotonic()
 

@@ -6,10 +6,10 @@ killed immediately afterwards.
 
 Concurrent writes are settled by compare-and-set on `version`. The caller passes the entity as it
 was read, with changes. If the stored version is still that of the entity, the store writes the
-entity with version + 1; otherwise it writes nothing and raises `Conflict`.
+entity with version + 1; otherwise it writes nothing and raises `VersionConflict`.
 
 - Entities come back equal to what was stored.
-- Adding an id that exists raises `Conflict`. Reading an id that does not exist returns None.
+- Adding an id that exists raises `AlreadyExists`. Reading an id that does not exist returns None.
 - Removing an id that does not exist does nothing.
 - If the back-end cannot be reached, every method raises `DatabaseUnavailable`.
 - With `event`, the event is stored in the same transaction as the change, or not at all.
@@ -49,7 +49,7 @@ class Sessions(Protocol):
     async def add(self, session: Session, *, event: Event | None = None) -> None:
         """
         Add a session. If it has an `instance_id`, the same transaction makes it the owner of that
-        instance; raises `Conflict` if the instance does not exist or has another owner.
+        instance; raises `InstanceTaken` if the instance does not exist or has another owner.
         """
 
     async def get(self, session_id: str) -> Session | None: ...
@@ -98,8 +98,8 @@ class Sessions(Protocol):
 class Executions(Protocol):
     async def add(self, execution: Execution, *, event: Event | None = None) -> None:
         """
-        Add an execution. Raises `Conflict` also if its invocation has an execution with the same
-        `ordinal`: of several that race to be the first of an invocation, one succeeds.
+        Add an execution. Raises `AlreadyExists` also if its invocation has an execution with the
+        same `ordinal`: of several that race to be the first of an invocation, one succeeds.
         """
 
     async def add_after(

@@ -18,8 +18,8 @@ from atoll.errors import Conflict, NotFound, PermanentError, TemporaryError, Una
 from atoll.model.event import Event
 from atoll.model.node import Drain, Node, NodeHealth, NodeMetrics
 from atoll.model.placement import PlacementRequest
-from atoll.model.plan import WAITS_FOR_NODE
 from atoll.model.session import Cause, SessionStatus
+from atoll.model.session_changes import WAITS_FOR_NODE
 from atoll.model.volume import Volume, VolumeMount
 from atoll.reconcile.drains import DrainReconciler
 from atoll.reconcile.moved_sessions import MovedSessions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import AlreadyExists, InstanceTaken, TemporaryError, VersionConflict
 from atoll.model.session import SessionStatus
 
 from . import store_entities as make
@@ -32,11 +32,11 @@ async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: S
     newer_execution = await store.executions.save(make.completed(execution, stdout=b"first"))
     newer_template = await store.templates.save(replace(template, name="first"))
 
-    with pytest.raises(Conflict, match=session.id):
+    with pytest.raises(VersionConflict, match=session.id):
         await store.sessions.save(replace(session, message="second"))
-    with pytest.raises(Conflict, match=execution.id):
+    with pytest.raises(VersionConflict, match=execution.id):
         await store.executions.save(make.completed(execution, stdout=b"second"))
-    with pytest.raises(Conflict, match=template.id):
+    with pytest.raises(VersionConflict, match=template.id):
         await store.templates.save(replace(template, name="second"))
 
     assert await store.sessions.get(session.id) == newer_session
@@ -47,9 +47,9 @@ async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: S
 async def test_saving_what_is_not_there_is_refused_and_adds_nothing(store: Store) -> None:
     session, execution = make_session(), make_execution()
 
-    with pytest.raises(Conflict, match=session.id):
+    with pytest.raises(VersionConflict, match=session.id):
         await store.sessions.save(session)
-    with pytest.raises(Conflict, match=execution.id):
+    with pytest.raises(VersionConflict, match=execution.id):
         await store.executions.save(execution)
 
     assert await store.sessions.get(session.id) is None
@@ -67,7 +67,7 @@ async def test_of_many_saves_at_once_exactly_one_wins(store: Store) -> None:
     )
 
     won = [answer for answer in answers if not isinstance(answer, BaseException)]
-    lost = [answer for answer in answers if isinstance(answer, Conflict)]
+    lost = [answer for answer in answers if isinstance(answer, VersionConflict)]
     assert (len(won), len(lost)) == (1, 99)
     assert await store.executions.get(execution.id) == won[0]
 
@@ -82,7 +82,7 @@ async def test_a_race_of_read_change_save_loses_no_increment(store: Store) -> No
             assert read is not None
             try:
                 await store.executions.save(replace(read, retry_count=read.retry_count + 1))
-            except Conflict:
+            except VersionConflict:
                 continue
             return
 
@@ -102,7 +102,7 @@ async def test_of_many_adds_of_one_id_exactly_one_wins(store: Store) -> None:
     )
 
     assert answers.count(None) == 1
-    assert sum(isinstance(answer, Conflict) for answer in answers) == 49
+    assert sum(isinstance(answer, AlreadyExists) for answer in answers) == 49
 
 
 async def test_a_session_becomes_the_owner_of_its_instance(store: Store) -> None:
@@ -139,9 +139,9 @@ async def test_a_session_with_an_instance_it_cannot_have_is_not_written(
     added, saved = make_session(instance_id=instance.id), make_session()
     await store.sessions.add(saved)
 
-    with pytest.raises(Conflict, match=instance.id):
+    with pytest.raises(InstanceTaken, match=instance.id):
         await store.sessions.add(added)
-    with pytest.raises(Conflict, match=instance.id):
+    with pytest.raises(InstanceTaken, match=instance.id):
         await store.sessions.save(replace(saved, instance_id=instance.id))
 
     assert await store.sessions.get(added.id) is None
@@ -155,10 +155,22 @@ async def test_a_refused_save_does_not_take_the_instance(store: Store) -> None:
     await store.sessions.add(session)
     await store.sessions.save(session)
 
-    with pytest.raises(Conflict, match=session.id):
+    with pytest.raises(VersionConflict, match=session.id):
         await store.sessions.save(replace(session, instance_id=instance.id))
 
     assert await store.instances.get(instance.id) == instance
+
+
+async def test_an_old_version_is_reported_before_an_instance_that_is_gone(store: Store) -> None:
+    instance = make_instance()
+    await store.instances.add(instance)
+    session = make_session(instance_id=instance.id)
+    await store.sessions.add(session)
+    await store.sessions.save(replace(session, instance_id=None))
+    await store.instances.remove(instance.id)
+
+    with pytest.raises(VersionConflict, match=session.id):
+        await store.sessions.save(replace(session, message="changed"))
 
 
 async def test_of_many_sessions_that_want_one_instance_exactly_one_gets_it(store: Store) -> None:
@@ -169,7 +181,7 @@ async def test_of_many_sessions_that_want_one_instance_exactly_one_gets_it(store
     answers = await asyncio.gather(*map(store.sessions.add, wanting), return_exceptions=True)
 
     stored = [session for session in wanting if await store.sessions.get(session.id)]
-    assert [type(answer) for answer in answers].count(Conflict) == 39
+    assert [type(answer) for answer in answers].count(InstanceTaken) == 39
     assert len(stored) == 1
     assert await store.instances.get(instance.id) == replace(instance, session_id=stored[0].id)
 
@@ -199,8 +211,8 @@ async def test_a_refused_write_does_not_disturb_those_beside_it(store: Store) ->
 
     assert answers.count(None) == 30
     assert [n for n, answer in enumerate(answers) if answer] == [0, 10, 20, 33]
-    assert isinstance(answers[0], Conflict)
-    assert isinstance(answers[10], Conflict)
+    assert isinstance(answers[0], AlreadyExists)
+    assert isinstance(answers[10], InstanceTaken)
     assert all([await store.executions.get(execution.id) == execution for execution in good])
     assert await make.walk(store.sessions.page, limit=10) == []
 

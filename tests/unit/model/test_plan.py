@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.model import plan
-from atoll.model.node import Node
 from atoll.model.plan import TABLE, Observed, Step
 from atoll.model.resources import Resources
-from atoll.model.session import ENDED, Cause, Session, SessionStatus, Wanted, Warning
+from atoll.model.session import ENDED, Cause, Session, SessionStatus, Wanted
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
-THERE = Node("there", "docker", "http://there")
 LONGEST_WAY = 6
 """Steps."""
 
@@ -66,7 +64,7 @@ def test_every_way_on_which_nothing_goes_wrong_ends_at_rest(
     while ways:
         way = ways.pop()
         step = TABLE[wanted, way[-1]]
-        if step is Step.REST:
+        if step is Step.NONE:
             continue
         assert len(way) <= LONGEST_WAY, way
         # What is really there is found once; from then on each step does what it is for.
@@ -82,7 +80,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
 ) -> None:
     for _ in range(8):
         step = TABLE[wanted, observed]
-        if step is Step.REST:
+        if step is Step.NONE:
             break
         stays = (observed,) if step is Step.CLEAR else (observed, Observed.ERROR)
         observed = data.draw(st.sampled_from((*LEADS_TO[step], *stays)))
@@ -90,7 +88,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     reached = [observed]
     while reached:
         step = TABLE[wanted, reached.pop()]
-        if step is Step.REST:
+        if step is Step.NONE:
             return
         new = set(LEADS_TO[step]) - seen
         seen |= new
@@ -111,7 +109,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     ids=["running", "paused", "stopped", "archived", "destroyed"],
 )
 def test_only_what_is_wanted_rests(wanted: Wanted, at_rest: set[Observed]) -> None:
-    found = {observed for observed in Observed if TABLE[wanted, observed] is Step.REST}
+    found = {observed for observed in Observed if TABLE[wanted, observed] is Step.NONE}
 
     assert found == at_rest | {Observed.DESTROYED}
 
@@ -130,7 +128,7 @@ def test_every_status_is_observed(status: SessionStatus) -> None:
         ({}, Step.CLEAR),
         ({"instance_id": None}, Step.CLEAR),
         ({"workspace": None}, Step.CLEAR),
-        ({"instance_id": None, "workspace": None}, Step.REST),
+        ({"instance_id": None, "workspace": None}, Step.NONE),
     ],
     ids=["both", "workspace", "instance", "nothing"],
 )
@@ -289,7 +287,7 @@ def test_every_session_has_a_next_step_or_a_timer_or_is_kept_forever(
     archive: int | None,
     delete: int | None,
 ) -> None:
-    rests = status.at_rest
+    rests = status.stopped_or_archived
     given = session(
         status=status,
         wanted=wanted,
@@ -301,78 +299,8 @@ def test_every_session_has_a_next_step_or_a_timer_or_is_kept_forever(
     timer = plan.timer(given)
     if timer is not None:
         # Not a timer for what it is already: it would run out again and again.
-        assert plan.TABLE[timer.wanted, plan.observed(given)] is not Step.REST
+        assert plan.TABLE[timer.wanted, plan.observed(given)] is not Step.NONE
         assert plan.unsettled_at(given) is None
         assert plan.timer_at(given) == timer.at
     elif plan.unsettled_at(given) is None:
         assert status.ended or (rests and delete is None)
-
-
-# Another node
-
-MEMORY = plan.MEMORY_LOST
-OTHER = Warning("other", "Something else.")
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "wanted", "warnings"),
-    [
-        ({}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        ({"status": SessionStatus.CREATING}, SessionStatus.CREATING, Wanted.RUNNING, ()),
-        ({"status": SessionStatus.STARTING}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        ({"status": SessionStatus.ERROR}, SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,)),
-        (
-            {"status": SessionStatus.PAUSED, "wanted": Wanted.PAUSED},
-            SessionStatus.RESTORING, Wanted.RUNNING, (MEMORY,),
-        ),
-        (
-            {"status": SessionStatus.STOPPING, "wanted": Wanted.STOPPED},
-            SessionStatus.STOPPED, Wanted.STOPPED, (),
-        ),
-        (STOPPED, SessionStatus.STOPPED, Wanted.STOPPED, ()),
-        (STOPPED | {"wanted": Wanted.RUNNING}, SessionStatus.STOPPED, Wanted.RUNNING, ()),
-        (
-            STOPPED | {"status": SessionStatus.ARCHIVING, "wanted": Wanted.ARCHIVED},
-            SessionStatus.STOPPED, Wanted.ARCHIVED, (),
-        ),
-        (ARCHIVED, SessionStatus.ARCHIVED, Wanted.ARCHIVED, ()),
-        (
-            {"warnings": (MEMORY, OTHER)},
-            SessionStatus.RESTORING, Wanted.RUNNING, (OTHER, MEMORY),
-        ),
-        (STOPPED | {"warnings": (OTHER,)}, SessionStatus.STOPPED, Wanted.STOPPED, (OTHER,)),
-    ],
-    ids=[
-        "runs", "is created", "starts", "in error", "paused", "is stopped", "stopped",
-        "about to start", "is archived", "archived", "moved before", "other warnings at rest",
-    ],
-)  # fmt: skip
-def test_on_another_node_it_is(
-    fields: dict[str, Any],
-    status: SessionStatus,
-    wanted: Wanted,
-    warnings: tuple[Warning, ...],
-) -> None:
-    moved = plan.moved(session(failures=3, retry_at=after(60), **fields), THERE, after(100))
-
-    assert (moved.status, moved.wanted, moved.warnings) == (status, wanted, warnings)
-    assert (moved.runtime_node, moved.runtime_type) == ("there", "docker")
-    assert (moved.instance_id, moved.workspace) == (None, None)
-    assert (moved.failures, moved.retry_at, moved.updated_at) == (0, None, after(100))
-    rests = status in (SessionStatus.STOPPED, SessionStatus.ARCHIVED)
-    assert moved.rested_at == ((fields.get("rested_at") or after(100)) if rests else None)
-
-
-@pytest.mark.parametrize("status", sorted(ENDED))
-def test_what_has_ended_stays_where_it_is(status: SessionStatus) -> None:
-    ended = session(status=status, wanted=Wanted.DESTROYED)
-
-    assert plan.moved(ended, THERE, after(100)) is ended
-
-
-@given(st.sampled_from(SessionStatus), st.sampled_from(Wanted))
-def test_what_moved_settles_or_rests_there(status: SessionStatus, wanted: Wanted) -> None:
-    moved = plan.moved(session(status=status, wanted=wanted), THERE, NOW)
-    if not status.ended and wanted is not Wanted.DESTROYED:
-        # Nothing of the way that needs an instance which is not there.
-        assert plan.next_step(moved) in (Step.START, Step.REST, Step.ARCHIVE, Step.STOP)

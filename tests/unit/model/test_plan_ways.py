@@ -32,7 +32,7 @@ def test_every_way_ends_at_what_is_wanted(wanted: Wanted, observed: Observed) ->
         way = ways.pop()
         step = TABLE[wanted, way[-1]]
         further = next_statuses(wanted, way[-1])
-        assert (step is Step.REST) == (not further)
+        assert (step is Step.NONE) == (not further)
         if not further:
             assert way[-1] in allowed
         for state in further:

@@ -81,7 +81,7 @@ class SessionInfo:
     active_at: datetime | None = None
     """The time of its last request, stored at intervals and not for each request."""
     rested_at: datetime | None = None
-    """Since when it is stopped or archived; null while it is neither."""
+    """When a stop or archive was requested; null if none was since its last start."""
     failures: int = 0
     """How many attempts to reach the wanted status have failed in a row."""
     retry_at: datetime | None = None

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import (
+    AlreadyExists,
     BlobsUnavailable,
     CheckpointNotFound,
-    Conflict,
     NodeUnreachable,
     PermanentError,
     TemporaryError,
     TooLarge,
+    VersionConflict,
 )
 from atoll.model.checkpoint import Checkpoint, CheckpointRef, retained
 from atoll.model.manifest import MAX_FILE_SIZE, MAX_MANIFEST, Entry, Manifest, spans
@@ -172,7 +173,7 @@ class Checkpoints:
         # Nothing has changed since, so the content is that of an idle workspace.
         try:
             return await self._store.checkpoints.save(dataclasses.replace(before, settled=True))
-        except Conflict:
+        except VersionConflict:
             return before
 
     async def _record(
@@ -303,7 +304,7 @@ class Checkpoints:
     async def _mark_damaged(self, checkpoint: Checkpoint) -> None:
         """Have the next checkpoint store everything again."""
         if not checkpoint.damaged:
-            with contextlib.suppress(Conflict):  # There is a newer one.
+            with contextlib.suppress(VersionConflict):  # There is a newer one.
                 await self._store.checkpoints.save(dataclasses.replace(checkpoint, damaged=True))
 
     async def objects_of(self, checkpoint: Checkpoint) -> set[str]:
@@ -441,7 +442,7 @@ class Checkpoints:
         elif found is None and mounted:
             now = self._clock.now()
             record = Checkpoint(session_id, NO_CHECKPOINT, "", now, 0, 0, self._node_id, moment)
-            with contextlib.suppress(Conflict):  # Another sweep was faster.
+            with contextlib.suppress(AlreadyExists):  # Another sweep was faster.
                 await self._store.checkpoints.add(record)
 
     async def forget(self, session_id: str) -> None:

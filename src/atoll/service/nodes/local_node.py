@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from atoll.errors import TemporaryError
 from atoll.model.node import Node, versioned_name
 from atoll.model.placement import MOUNT
-from atoll.model.session import WITH_INSTANCE
+from atoll.model.session import COUNTED_ON_NODE
 from atoll.model.template import TemplateStatus
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LocalNode:
         capabilities = self._driver.capabilities
         metrics = await self._measure()
         counts = [
-            await self._store.sessions.count(status, node_id=self.id) for status in WITH_INSTANCE
+            await self._store.sessions.count(status, node_id=self.id) for status in COUNTED_ON_NODE
         ]
         return Node(
             id=self.id,

@@ -97,7 +97,11 @@ class SessionLocations:
         possible: it has an instance, or files that only its node has.
         """
         session = await self._store.sessions.get(session_id)
-        if session is None or not session.status.at_rest or session.workspace is not None:
+        if (
+            session is None
+            or not session.status.stopped_or_archived
+            or session.workspace is not None
+        ):
             return False
         left = self._peers.get(session.runtime_node)
         if left is not None and not left.shared_blobs:

@@ -7,14 +7,13 @@ it while another starts it, one of them fails and has changed nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict
-from atoll.model.plan import WAITS_FOR_NODE
+from atoll.errors import VersionConflict
 from atoll.model.session import Warning
+from atoll.model.session_changes import WAITS_FOR_NODE, with_warnings, without_warnings
 from atoll.service.nodes.service import node_topic
 from atoll.service.sessions.records import settle_topic
 
@@ -44,7 +43,7 @@ class Migrations:
         left = session.runtime_node
         try:
             await self._records.move(session, node)
-        except Conflict:
+        except VersionConflict:
             return None
         self.count(cause)
         log.info("session.moved", session_id=session.id, node=node.id, left=left, cause=cause.value)
@@ -63,15 +62,14 @@ class Migrations:
     async def add_warning(self, session: Session, message: str) -> None:
         """Warn that the session waits for its node."""
         if not any(item.code == WAITS_FOR_NODE for item in session.warnings):
-            await self._warn(session, (*session.warnings, Warning(WAITS_FOR_NODE, message)))
+            await self._save(with_warnings(session, Warning(WAITS_FOR_NODE, message)))
 
     async def remove_warning(self, session: Session) -> None:
         if any(item.code == WAITS_FOR_NODE for item in session.warnings):
-            warnings = tuple(item for item in session.warnings if item.code != WAITS_FOR_NODE)
-            await self._warn(session, warnings)
+            await self._save(without_warnings(session, WAITS_FOR_NODE))
 
-    async def _warn(self, session: Session, warnings: tuple[Warning, ...]) -> None:
+    async def _save(self, session: Session) -> None:
         try:
-            await self._records.save_silently(dataclasses.replace(session, warnings=warnings))
-        except Conflict:
+            await self._records.save_silently(session)
+        except VersionConflict:
             log.info("session.not_warned", session_id=session.id)  # The next sweep repeats it.

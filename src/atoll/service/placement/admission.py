@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.errors import NodeFull, TemporaryError
-from atoll.model.session import WITH_INSTANCE
+from atoll.model.session import COUNTED_ON_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +90,6 @@ class Admission:
     async def _instances(self) -> int:
         counts = [
             await self._store.sessions.count(status, node_id=self._node_id)
-            for status in WITH_INSTANCE
+            for status in COUNTED_ON_NODE
         ]
         return sum(counts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.node import versioned_name
 from atoll.model.placement import MOUNT, PlacementRequest, rank, reason_not_to_place
-from atoll.model.session import WITH_INSTANCE, WorkspaceMode
+from atoll.model.session import COUNTED_ON_NODE, WorkspaceMode
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Placement:
         for node in await self._nodes():
             counts = [
                 await self._store.sessions.count(status, node_id=node.id)
-                for status in WITH_INSTANCE
+                for status in COUNTED_ON_NODE
             ]
             nodes.append(dataclasses.replace(node, sessions=sum(counts)))
         return nodes

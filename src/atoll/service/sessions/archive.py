@@ -18,7 +18,7 @@ import structlog
 from atoll.errors import AtollError, PermanentError
 from atoll.link.errors import ExecutorError
 from atoll.model.session import Cause, Session, SessionStatus, WorkspaceMode
-from atoll.model.session_changes import replace_save_warning, with_status
+from atoll.model.session_changes import NOT_SAVED, with_status, without_warnings
 from atoll.service.sessions.records import instance_lease
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ class Archiver:
                     cause=Cause.TIMEOUT,
                 ) from None
             workspace = session.workspace
-            archived = with_status(replace_save_warning(session), SessionStatus.ARCHIVED, now())
-            session = await self._records.save(dataclasses.replace(archived, workspace=None))
+            archived = with_status(session, SessionStatus.ARCHIVED, now())
+            archived = dataclasses.replace(archived, workspace=None)
+            session = await self._records.save(without_warnings(archived, NOT_SAVED))
         if workspace is not None:
             try:
                 await self._driver.workspaces.discard(workspace)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from atoll.errors import Conflict, TemporaryError
 from atoll.model.event import session_event
 from atoll.model.session import Session, Warning
-from atoll.model.session_changes import as_running, merge_warnings
+from atoll.model.session_changes import as_running, with_warnings
 
 if TYPE_CHECKING:
     from atoll.service.pool.service import ReadyInstance
@@ -51,7 +51,7 @@ class InstanceAssignment:
         now = session.updated_at if new else self._replica.clock.now()
         running = dataclasses.replace(
             as_running(
-                merge_warnings(session, *_of_lost_workspace(session, ready), *ready.warnings), now
+                with_warnings(session, *_of_lost_workspace(session, ready), *ready.warnings), now
             ),
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,

@@ -25,10 +25,11 @@ from atoll.errors import (
     InstanceNotObserved,
     NodeUnreachable,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.session import Cause, Durability, Session, SessionStatus, Warning, WorkspaceMode
-from atoll.model.session_changes import NOT_SAVED, replace_save_warning
+from atoll.model.session_changes import NOT_SAVED, with_warnings, without_warnings
 from atoll.service.backoff import Backoff
 from atoll.service.sessions.observers import SessionObserver
 
@@ -115,7 +116,7 @@ class Autosave(SessionObserver):
         if self._remote is None or self._remote.away is None:
             return session
         self._warned.add(session.id)
-        return replace_save_warning(session, Warning(NOT_SAVED, BLOBS_UNAVAILABLE))
+        return with_warnings(session, Warning(NOT_SAVED, BLOBS_UNAVAILABLE))
 
     # In the background
 
@@ -343,15 +344,18 @@ class Autosave(SessionObserver):
             return
         if reason is not None:
             log.warning("workspace.not_saved", session_id=session_id, error=reason)
-        warnings = () if reason is None else (Warning(NOT_SAVED, reason),)
         for _ in range(MAX_ATTEMPTS):
             session = await self._store.sessions.get(session_id)
             if session is None or session.status.ended:
                 return
+            if reason is None:
+                changed = without_warnings(session, NOT_SAVED)
+            else:
+                changed = with_warnings(session, Warning(NOT_SAVED, reason))
             try:
-                await self._records.save_silently(replace_save_warning(session, *warnings))
+                await self._records.save_silently(changed)
                 break
-            except Conflict:
+            except VersionConflict:
                 continue
         (self._warned.discard if reason is None else self._warned.add)(session_id)
 

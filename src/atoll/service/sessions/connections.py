@@ -20,7 +20,6 @@ from atoll.errors import TemporaryError
 from atoll.link.errors import ExecutorError, LinkLost, ProtocolViolation
 from atoll.model.instance import State
 from atoll.model.session import Cause, Session
-from atoll.model.session_changes import KEEPS_INSTANCE
 from atoll.service.sessions.instances import PROBE_TIMEOUT
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.optional_parts import resume_instance
@@ -115,7 +114,7 @@ class Connections(SessionObserver):
         if connection is not None:
             return connection
         session = await self._records.unended(session_id)
-        return await self.find(session) if session.status in KEEPS_INSTANCE else None
+        return await self.find(session) if session.status.keeps_instance else None
 
     async def find(self, session: Session, *, resume: bool = False) -> Connection | None:
         """
@@ -185,7 +184,7 @@ class Connections(SessionObserver):
         if connection is None:
             # Not `reach`: the session may have ended already, because of this change.
             stored = await self._records.get(session.id)
-            connection = await self.find(stored) if stored.status in KEEPS_INSTANCE else None
+            connection = await self.find(stored) if stored.status.keeps_instance else None
         if connection is None:
             return  # The next instance starts with what is stored.
         self.update(connection, session)

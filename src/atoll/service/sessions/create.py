@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll import ids
-from atoll.errors import AtollError, Conflict, InvalidRequest, PermanentError, TemporaryError
+from atoll.errors import (
+    AlreadyExists,
+    AtollError,
+    Conflict,
+    InstanceTaken,
+    InvalidRequest,
+    PermanentError,
+    TemporaryError,
+    VersionConflict,
+)
 from atoll.model.event import session_event
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
 from atoll.model.template import DEFAULT_TEMPLATE
@@ -168,7 +177,7 @@ class SessionCreator:
         return session
 
     async def _create_on_ready(self, session: Session, template: Template) -> Session | None:
-        """The session on an instance of the pool; None if there is none."""
+        """The session on an instance of the pool; None if that is impossible."""
         admitted = await self._admission.admit(session)
         try:
             ready = self._pool.take(template, session.resources)
@@ -176,7 +185,9 @@ class SessionCreator:
                 return None
             await self._resize(ready, session.resources)
             connection = await self._assignment.assign(session, ready, new=True)
-        except Conflict as error:
+        except AlreadyExists:
+            return None  # Found again when it is created without the pool.
+        except InstanceTaken as error:
             # Other replicas considered this one lost, and adopted its ready instances.
             log.warning("pool.instance_lost", session_id=session.id, error=error.message)
             return None
@@ -206,7 +217,7 @@ class SessionCreator:
         try:
             event = session_event(session, session.created_at, "created")
             await self._store.sessions.add(session, event=event)
-        except Conflict:
+        except AlreadyExists:
             known = await self._store.sessions.get(session.id)
             if known is None:
                 raise
@@ -236,7 +247,7 @@ class SessionCreator:
         except AtollError as error:
             current = await self._records.get(session.id)
             if current.status is SessionStatus.CREATING:
-                with contextlib.suppress(Conflict):
+                with contextlib.suppress(VersionConflict):
                     await self._records.end(
                         current, SessionStatus.FAILED, Cause.DRIVER, error.message
                     )

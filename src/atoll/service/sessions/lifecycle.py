@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import VersionConflict
 from atoll.model.execution import ExecutionStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.model.session_changes import STOPPED_STATES, wanting
+from atoll.model.session_changes import wanting
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
@@ -55,14 +55,13 @@ class Lifecycle:
     ) -> Session:
         """
         Record the wanted state. With `of`, only if the session has not changed since that was read;
-        else `Conflict`. A stop of a session that is stopped or archived changes nothing.
+        else `VersionConflict`. A stop of a session that is stopped or archived changes nothing.
         """
         while True:
             session = of or await self._records.usable(session_id)
             if session.status is SessionStatus.CREATING and wanted is not Wanted.RUNNING:
                 raise not_running(session, "Wait until it runs.")
-            stopped = session.wanted in STOPPED_STATES
-            if session.wanted is wanted or (wanted is Wanted.STOPPED and stopped):
+            if session.wanted is wanted or (wanted is Wanted.STOPPED and session.wanted.stops):
                 if session.retry_at is None:
                     return session
                 # A repeated request does not wait for the next retry.
@@ -71,7 +70,7 @@ class Lifecycle:
                 return await self._records.save(
                     wanting(session, wanted, cause, self._clock.now()), event="wanted"
                 )
-            except Conflict:
+            except VersionConflict:
                 if of is not None:
                     raise
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import (
-    Conflict,
     NodeUnreachable,
     NotFound,
     SessionEnded,
     SessionNotRunning,
     TemporaryError,
+    VersionConflict,
 )
-from atoll.model import plan
 from atoll.model.event import session_event
-from atoll.model.session_changes import ended
+from atoll.model.session_changes import ended, moved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -103,13 +102,16 @@ class SessionRecords:
             )
 
     async def save(self, session: Session, *, event: str | None = None) -> Session:
-        """Write the record, with an event named `event`, or after its status. May conflict."""
+        """
+        Write the record, with an event named `event`, or after its status. May raise
+        `VersionConflict`.
+        """
         return await self._store.save(
             session, event=session_event(session, session.updated_at, event)
         )
 
     async def save_silently(self, session: Session) -> Session:
-        """Write a change that the event feed does not report. May conflict."""
+        """Write a change that the event feed does not report. May raise `VersionConflict`."""
         return await self._store.save(session)
 
     async def change(
@@ -133,7 +135,7 @@ class SessionRecords:
                 if event is None:
                     return await self.save_silently(changed)
                 return await self.save(changed, event=event)
-            except Conflict:
+            except VersionConflict:
                 continue
 
     async def end(
@@ -157,12 +159,12 @@ class SessionRecords:
                 return session
             try:
                 return await self.end(session, status, cause)
-            except Conflict:
+            except VersionConflict:
                 continue
 
     async def move(self, session: Session, node: Node) -> Session:
-        """Record that the session is on another node from now on. May conflict."""
-        return await self.save(plan.moved(session, node, self._replica.clock.now()), event="moved")
+        """Record that the session is on another node from now on. May raise `VersionConflict`."""
+        return await self.save(moved(session, node, self._replica.clock.now()), event="moved")
 
     async def wake(self, node_id: str) -> None:
         """Notify the replicas of a node that some of its sessions have to change."""

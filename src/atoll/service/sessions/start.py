@@ -20,10 +20,10 @@ import structlog
 from atoll.errors import (
     AtollError,
     CheckpointDamaged,
-    Conflict,
     CoordinationUnavailable,
     DatabaseUnavailable,
     DependencyFailed,
+    InstanceTaken,
     LeaseLost,
     NodeFull,
     NodeUnreachable,
@@ -31,15 +31,15 @@ from atoll.errors import (
     SessionNotReady,
     SessionNotRunning,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ProtocolViolation
 from atoll.model.install import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
 from atoll.model.session_changes import (
-    KEEPS_INSTANCE,
     as_running,
-    starting,
-    wanted_by_request,
+    starting_again,
+    wanting,
     without_instance,
 )
 from atoll.service.sessions.provisioning import is_installing
@@ -179,7 +179,7 @@ class SessionStarter:
                 raise
             try:
                 connection = await self._assignment.assign(session, ready)
-            except Conflict:
+            except (VersionConflict, InstanceTaken):
                 # The session ended or changed meanwhile, or a replica that considered this one lost
                 # has also made an instance.
                 return await self.ensure_running(session.id)
@@ -192,7 +192,7 @@ class SessionStarter:
             session = await self._stopper.stop(session)
             self._connections.disconnect(session.id)
         connection = None
-        if session.status in KEEPS_INSTANCE:
+        if session.status.keeps_instance:
             connection = await self._connections.find(session, resume=True)
         if connection is not None:
             if session.status is not SessionStatus.RUNNING:
@@ -209,7 +209,7 @@ class SessionStarter:
             session = await self._with_new_lifetime(await self._without_instance(session))
             session = await self._with_packages(session)
             return await self._assignment.assign(session, await self._instances.make(session))
-        except Conflict:
+        except (VersionConflict, InstanceTaken):
             # Ended meanwhile, or the replica that was making an instance has finished.
             connection = await self._connections.find(await self._records.unended(session.id))
             if connection is None:
@@ -225,10 +225,10 @@ class SessionStarter:
             if not _starts(session, submitted_at):
                 raise not_running(session)
             self._records.check_here(session)
-            now = self._clock.now()
+            running = wanting(session, Wanted.RUNNING, session.cause, self._clock.now())
             try:
-                return await self._records.save_silently(wanted_by_request(session, now))
-            except Conflict:
+                return await self._records.save_silently(running)
+            except VersionConflict:
                 continue
 
     async def _without_instance(self, session: Session) -> Session:
@@ -244,7 +244,7 @@ class SessionStarter:
         """Record that a stopped or archived session is starting."""
         if session.rested_at is None:
             return session
-        return await self._records.save(starting(session, self._clock.now()))
+        return await self._records.save(starting_again(session, self._clock.now()))
 
     async def _with_packages(self, session: Session) -> Session:
         """

@@ -18,7 +18,7 @@ from atoll.errors import AtollError
 from atoll.link.errors import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
-from atoll.model.session_changes import NOT_SAVED, replace_save_warning, with_status
+from atoll.model.session_changes import NOT_SAVED, with_status, with_warnings
 from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class InstanceStopper:
         if instance is not None:
             failure = await self._end(session, instance)
             if failure is not None:
-                session = replace_save_warning(session, Warning(NOT_SAVED, failure))
+                session = with_warnings(session, Warning(NOT_SAVED, failure))
         stopped = with_status(session, SessionStatus.STOPPED, self._clock.now())
         return await self._records.save(dataclasses.replace(stopped, instance_id=None))
 

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import SessionEnded, VersionConflict
 from atoll.model import plan
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.service.sessions.observers import SessionObserver
@@ -76,7 +76,7 @@ class SessionTimers(SessionObserver):
                 return False
             try:
                 return await self._fire(session)
-            except Conflict:
+            except (VersionConflict, SessionEnded):
                 continue  # It changed meanwhile, and may have been given more time.
 
     async def _fire(self, session: Session) -> bool:

@@ -21,21 +21,24 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import (
+    AlreadyExists,
     AtollError,
-    Conflict,
     CoordinationUnavailable,
     DatabaseUnavailable,
+    InstanceTaken,
     LeaseLost,
     NodeUnreachable,
     PermanentError,
+    SessionEnded,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ExecutorError
 from atoll.model import plan
 from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Cause, Session, SessionStatus, Wanted
-from atoll.model.session_changes import cleared, kept_running, with_status
+from atoll.model.session_changes import cleared, pause_cancelled, with_status
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
 from atoll.service.sessions.optional_parts import require_pausing
@@ -65,6 +68,9 @@ ERROR_RETRY = 60.0
 """Seconds between two tries of a session in `error`."""
 EXTERNAL_ERRORS = (DatabaseUnavailable, CoordinationUnavailable, LeaseLost, NodeUnreachable)
 """Errors that are not the session's: the step is repeated, and not counted as a failure."""
+
+LOST_RACES = (VersionConflict, AlreadyExists, InstanceTaken, SessionEnded)
+"""Errors of a step while another request or replica changed the session: no failures either."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Transitions(SessionObserver):
                 if not self._records.is_here(session):
                     return session
                 step = plan.next_step(session)
-                if step is Step.REST:
+                if step is Step.NONE:
                     return session
                 await self._take(step, session)
         raise PermanentError(
@@ -138,8 +144,8 @@ class Transitions(SessionObserver):
     async def _take(self, step: Step, session: Session) -> None:
         try:
             await self._handlers[step](session)
-        except Conflict as error:
-            # The record was changed meanwhile: the next step follows from the new one.
+        except LOST_RACES as error:
+            # The next step follows from the new record.
             log.info("session.changed", session_id=session.id, step=step, error=error.message)
         except NoArchiveSlot:
             await self._postpone(session, SLOT_PAUSE)
@@ -157,20 +163,20 @@ class Transitions(SessionObserver):
 
     async def _postpone(self, session: Session, pause: timedelta) -> None:
         retry_at = self._clock.now() + pause
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(VersionConflict):
             await self._records.save_silently(dataclasses.replace(session, retry_at=retry_at))
         self._observers.settling_delayed(session.id, pause.total_seconds())
 
     async def _record_failure(self, session_id: str, step: Step, error: AtollError) -> None:
         session = await self._records.get(session_id)
-        if plan.next_step(session) is Step.REST or (
+        if plan.next_step(session) is Step.NONE or (
             session.status.ended and step is not Step.CLEAR
         ):
             return
         permanent = isinstance(error, PermanentError)
         cause = Cause(error.cause) if isinstance(error, PermanentError) else Cause.DRIVER
         if session.status is SessionStatus.CREATING:
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(VersionConflict):
                 await self._records.end(session, SessionStatus.FAILED, cause, error.message)
             return
         now, failures = self._clock.now(), session.failures + 1
@@ -198,7 +204,7 @@ class Transitions(SessionObserver):
             code=error.code,
             error=error.message,
         )
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(VersionConflict):
             await (self._records.save if gives_up else self._records.save_silently)(changed)
         assert changed.retry_at is not None
         self._observers.settling_delayed(session.id, (changed.retry_at - now).total_seconds())
@@ -214,6 +220,7 @@ class Transitions(SessionObserver):
             # There is no memory left that a pause would keep.
             await self._starter.ensure_running(session.id)
             return
+        pausing = require_pausing(self._driver)
         if session.status is not SessionStatus.PAUSING:
             session = await self._become(session, SessionStatus.PAUSING)
         link = await self._driver.connect(instance.handle)
@@ -224,17 +231,14 @@ class Transitions(SessionObserver):
                 # The workspace of a paused session can be copied.
                 await link.call("sync")
             if any(not run["ended"] for run in link.hello["runs"]):
-                await self._keep_running(session)
+                # An execution started before the pause was complete.
+                await self._records.save(pause_cancelled(session, self._clock.now()))
                 return
         finally:
             link.close()
         self._connections.disconnect(session.id)
-        await require_pausing(self._driver).pause(instance.handle)
+        await pausing.pause(instance.handle)
         await self._become(session, SessionStatus.PAUSED)
-
-    async def _keep_running(self, session: Session) -> None:
-        """An execution started before the pause was complete: cancel the pause."""
-        await self._records.save(kept_running(session, self._clock.now()))
 
     async def _stop(self, session: Session) -> None:
         await self._stopper.stop(session)
@@ -258,7 +262,7 @@ class Transitions(SessionObserver):
         }.get(state)
         if status is None:
             status = SessionStatus.STARTING
-            if session.wanted in (Wanted.STOPPED, Wanted.ARCHIVED) or session.rested_at is not None:
+            if session.wanted.stops or session.rested_at is not None:
                 # A stop removes what is left of its instance.
                 left = session.instance_id is not None
                 status = SessionStatus.STOPPING if left else SessionStatus.STOPPED

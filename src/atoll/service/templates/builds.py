@@ -20,11 +20,11 @@ import structlog
 
 from atoll.errors import (
     AtollError,
-    Conflict,
     LeaseLost,
     PermanentError,
     RequestError,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.model.event import template_event
 from atoll.model.stream_event import StreamEvent
@@ -108,7 +108,7 @@ class Builds:
             finally:
                 self._attempts.discard(key)
             await self._store.templates.save(ended, event=self._event(ended))
-        except Conflict as error:
+        except VersionConflict as error:
             # The template was replaced or removed meanwhile.
             log.info("build.given_up", template_id=template_id, error=error.message)
         await self._templates.publish_change()

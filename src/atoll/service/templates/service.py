@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, NotFound, TemporaryError
+from atoll.errors import AlreadyExists, Conflict, NotFound, TemporaryError, VersionConflict
 from atoll.model.event import template_event
 from atoll.model.session import SessionStatus
 from atoll.model.template import (
@@ -89,14 +89,14 @@ class Templates:
             pool_size=self._settings.pool.size,
         )
         if found is None:
-            with contextlib.suppress(Conflict):  # Another replica that starts was faster.
+            with contextlib.suppress(AlreadyExists):  # Another replica that starts was faster.
                 await self._store.templates.add(wanted, event=self._event(wanted, "created"))
         elif (found.default_resources, found.pool_size) != (
             wanted.default_resources,
             wanted.pool_size,
         ):
             # These fields follow the settings; the others cannot be changed.
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(VersionConflict):
                 wanted = dataclasses.replace(
                     wanted, created_at=found.created_at, number=found.number + 1
                 )

@@ -15,7 +15,7 @@ import structlog
 
 from atoll.blobs.base import RefusedByStore, UnlistableNames
 from atoll.drivers.base import NotEmptied
-from atoll.errors import AtollError, Conflict, InvalidRequest, NotFound
+from atoll.errors import AlreadyExists, AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import LOCAL, S3, Volume
 
@@ -77,7 +77,7 @@ class Volumes:
         )
         try:
             await self._store.volumes.add(volume)
-        except Conflict:
+        except AlreadyExists:
             raise Conflict(f"Volume {volume_id} already exists.", code="volume_exists") from None
         try:
             await self._require(kind).make(volume)

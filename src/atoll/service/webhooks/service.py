@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll import ids
-from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    TemporaryError,
+    VersionConflict,
+)
 from atoll.model.event import Event
 from atoll.model.webhook import MAX_WEBHOOKS, Webhook
 from atoll.service.webhooks import delivery
@@ -94,7 +101,7 @@ class Webhooks:
         )
         try:
             await self._store.webhooks.add(webhook)
-        except Conflict:
+        except AlreadyExists:
             # Created by an earlier request with the same key, whose response was lost.
             return await self.get(webhook_id), None
         await self._notify()
@@ -130,7 +137,7 @@ class Webhooks:
             found = await self.get(webhook_id)
             deliveries = dataclasses.replace(found.deliveries, failures=0, retry_at=None)
             changed = dataclasses.replace(found, deliveries=deliveries, **changes)  # type: ignore[arg-type]
-            with contextlib.suppress(Conflict):
+            with contextlib.suppress(VersionConflict):
                 saved = await self._store.webhooks.save(changed)
                 await self._notify()
                 return saved

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists
 from atoll.model.event import Event, FeedPage, FeedRange
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
@@ -70,7 +70,7 @@ class SqlEvents:
 
         try:
             return await self._engine.write(write, again=write)
-        except Conflict:
+        except AlreadyExists:
             # Another replica created the counter at the same time.
             return await self._engine.write(write, again=write)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists
 from atoll.model.keyed_request import KeyedRequest
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
@@ -61,7 +61,7 @@ class SqlKeyedRequests:
         while True:
             try:
                 return await self._engine.write(write)
-            except Conflict:
+            except AlreadyExists:
                 continue  # Another replica inserted it between the query and the insert.
 
     async def take_over(self, request: KeyedRequest, holder: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists
 from atoll.model.key import Key
 from atoll.stores.sql import tables
 from atoll.stores.sql.mapper import Mapper
@@ -38,7 +38,7 @@ class SqlKeys:
 
         try:
             await self._engine.write(write, again=write)
-        except Conflict:
+        except AlreadyExists:
             # Another replica inserted the key between the query and the insert, or the id exists.
             await self._engine.write(write, again=write)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists
 from atoll.model.node import Drain, Node, NodeHealth
 from atoll.stores.sql import tables
 from atoll.stores.sql.events import add_event
@@ -59,7 +59,7 @@ class SqlNodes:
 
         try:
             await self._engine.write(write, again=again)
-        except Conflict:
+        except AlreadyExists:
             # Another process of the node inserted the row between the update and the insert.
             await self._engine.write(write, again=again)
 

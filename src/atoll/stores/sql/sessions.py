@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll.errors import Conflict
+from atoll.errors import InstanceTaken
 from atoll.model import plan
 from atoll.model.session import Holding, Session, SessionStatus
 from atoll.stores.sql import tables
@@ -38,7 +38,7 @@ def _due(session: Session) -> Values:
 MAPPER = Mapper(
     Session, tables.SESSIONS, special=Special(columns={"unsettled_at", "timer_at"}, write=_due)
 )
-_INSTANCE = "SELECT instance_id FROM sessions WHERE id = :id"
+_CURRENT = "SELECT instance_id, version FROM sessions WHERE id = :id"
 _OWN = """
     UPDATE instances SET session_id = :id
     WHERE id = :instance_id AND (session_id IS NULL OR session_id = :id)
@@ -168,16 +168,18 @@ def _holding(row: Row) -> Holding:
 
 
 def _own_unless_owned(session: Session, connection: Connection) -> None:
+    found = connection.execute(_CURRENT, {"id": session.id}).fetchone()
+    if found is None or found["version"] != session.version:
+        return  # The compare-and-set is going to refuse it.
     # An instance that the session has already may have been removed meanwhile.
-    found = connection.execute(_INSTANCE, {"id": session.id}).fetchone()
-    if found is None or found["instance_id"] != session.instance_id:
+    if found["instance_id"] != session.instance_id:
         _own(session, connection)
 
 
 def _own(session: Session, connection: Connection) -> None:
     row = {"id": session.id, "instance_id": session.instance_id}
     if connection.execute(_OWN, row).rowcount == 0:
-        raise Conflict(
+        raise InstanceTaken(
             f"Session {session.id} cannot have instance {session.instance_id}: it is gone, or it "
             "belongs to another session."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists
 from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
@@ -91,7 +91,7 @@ class SqlStore:
 
         try:
             return await self._engine.write(write, again=write)
-        except Conflict:
+        except AlreadyExists:
             # Another replica inserted it between the query and the insert.
             return await self._engine.write(write, again=write)
 

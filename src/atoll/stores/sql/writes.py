@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import Conflict
+from atoll.errors import AlreadyExists, VersionConflict
 from atoll.stores.sql.engine import UniqueViolation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def insert(connection: Connection, statement: str, row: Mapping[str, object], no
 
 
 def was_inserted(connection: Connection, select: str, row: Mapping[str, object], noun: str) -> bool:
-    """Whether the earlier attempt inserted the row; `Conflict` if the id has another row."""
+    """Whether the earlier attempt inserted the row; `AlreadyExists` if the id has another row."""
     found = connection.execute(select, row).fetchone()
     if found is None:
         return False
@@ -66,12 +66,12 @@ def _equals(found: Row, row: Mapping[str, object]) -> bool:
     return all(found[name] == value for name, value in row.items())
 
 
-def _exists(row: Mapping[str, object], noun: str) -> Conflict:
-    return Conflict(f"{noun} {row['id']} exists already.")
+def _exists(row: Mapping[str, object], noun: str) -> AlreadyExists:
+    return AlreadyExists(f"{noun} {row['id']} exists already.")
 
 
-def _changed(row: Mapping[str, object], noun: str) -> Conflict:
-    return Conflict(
+def _changed(row: Mapping[str, object], noun: str) -> VersionConflict:
+    return VersionConflict(
         f"{noun} {row['id']} is no longer at version {row['version']}: another client changed or "
         "removed it. Read it again."
     )
