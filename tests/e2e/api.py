@@ -88,7 +88,7 @@ class Api:
         ) as response:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")
-            for event in heard(response):
+            for event in read_events(response):
                 if heartbeats or event[1] != "heartbeat":
                     yield event
 
@@ -110,7 +110,7 @@ def sh(api: Api, session_id: str, line: str) -> str:
     return str(told["stdout"])
 
 
-def heard(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def read_events(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id ("" where there is none), name and content of each event of a stream."""
     fields: dict[str, str] = {}
     for line in response.iter_lines():

@@ -40,11 +40,11 @@ class Console:
         self.socket.send(data.encode() if isinstance(data, str) else data)
         return self
 
-    def say(self, **message: Any) -> Self:
+    def send_message(self, **message: Any) -> Self:
         self.socket.send(json.dumps(message))
         return self
 
-    def hear(self, timeout: float = PATIENCE) -> None:
+    def receive(self, timeout: float = PATIENCE) -> None:
         """Take one message."""
         message = self.socket.recv(timeout=timeout)
         if isinstance(message, bytes):
@@ -66,7 +66,7 @@ class Console:
         deadline = time.monotonic() + PATIENCE
         while not met():
             try:
-                self.hear(max(0.0, deadline - time.monotonic()))
+                self.receive(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 heard = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
                 raise AssertionError(f"it did not come: {heard}") from None
@@ -95,7 +95,7 @@ class Console:
         deadline = time.monotonic() + 60
         while True:
             try:
-                self.hear(max(0.0, deadline - time.monotonic()))
+                self.receive(max(0.0, deadline - time.monotonic()))
             except ConnectionClosed:
                 return self.socket.close_code, self.socket.close_reason
 

@@ -21,7 +21,7 @@ SEEDS = (42, None)
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_or_done_twice_while_everything_dies(
+def test_no_execution_is_lost_or_repeated_while_servers_and_instances_die(
     bubblewrap: str, tmp_path: Path, seed: int | None
 ) -> None:
     if seed is None:
@@ -30,7 +30,7 @@ def test_nothing_is_lost_or_done_twice_while_everything_dies(
     print(torment(tmp_path, seed, SECONDS))
 
 
-def test_nothing_is_lost_or_done_twice_while_one_of_two_servers_dies(
+def test_no_execution_is_lost_or_repeated_while_one_of_two_servers_dies(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     print(torment(tmp_path, 3, SECONDS, size=2))

@@ -96,7 +96,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_only_a_file_is_copied_through_pipes(atoll: Atoll, session: str) -> None:
+def test_a_pipe_carries_a_single_file(atoll: Atoll, session: str) -> None:
     data = os.urandom(2_000_000)
     code, out, err = atoll("cp", "-", f"{session}:x", input=data)
     assert (code, out, err) == (0, b"", "atoll: 1 file(s) copied, 1.9 MiB.\n")

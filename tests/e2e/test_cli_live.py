@@ -43,7 +43,7 @@ def test_ctrl_c_cancels_the_code_with_a_note(bubblewrap: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_without_a_terminal_a_question_is_refused(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_question_is_refused_without_a_terminal(bubblewrap: str, tmp_path: Path) -> None:
     with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, 'atoll: approval requested: Go on? {"n": 1}\n')

@@ -98,24 +98,24 @@ def equipped(api: Api) -> Iterator[str]:
     ],
     ids=["code", "command", "shell"],
 )  # fmt: skip
-def test_all_that_runs_python_finds_the_packages_and_what_they_need(
+def test_all_python_code_finds_the_packages_and_their_dependencies(
     api: Api, equipped: str, fields: dict[str, Any]
 ) -> None:
     assert api.run(equipped, **fields)["stdout"] == "1.2 2.0\n"
 
 
-def test_a_context_finds_them(api: Api, equipped: str) -> None:
+def test_a_context_finds_the_packages(api: Api, equipped: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{equipped}/contexts", json={}), 201)
     result = api.run(equipped, "import greet; print(greet.version)", context_id=context["id"])
     assert result["stdout"] == "1.2\n", result
 
 
-def test_programs_that_they_bring_are_on_the_path(api: Api, equipped: str) -> None:
+def test_programs_of_packages_are_on_the_path(api: Api, equipped: str) -> None:
     assert api.run(equipped, command=["hello-greet"])["stdout"] == "greet 1.2\n"
     assert api.run(equipped, "hello-greet", language="shell")["stdout"] == "greet 1.2\n"
 
 
-def test_what_the_user_set_comes_first(api: Api, equipped: str) -> None:
+def test_files_and_variables_of_the_user_take_precedence(api: Api, equipped: str) -> None:
     api.put(equipped, "mine/greet.py", b"version = 'mine'")
     code = "import greet, lower; print(greet.version, lower.version)"
     env = {"PYTHONPATH": "/workspace/mine", "PATH": "/usr/bin:/bin"}
@@ -124,7 +124,7 @@ def test_what_the_user_set_comes_first(api: Api, equipped: str) -> None:
     assert printed.startswith("/usr/bin:/bin:/opt/atoll/packages/")
 
 
-def test_versions_and_the_log_are_told(api: Api, equipped: str) -> None:
+def test_versions_and_the_log_can_be_read(api: Api, equipped: str) -> None:
     told = answer(api.http.get(f"{V1}/sessions/{equipped}/dependencies"))
     assert told == {
         "status": "installed",
@@ -154,7 +154,7 @@ def test_extras_bring_their_packages(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_a_session_without_packages_has_none(api: Api) -> None:
+def test_a_session_without_packages_has_an_empty_list(api: Api) -> None:
     session = api.create()["id"]
     told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
     assert (told["requested"], told["installed"]) == ([], [])
@@ -183,7 +183,7 @@ def test_a_cached_set_needs_no_index_and_uses_a_ready_instance(
     api.end(session["id"])
 
 
-def test_sessions_that_ask_at_once_share_one_installation(api: Api, index: Index) -> None:
+def test_concurrent_sessions_share_one_installation(api: Api, index: Index) -> None:
     index.add("popular", "3.0")
     held = index.hold("/files/popular-3.0-py3-none-any.whl")
     with ThreadPoolExecutor(4) as threads:
@@ -201,7 +201,7 @@ def test_sessions_that_ask_at_once_share_one_installation(api: Api, index: Index
 # While it goes on
 
 
-def test_it_can_be_watched_while_it_installs(api: Api, index: Index) -> None:
+def test_an_installation_can_be_followed(api: Api, index: Index) -> None:
     index.add("slow", "1.0")
     held = index.hold("/files/slow-1.0-py3-none-any.whl")
     response = api.http.post(f"{V1}/sessions?wait=0", json={"dependencies": wanted("slow")})
@@ -220,7 +220,7 @@ def test_it_can_be_watched_while_it_installs(api: Api, index: Index) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_was_interrupted_by_a_kill_is_finished_after_the_next_start(
+def test_an_installation_interrupted_by_a_kill_is_finished_after_the_next_start(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -243,7 +243,7 @@ def test_one_that_was_interrupted_by_a_kill_is_finished_after_the_next_start(
 # Failures
 
 
-def test_what_is_not_on_the_index_fails_the_session(api: Api) -> None:
+def test_a_package_missing_from_the_index_fails_the_session(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("needs-nothing-there"))
     assert "not-on-the-index" in failed["detail"]
     session = api.get(failed["session_id"])
@@ -252,7 +252,7 @@ def test_what_is_not_on_the_index_fails_the_session(api: Api) -> None:
     assert "not-on-the-index" in log_of(api, failed["session_id"])
 
 
-def test_a_session_can_do_without_packages_that_fail(api: Api) -> None:
+def test_packages_can_be_optional(api: Api) -> None:
     session = api.create(dependencies=wanted("not-on-the-index"), fail_on_dependency_error=False)
     assert session["status"] == "running"
     assert session["dependencies"]["status"] == "failed"
@@ -261,12 +261,12 @@ def test_a_session_can_do_without_packages_that_fail(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_source_is_not_built_unless_settings_allow_it(api: Api) -> None:
+def test_a_source_package_is_not_built_unless_settings_allow_it(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("only-source"))
     assert "source" in failed["detail"]
 
 
-def test_another_version_than_the_templates_is_a_conflict(api: Api) -> None:
+def test_a_version_other_than_that_of_the_template_is_a_conflict(api: Api) -> None:
     versions = api.create()["id"]
     code = "import importlib.metadata as m; print(m.version('pip'))"
     has = api.run(versions, code)["stdout"].strip()
@@ -283,7 +283,7 @@ def test_another_version_than_the_templates_is_a_conflict(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_what_a_package_needs_is_held_against_the_template_too(api: Api) -> None:
+def test_dependencies_of_a_package_are_checked_against_the_template_too(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("needs-other-pip"))
     assert "pip 9001.0 (the template has" in failed["detail"]
     session = api.create(dependencies=wanted("needs-other-pip"), allow_version_conflicts=True)
@@ -312,7 +312,7 @@ def test_what_a_package_needs_is_held_against_the_template_too(api: Api) -> None
     ],
     ids=str,
 )
-def test_only_names_and_versions_are_taken(
+def test_only_names_and_versions_are_accepted(
     api: Api, index: Index, dependency: dict[str, str]
 ) -> None:
     asked = len(index.asked)
@@ -320,7 +320,7 @@ def test_only_names_and_versions_are_taken(
     assert len(index.asked) == asked
 
 
-def test_a_package_is_named_once_and_there_are_at_most_fifty(api: Api) -> None:
+def test_a_package_is_listed_once_and_at_most_fifty_are_allowed(api: Api) -> None:
     twice = [{"name": "greet"}, {"name": "Greet", "version": "==1.0"}]
     refused(api, 422, "invalid_request", dependencies=twice)
     refused(api, 422, "invalid_request", dependencies=wanted(*(f"p{i}" for i in range(51))))
@@ -330,7 +330,7 @@ def test_a_package_is_named_once_and_there_are_at_most_fifty(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
+def test_packages_can_be_added_to_a_running_session(api: Api) -> None:
     session = api.create()["id"]
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     assert api.run(session, "kept = 1", context_id=context)["exit_code"] == 0
@@ -348,7 +348,7 @@ def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
     api.end(session)
 
 
-def test_adding_that_fails_leaves_what_was_there(api: Api) -> None:
+def test_a_failed_addition_keeps_the_installed_packages(api: Api) -> None:
     session = api.create(dependencies=wanted("lower==1.0"))["id"]
     problem(add(api, session, "not-on-the-index"), 422, "dependency_failed")
     problem(add(api, session, "pip>9000"), 409, "version_conflict")
@@ -359,7 +359,7 @@ def test_adding_that_fails_leaves_what_was_there(api: Api) -> None:
     problem(add(api, session, "lower"), 409, "session_ended")
 
 
-def test_one_addition_at_a_time(api: Api, index: Index) -> None:
+def test_only_one_addition_runs_at_a_time(api: Api, index: Index) -> None:
     index.add("later", "1.0")
     held = index.hold("/files/later-1.0-py3-none-any.whl")
     session = api.create()["id"]
@@ -374,7 +374,7 @@ def test_one_addition_at_a_time(api: Api, index: Index) -> None:
     api.end(session)
 
 
-def test_packages_survive_the_instance(api: Api) -> None:
+def test_packages_survive_a_replaced_instance(api: Api) -> None:
     session = api.create()["id"]
     assert answer(add(api, session, "lower==1.0"))["status"] == "installed"
     api.run(session, "import os; os.kill(os.getppid(), 9)")
@@ -383,7 +383,7 @@ def test_packages_survive_the_instance(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) -> None:
+def test_an_index_that_answers_in_html_works(bubblewrap: str, tmp_path: Path) -> None:
     with Index(html=True) as index:
         index.add("greet", "1.2", requires=["lower"]).add("lower", "2.0")
         with (
@@ -399,7 +399,7 @@ def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) ->
 # The SDK and the command line
 
 
-def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -> None:
+def test_the_sdk_creates_sessions_with_packages_and_adds_some(server: Server, api: Api) -> None:
     with Atoll(server.url, api_key=server.key) as atoll:
         wanted_here: list[str | dict[str, str]] = [
             "greet >= 1.1",
@@ -419,7 +419,9 @@ def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -
             atoll.sessions.create(dependencies=["-r requirements.txt"])
 
 
-def test_the_command_line_does_the_same(server: Server, api: Api) -> None:
+def test_the_command_line_creates_sessions_with_packages_and_adds_some(
+    server: Server, api: Api
+) -> None:
     def run(*words: str) -> str:
         done = server.atoll("session", *words)
         assert done.returncode == 0, done.stderr

@@ -330,8 +330,8 @@ def test_orphaned_containers_are_removed_when_the_server_starts(
             session = api.create()
             labels = dockerd.inspect(container(api, session["id"]))["Config"]["Labels"]
         orphan, stranger = ids.instance_id(), ids.instance_id()
-        begin(dockerd, orphan, labels["atoll.node"])
-        begin(dockerd, stranger, "somebody else's")
+        create_orphan(dockerd, orphan, labels["atoll.node"])
+        create_orphan(dockerd, stranger, "somebody else's")
         server.stop(signal.SIGKILL)
         server.start()
         try:
@@ -343,7 +343,7 @@ def test_orphaned_containers_are_removed_when_the_server_starts(
             assert api.run(session["id"], "print(1)")["stdout"] == "1\n"
 
 
-def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
+def create_orphan(dockerd: Dockerd, instance_id: str, node: str) -> None:
     """A container with a node's labels that its server did not make."""
     about = {
         "Image": PYTHON,

@@ -296,7 +296,7 @@ def test_a_source_build_reaches_only_the_index(api: Api, index: Index) -> None:
     assert [line for line in lines if "403" not in line][:2] == [fine, fine], said
 
 
-def test_a_successful_source_build_leaves_nothing_running(
+def test_a_successful_source_build_leaves_no_processes(
     api: Api, server: Server, dockerd: Dockerd, index: Index
 ) -> None:
     stays = "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 100)\n    import time\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events, until
 from tests.e2e.test_recovery import calling, crash, kill_instance
 from tests.harness import Server
 
@@ -69,7 +69,7 @@ def check_resumed(api: Api, execution_id: str, whole: list[Told]) -> None:
         assert all_of(api, execution_id, number) == whole[place + 1 :]
 
 
-def test_every_number_leads_to_the_rest_while_it_runs_and_after(
+def test_every_event_id_resumes_the_stream_during_and_after_the_execution(
     api: Api, server: Server, session: str
 ) -> None:
     execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
@@ -93,7 +93,7 @@ def test_every_number_leads_to_the_rest_while_it_runs_and_after(
 
 
 @pytest.mark.slow
-def test_every_number_leads_to_the_rest_at_a_server_that_was_killed_meanwhile(own: Server) -> None:
+def test_every_event_id_resumes_the_stream_on_a_server_that_was_killed(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
@@ -119,7 +119,7 @@ def test_every_number_leads_to_the_rest_at_a_server_that_was_killed_meanwhile(ow
 
 
 @pytest.mark.slow
-def test_numbers_go_on_over_an_attempt_that_was_lost(own: Server) -> None:
+def test_event_ids_continue_after_a_lost_attempt(own: Server) -> None:
     code = (
         "import os, time\nprint('begun', flush=True)\nopen('ran', 'a').write('x')\n"
         "while len(open('ran').read()) < 2: time.sleep(0.01)\nprint('over')"
@@ -160,7 +160,9 @@ def test_a_queued_event_counts_the_executions_ahead(api: Api, server: Server, se
     assert names == ["started", "stdout", "result"]
 
 
-def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: str) -> None:
+def test_a_queued_execution_moves_up_when_an_earlier_one_is_cancelled(
+    api: Api, session: str
+) -> None:
     first = api.submit(session, until("go"))
     second = api.submit(session, "pass")
     events = api.events(api.submit(session, "print(1)"))
@@ -173,7 +175,7 @@ def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: s
 
 
 @pytest.mark.slow
-def test_an_execution_that_runs_is_told_to_be_alive(own: Server) -> None:
+def test_a_running_execution_sends_heartbeats(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, until("go") + "print(1)")
@@ -191,7 +193,7 @@ def test_an_execution_that_runs_is_told_to_be_alive(own: Server) -> None:
 
 
 @pytest.mark.parametrize("value", ["nonsense", "-1", "1.5", "", "1 2", "9" * 5000])
-def test_a_number_that_nobody_gave_is_refused(api: Api, session: str, value: str) -> None:
+def test_an_invalid_event_id_is_refused(api: Api, session: str, value: str) -> None:
     execution_id = api.run(session, "print(1)")["execution_id"]
     url = f"{V1}/executions/{execution_id}/events"
     refused = problem(api.http.get(url, headers={"Last-Event-ID": value}), 422, "invalid_request")
@@ -200,7 +202,7 @@ def test_a_number_that_nobody_gave_is_refused(api: Api, session: str, value: str
 
 
 @pytest.mark.parametrize("value", [2**32 - 1, 2**63, 2**64, 2**100], ids=str)
-def test_a_number_from_the_future_leads_to_nothing(api: Api, session: str, value: int) -> None:
+def test_a_stream_from_a_future_event_id_is_empty(api: Api, session: str, value: int) -> None:
     execution_id = api.submit(session, until("go") + "print(1)")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(list, api.events(execution_id, str(value)))
@@ -211,7 +213,7 @@ def test_a_number_from_the_future_leads_to_nothing(api: Api, session: str, value
     assert list(api.events(execution_id, str(value))) == []
 
 
-def test_output_is_told_byte_by_byte_as_it_was(api: Api, session: str) -> None:
+def test_output_is_streamed_unchanged_byte_by_byte(api: Api, session: str) -> None:
     code = "import sys\nfor n in range(256): sys.stdout.buffer.write(bytes([n]))\n"
     code += "sys.stdout.flush()\nsys.stderr.buffer.write('ä'.encode()[:1])"
     execution_id = api.submit(session, code)
@@ -226,7 +228,7 @@ def test_output_is_told_byte_by_byte_as_it_was(api: Api, session: str) -> None:
         assert outputs == {"stdout": bytes(range(256)), "stderr": "ä".encode()[:1]}
 
 
-def test_ten_thousand_small_writes_are_all_told_in_order(api: Api, session: str) -> None:
+def test_ten_thousand_small_writes_are_streamed_in_order(api: Api, session: str) -> None:
     code = "import os\nfor n in range(10_000): os.write(1, b'%d\\n' % n)"
     execution_id = api.submit(session, code)
     live = all_of(api, execution_id)
@@ -249,7 +251,7 @@ def memory(pid: int) -> int:
     raise AssertionError(pid)
 
 
-def ask(server: Server, path: str) -> socket.socket:
+def open_unread(server: Server, path: str) -> socket.socket:
     """A connection that has asked for something, and whose answer nobody reads."""
     address = httpx.URL(server.url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=30)
@@ -260,7 +262,7 @@ def ask(server: Server, path: str) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
+def test_readers_that_do_not_read_delay_nothing_and_use_no_memory(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     limit = 8 * 1024 * 1024
@@ -275,7 +277,7 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
         before = memory(own.process.pid)
         code = until("go") + "import os\nfor _ in range(1600): os.write(1, b'x' * 65536)"
         execution_id = api.submit(session, code, timeout=120)
-        readers = [ask(own, f"{V1}/executions/{execution_id}/events") for _ in range(50)]
+        readers = [open_unread(own, f"{V1}/executions/{execution_id}/events") for _ in range(50)]
         try:
             api.await_status(execution_id, "running")
             api.put(session, "go")
@@ -291,12 +293,12 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
+def test_the_connection_of_a_reader_that_left_is_closed(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, until("go") + "print(1)")
         api.await_status(execution_id, "running")
-        readers = [ask(own, f"{V1}/executions/{execution_id}/events") for _ in range(20)]
+        readers = [open_unread(own, f"{V1}/executions/{execution_id}/events") for _ in range(20)]
         for reader in readers:
             assert reader.recv(10)
             reader.close()
@@ -315,8 +317,8 @@ def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
         assert api.result(execution_id)["stdout"] == "1\n"
 
 
-def test_a_stream_of_nobody_s_execution_is_not_found(api: Api) -> None:
+def test_the_stream_of_an_unknown_execution_is_not_found(api: Api) -> None:
     with api.http.stream("GET", f"{V1}/executions/exec_nobody/events") as response:
         response.read()
         problem(response, 404, "execution_not_found")
-        assert list(heard(response)) == []
+        assert list(read_events(response)) == []

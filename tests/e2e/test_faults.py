@@ -56,7 +56,7 @@ def terminate(server: Server, api: Api, session: str, number: int) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_an_executor_that_is_told_to_end_by_the_machine_is_replaced_and_its_work_tried_again(
+def test_an_executor_terminated_from_outside_is_replaced_and_its_execution_retried(
     api: Api, server: Server, session: str, number: int
 ) -> None:
     execution_id = api.submit(session, ONCE_MORE, timeout=60)
@@ -78,7 +78,7 @@ def test_an_executor_that_is_told_to_end_by_the_machine_is_replaced_and_its_work
     assert last["container_id"] == api.get(session)["container_id"] != before
 
 
-def test_an_executor_that_is_told_to_end_while_nothing_runs_is_replaced(
+def test_an_idle_executor_terminated_from_outside_is_replaced(
     api: Api, server: Server, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -90,7 +90,7 @@ def test_an_executor_that_is_told_to_end_while_nothing_runs_is_replaced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KILLERS)
-def test_code_that_attacks_its_own_sandbox_has_failed_and_is_not_tried_again(
+def test_code_that_attacks_its_own_sandbox_fails_and_is_not_retried(
     api: Api, session: str, kind: str
 ) -> None:
     result = api.run(session, MARKED + KILLERS[kind], timeout=20, wait=60)

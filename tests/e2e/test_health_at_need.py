@@ -144,7 +144,7 @@ def test_requests_at_once_after_a_kill_cause_one_recovery(
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_an_instance_that_dies_again_and_again_is_replaced_again_and_again(
+def test_an_instance_that_dies_repeatedly_is_replaced_each_time(
     api: Api, node: Node, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -181,7 +181,7 @@ def test_every_request_works_after_a_kill(api: Api, node: Node, session: str, ve
 
 
 @pytest.mark.slow
-def test_what_died_while_no_server_was_there_can_be_changed(
+def test_a_session_whose_instance_died_while_no_server_ran_can_be_changed(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     verbs = ("stop", "archive", "start", "patch", "delete")
@@ -213,7 +213,7 @@ def test_what_died_while_no_server_was_there_can_be_changed(
 # Out of memory
 
 
-def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node: Node) -> None:
+def test_an_instance_ended_by_the_oom_killer_is_replaced(api: Api, node: Node) -> None:
     session = api.create(memory="64Mi")["id"]
     api.put(session, "kept", b"here")
     greedy = (
@@ -236,7 +236,7 @@ def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, node: Node) -> None:
+def test_the_orphan_sweep_removes_nothing_of_recovered_sessions(api: Api, node: Node) -> None:
     """It runs every half second here, while instances are lost, replaced, stopped and started."""
     sessions = [str(api.create()["id"]) for _ in range(3)]
     for session in sessions:
@@ -263,7 +263,7 @@ def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, n
 # The driver is down
 
 
-def test_without_a_driver_the_answer_says_when_to_come_back(
+def test_without_a_driver_responses_contain_retry_after(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     api.put(session, "kept", b"here")
@@ -280,7 +280,7 @@ def test_without_a_driver_the_answer_says_when_to_come_back(
     assert read(api, session).content == b"here"
 
 
-def test_without_a_driver_what_runs_runs_on(
+def test_without_a_driver_running_instances_keep_working(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     down()
@@ -292,7 +292,7 @@ def test_without_a_driver_what_runs_runs_on(
     assert sh(api, session, "cat kept") == "here"
 
 
-def test_a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself(
+def test_a_session_that_cannot_start_is_in_error_and_recovers_automatically(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     api.put(session, "kept", b"here")
@@ -335,7 +335,7 @@ def test_a_killed_instance_is_replaced_after_a_failed_request(
 
 
 @pytest.mark.parametrize("verb", ["stop", "delete", "patch", "archive"])
-def test_one_in_error_can_be_given_up(
+def test_a_session_in_error_can_be_deleted(
     api: Api, node: Node, down: Callable[[], None], verb: str
 ) -> None:
     session = api.create()["id"]
@@ -366,7 +366,7 @@ def test_one_in_error_can_be_given_up(
 
 
 @pytest.mark.slow
-def test_an_execution_waits_for_nothing_that_does_not_come(
+def test_an_execution_does_not_wait_for_an_unavailable_driver(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     kill(node.server, api, session)
@@ -379,7 +379,7 @@ def test_an_execution_waits_for_nothing_that_does_not_come(
 
 
 @pytest.mark.slow
-def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
+def test_an_unwritable_directory_counts_as_an_unavailable_driver(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     """In the way of what is to be made there, since root writes where it likes."""
@@ -399,7 +399,7 @@ def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
 
 
 @pytest.mark.slow
-def test_many_sessions_are_answered_in_time_while_the_driver_is_down(
+def test_many_sessions_get_timely_responses_while_the_driver_is_unavailable(
     api: Api, node: Node, down: Callable[[], None]
 ) -> None:
     sessions = [str(api.create()["id"]) for _ in range(4)]

@@ -104,7 +104,7 @@ def references(part: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def test_every_route_is_described_and_no_other(described: dict[str, Any]) -> None:
+def test_the_document_describes_every_route_and_no_other(described: dict[str, Any]) -> None:
     found = {f"{method.upper()} {path}" for method, path, _ in operations(described)}
 
     assert described["openapi"].startswith("3.")
@@ -139,7 +139,7 @@ def test_every_route_has_a_unique_id_and_its_parameters(described: dict[str, Any
     assert len(seen) == len(set(seen))
 
 
-def test_every_post_takes_an_idempotency_key_and_nothing_else_does(
+def test_every_post_and_no_other_method_takes_an_idempotency_key(
     described: dict[str, Any],
 ) -> None:
     for method, path, operation in operations(described):
@@ -161,7 +161,7 @@ def test_authentication_is_described(described: dict[str, Any]) -> None:
     assert described["security"] == [{"key": []}]
 
 
-def test_responses_have_the_fields_that_are_described(
+def test_responses_have_the_documented_fields(
     api: Api, session: str, described: dict[str, Any]
 ) -> None:
     execution_id = api.run(session, "open('a', 'w').close()")["execution_id"]
@@ -430,13 +430,13 @@ def fuzzed(api: Api) -> Iterator[str]:
     api.end(session)
 
 
-def _is_no_request(content: bytes) -> bool:
+def _is_not_a_request(content: bytes) -> bool:
     """Not empty, and no JSON object: `{}` makes a session."""
     return bool(content.strip()) and not content.strip().startswith(b"{}")
 
 
 @FUZZ
-@given(content=st.binary(min_size=1, max_size=200).filter(_is_no_request))
+@given(content=st.binary(min_size=1, max_size=200).filter(_is_not_a_request))
 def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
     for path in (
         "/sessions", "/templates", "/sessions/sess_nobody/execute", "/invocations",

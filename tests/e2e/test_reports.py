@@ -102,7 +102,7 @@ def report(text: bytes = b"reported\n", **changes: Any) -> dict[str, Any]:
     return {"result": {**RESULT, **changes}, "log": log}
 
 
-async def test_a_result_arrives_though_the_link_is_cut(
+async def test_a_result_arrives_while_the_link_is_cut(
     bubblewrap: str, tmp_path: Path, reporting: Server, waiting: Waiting
 ) -> None:
     callback = {
@@ -131,7 +131,7 @@ def test_the_files_are_stored_before_a_reported_result(reporting: Server, api: A
     api.end(waiting.session)
 
 
-def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
+def test_a_result_is_stored_once_and_all_waiting_requests_get_it(
     reporting: Server, waiting: Waiting
 ) -> None:
     path = f"executions/{waiting.id}/result"
@@ -147,7 +147,7 @@ def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
     assert waiting.record()["exit_code"] == 0
 
 
-def test_a_result_with_all_that_is_kept_of_it_is_taken(reporting: Server, waiting: Waiting) -> None:
+def test_a_result_of_the_maximum_size_is_accepted(reporting: Server, waiting: Waiting) -> None:
     told = report(b"x" * (1 << 20))
     shown = b'{"type":"display","data":{"text/plain":"%s"}}\n' % (b"x" * (8 << 20))
     told["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
@@ -170,7 +170,7 @@ def test_status_and_heartbeat_change_nothing(reporting: Server, waiting: Waiting
     assert waiting.finish()["stdout"] == "by the link\n"
 
 
-def test_only_the_instance_itself_may_report(
+def test_only_the_instance_itself_can_report(
     reporting: Server, waiting: Waiting, other: Waiting
 ) -> None:
     before = waiting.record()
@@ -198,13 +198,13 @@ def test_only_the_instance_itself_may_report(
     assert waiting.record() == before
 
 
-def test_an_instance_s_token_is_no_api_key(reporting: Server, waiting: Waiting) -> None:
+def test_the_token_of_an_instance_is_not_an_api_key(reporting: Server, waiting: Waiting) -> None:
     headers = {"Authorization": f"Bearer {waiting.token}"}
     url = f"{reporting.url}{V1}/sessions"
     problem(httpx.get(url, headers=headers, timeout=60), 401, "key_unknown")
 
 
-def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -> None:
+def test_an_invalid_report_is_refused(reporting: Server, waiting: Waiting) -> None:
     before = waiting.record()
     path = f"executions/{waiting.id}/result"
     bad: list[Any] = [
@@ -227,7 +227,7 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     assert waiting.record() == before
 
 
-def test_user_code_sees_nothing_of_the_process_that_reports(reporting: Server, api: Api) -> None:
+def test_user_code_sees_nothing_of_the_reporting_process(reporting: Server, api: Api) -> None:
     session = api.create()["id"]
     eventually(
         lambda: api.run(session, REPORTER)["stdout"] == "['refused'] False\n",

@@ -51,7 +51,7 @@ def test_a_stream_yields_events_live(atoll: Atoll) -> None:
     assert (kinds[0], kinds[-1]) == ("started", "result")
 
 
-def test_leaving_a_stream_ends_the_code(atoll: Atoll) -> None:
+def test_leaving_a_stream_cancels_the_execution(atoll: Atoll) -> None:
     with atoll.session() as session:
         for event in session.stream("print('on', flush=True)\n" + until("never")):
             if event.kind == "stdout":
@@ -126,7 +126,7 @@ async def test_calls_wait_for_an_unavailable_server(bubblewrap: str, tmp_path: P
             await session.delete()
 
 
-async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
+async def test_a_run_during_which_the_server_dies_is_run_once(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     server = Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0")
@@ -148,7 +148,7 @@ async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
 
 
 @pytest.mark.parametrize("first", ["run", "submit", "stream", "callback"])
-def test_a_key_stands_for_one_run_however_it_is_awaited(atoll: Atoll, first: str) -> None:
+def test_a_key_names_one_run_however_it_is_awaited(atoll: Atoll, first: str) -> None:
     code = "open('runs', 'a').write('x'); print(open('runs').read())"
     with atoll.session() as session:
         key = f"key-{session.id}"
@@ -167,7 +167,7 @@ def test_a_key_stands_for_one_run_however_it_is_awaited(atoll: Atoll, first: str
 
 
 @pytest.mark.parametrize("other", [{"code": "2"}, {"code": "1", "stdin": "in"}, {"event": 5}])
-def test_an_execution_id_stands_for_one_piece_of_work(atoll: Atoll, other: dict[str, Any]) -> None:
+def test_an_execution_id_names_one_execution(atoll: Atoll, other: dict[str, Any]) -> None:
     with atoll.session() as session:
         mine = f"mine-{session.id}"
         session.run("1", execution_id=mine)
@@ -217,7 +217,7 @@ def test_wait_and_timeout_are_independent(atoll: Atoll) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_may_last_longer_than_one_request(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_run_can_last_longer_than_one_request(bubblewrap: str, tmp_path: Path) -> None:
     limits = {"max_wait": 0.2}
     with (
         Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=30) as atoll,
@@ -277,7 +277,7 @@ def handler(event):
     ],
     ids=["value", "refusal", "yes"],
 )
-def test_a_callback_answers_what_the_code_asks(
+def test_a_callback_answers_a_question_of_the_code(
     atoll: Atoll, given: Answer | bool, told: list[object]
 ) -> None:
     asked: list[Approval] = []
@@ -338,7 +338,7 @@ def test_a_function_of_the_workspace_is_invoked(atoll: Atoll) -> None:
         assert invocation.cancel().status == "succeeded"
 
 
-def test_bytes_go_to_a_function_of_the_code(atoll: Atoll) -> None:
+def test_bytes_are_passed_to_a_function_of_the_code(atoll: Atoll) -> None:
     with atoll.session() as session:
         invocation = session.invoke(
             "size", code="def size(body): return len(body)", input=b"\xff\0"

@@ -86,7 +86,7 @@ def test_names_that_are_not_utf8_work(session: Session, tmp_path: Path) -> None:
     assert [found.path for found in files.list()] == [f"made{BAD}"]
 
 
-def test_a_tree_is_uploaded_and_downloaded_again(session: Session, tmp_path: Path) -> None:
+def test_a_tree_is_uploaded_and_downloaded(session: Session, tmp_path: Path) -> None:
     source = tmp_path / "in"
     (source / "d" / "e").mkdir(parents=True)
     for number in range(300):
@@ -169,7 +169,7 @@ def test_artifacts_are_listed_and_downloaded(session: Session, tmp_path: Path) -
     assert session.files.download(of_session[0], tmp_path).name == "b.log"
 
 
-def test_a_checkpoint_is_created_and_found_again(session: Session) -> None:
+def test_a_checkpoint_is_created_and_listed(session: Session) -> None:
     session.files.write("a", "12345")
     made = session.checkpoint()
     assert (made.session_id, made.files, made.size) == (session.id, 1, 5)

@@ -69,7 +69,7 @@ class Screen:
     def wait(self, text: str) -> str:
         return self.until(lambda screen: text in screen)
 
-    def ask(self, name: str) -> str:
+    def pane_value(self, name: str) -> str:
         """What tmux knows of the pane."""
         return self._run("display-message", "-p", f"#{{{name}}}").strip()
 
@@ -120,7 +120,7 @@ def settings_of(screen: Screen) -> str:
 
 
 @pytest.mark.quick
-def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None:
+def test_a_shell_behaves_like_a_local_one(screen: Screen, session: str) -> None:
     before = settings_of(screen)
     screen.type(shell(session))
     inside(screen)
@@ -143,7 +143,7 @@ def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None
 
 
 @pytest.mark.parametrize("program", ["less", "vi", "curses"])
-def test_programs_that_take_the_whole_screen_draw_and_leave_it(
+def test_full_screen_programs_draw_and_restore_the_screen(
     screen: Screen, session: str, api: Api, program: str
 ) -> None:
     api.put(session, "lines", b"".join(b"line %d\n" % number for number in range(500)))
@@ -157,7 +157,7 @@ def test_programs_that_take_the_whole_screen_draw_and_leave_it(
     }[program]
     screen.type(start)
     screen.wait(drawn)
-    assert screen.ask("alternate_on") == "1"
+    assert screen.pane_value("alternate_on") == "1"
     screen.resize(36, 110)
     screen.wait({"curses": "36 x 110"}.get(program, "line 34"))
     if program == "curses":
@@ -167,7 +167,7 @@ def test_programs_that_take_the_whole_screen_draw_and_leave_it(
         screen.keys("C-f")
         screen.until(lambda text: "line 0\n" not in text)
     screen.keys(*quit_)
-    screen.until(lambda text: screen.ask("alternate_on") == "0")
+    screen.until(lambda text: screen.pane_value("alternate_on") == "0")
     screen.type("echo ba''ck; exit")
     screen.wait("back\n")
     screen.wait("ended with 0\n")
@@ -205,9 +205,7 @@ os.write(1, b"heard %a\r\n" % heard)
 """
 
 
-def test_the_terminal_does_not_answer_what_was_asked_before(
-    screen: Screen, session: str, api: Api
-) -> None:
+def test_replayed_terminal_queries_are_not_answered(screen: Screen, session: str, api: Api) -> None:
     api.put(session, "asks.py", ASKS)
     screen.type(shell(session, "--", "python3", "asks.py"))
     screen.wait("asked\n")
@@ -224,7 +222,7 @@ def test_the_terminal_does_not_answer_what_was_asked_before(
     screen.wait(r"heard b'\x1b[Aq'")
 
 
-def test_a_waiting_user_sees_a_note(screen: Screen, session: str) -> None:
+def test_a_waiting_user_sees_a_notice(screen: Screen, session: str) -> None:
     screen.type(shell(session, "-c", "echo begun; sleep 100"))
     screen.wait("begun\n")
     screen.keys("C-p", "C-q")
@@ -233,7 +231,7 @@ def test_a_waiting_user_sees_a_note(screen: Screen, session: str) -> None:
     screen.wait("atoll: waiting for the session\n")
 
 
-def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: Api) -> None:
+def test_a_user_who_detaches_can_reattach(screen: Screen, session: str, api: Api) -> None:
     api.put(session, "draw.py", CURSES)
     before = settings_of(screen)
     screen.type(shell(session, "--", "python3", "draw.py"))
@@ -241,8 +239,8 @@ def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: 
     screen.keys("C-p", "C-q")
     screen.wait("ended with 0\n")
     told = screen.wait("--attach exec_")
-    assert screen.ask("alternate_on") == "0"
-    assert screen.ask("cursor_flag") == "1"
+    assert screen.pane_value("alternate_on") == "0"
+    assert screen.pane_value("cursor_flag") == "1"
     assert settings_of(screen) == before
     execution = re.search(r"--attach (exec_\d{8}_[0-9a-f]{20})", told.replace("\n", ""))
     assert execution is not None
@@ -257,9 +255,7 @@ def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: 
     assert api.result(execution[1])["exit_code"] == 0
 
 
-def test_who_only_watches_sees_it_and_leaves_by_an_interrupt(
-    screen: Screen, session: str, api: Api
-) -> None:
+def test_a_watching_user_detaches_with_an_interrupt(screen: Screen, session: str, api: Api) -> None:
     execution = begin(api, session, terminal={"rows": 24, "cols": 80})
     with console(api, execution) as typing:
         typing.ready().send("echo he''re\n").until("here")
@@ -274,23 +270,23 @@ def test_who_only_watches_sees_it_and_leaves_by_an_interrupt(
         typing.send("exit\n").ended()
 
 
-def test_the_terminal_is_given_back_whatever_ends_the_command(
+def test_the_terminal_is_restored_however_the_command_ends(
     screen: Screen, session: str, api: Api
 ) -> None:
     before = settings_of(screen)
     screen.type(shell(session, "--", "vi", "-u", "NONE"))
-    screen.until(lambda text: screen.ask("alternate_on") == "1")
-    pane = int(screen.ask("pane_pid"))
+    screen.until(lambda text: screen.pane_value("alternate_on") == "1")
+    pane = int(screen.pane_value("pane_pid"))
     child = int(Path(f"/proc/{pane}/task/{pane}/children").read_text().split()[0])
     os.kill(child, signal.SIGTERM)
     screen.wait("ended with 143\n")
-    assert screen.ask("alternate_on") == "0"
+    assert screen.pane_value("alternate_on") == "0"
     assert settings_of(screen) == before
     listed = api.http.get(f"/api/v1/sessions/{session}/executions").json()["items"]
     eventually(lambda: api.status(listed[0]["id"]) == "cancelled")
 
 
-def test_a_session_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
+def test_a_session_created_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
     screen.type(shell("--memory", "300Mi"))
     inside(screen)
     (made, *_) = api.http.get("/api/v1/sessions?status=running").json()["items"]
@@ -300,7 +296,7 @@ def test_a_session_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
     assert api.get(made["id"])["status"] == "terminated"
 
 
-def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_shell_continues_when_its_server_is_restarted(bubblewrap: str, tmp_path: Path) -> None:
     for name in ("server", "screen"):
         (tmp_path / name).mkdir()
     with Server(tmp_path / "server", "--port", str(free_port())) as own:
@@ -331,7 +327,7 @@ def atoll(server: Server, *words: str, **options: Any) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def test_what_is_piped_in_is_read_to_its_end(server: Server, session: str) -> None:
+def test_piped_input_is_read_to_its_end(server: Server, session: str) -> None:
     script = b"echo out; echo err >&2; test -t 0 || exit 5\n"
     done = atoll(server, session, input=script)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"out\n", b"err\n")
@@ -352,7 +348,7 @@ def test_the_exit_code_shows_timeouts_and_signals(server: Server, session: str) 
     assert b"no-such-program is not installed in this sandbox" in gone.stderr
 
 
-def test_a_wrong_use_is_told(server: Server) -> None:
+def test_invalid_options_are_reported(server: Server) -> None:
     for words in (["--attach", "exec_x", "-c", "ls"], ["sess_x", "--cpu", "1"], ["--watch"]):
         assert atoll(server, *words).returncode == 2
     missing = atoll(server, "sess_none")

@@ -12,7 +12,7 @@ from atoll.drivers.docker.driver import DockerDriver
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.settings import DockerSettings, Settings
 from tests.component.reconcile.test_orphans import ground
-from tests.e2e.test_docker import begin, names
+from tests.e2e.test_docker import create_orphan, names
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ async def test_an_orphaned_container_is_removed_after_a_while(
     driver = DockerDriver(tmp_path, engine, settings.link, settings.local)
     await driver.open()
     orphan, stranger = ids.instance_id(), ids.instance_id()
-    begin(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
-    begin(dockerd, stranger, "somebody else's")
+    create_orphan(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
+    create_orphan(dockerd, stranger, "somebody else's")
     try:
         async with ground(tmp_path, driver=driver) as found:
             await found.sweep.once()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events, until
 from tests.e2e.console import begin, console, refusal
 from tests.integration.nodes import Fleet
 from tests.integration.replicas import LONG, Member
@@ -115,7 +115,7 @@ def test_an_invocation_goes_where_its_session_is(pair: Pair) -> None:
     session = pair.on(0)
     body = {"session_id": session, "code": "print('x' * 10)", "mode": "stream"}
     with b.http.stream("POST", f"{V1}/invocations", json=body) as response:
-        events = list(heard(response))
+        events = list(read_events(response))
     assert events[0][1] == "accepted"
     assert events[-1][1] == "result"
     invocation = events[0][2]["invocation_id"]
@@ -185,9 +185,9 @@ def test_a_console_is_opened_at_the_other_node(pair: Pair) -> None:
     execution = begin(b, session, terminal=SHELL)
     with console(b, execution, query={"format": "json"}) as there:
         there.ready().send("echo fi''rst\n").until("first\r\n")
-        there.say(type="nonsense").refused("bad_message")
+        there.send_message(type="nonsense").refused("bad_message")
         position = there.position
-        there.say(type="close")
+        there.send_message(type="close")
         assert there.closed() == (1000, "detached")
     with console(b, execution, query={"after": position}, subprotocols=["atoll.console"]) as there:
         assert there.socket.subprotocol == "atoll.console"
@@ -204,7 +204,7 @@ def test_a_page_of_another_origin_is_refused_by_the_first_node(pair: Pair) -> No
     evil = {"Origin": "https://evil.example"}
     assert refusal(b, execution, headers=evil) == (403, "origin_refused")
     with console(b, execution, headers={"Origin": pair[1].url}) as there:
-        there.ready().say(type="close", end=True)
+        there.ready().send_message(type="close", end=True)
         there.closed()
     assert refusal(b, execution, key="wrong") == (401, "key_unknown")
     assert refusal(b, execution, query={"mode": "odd"}) == (422, "invalid_request")

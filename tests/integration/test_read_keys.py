@@ -199,7 +199,7 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
                 {"type": "close", "end": True},
             ):
                 count = len(watching.errors)
-                watching.say(**message)
+                watching.send_message(**message)
                 watching.wait(lambda count=count: len(watching.errors) > count)  # type: ignore[misc]
             assert json.dumps(watching.errors).count("key_read_only") == 3, watching.errors
             assert b"typed" not in watching.output

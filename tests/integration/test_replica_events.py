@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard
+from tests.e2e.api import V1, Api, answer, eventually, read_events
 from tests.integration.replicas import LONG, Cluster, at_once
 from tests.integration.test_replicas import new_database
 from tests.servers.receiver import Receiver
@@ -94,7 +94,7 @@ def test_events_of_one_replica_are_followed_and_resumed_on_the_other(
                 headers={**STREAM, "last-event-id": place},
             ) as response,
         ):
-            events = heard(response)
+            events = read_events(response)
             execution_id = worker.run(session, "1")["execution_id"]
             for _ in range(2):
                 place, name, content = next(events)

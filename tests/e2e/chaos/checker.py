@@ -122,12 +122,12 @@ def _submits(
 # Of each execution
 
 
-def comes_to_an_end(case: Case) -> Iterator[str]:
+def reaches_a_final_status(case: Case) -> Iterator[str]:
     if not case.status.ended:
         yield f"it is {case.status} still"
 
 
-def has_the_right_result(case: Case) -> Iterator[str]:
+def has_a_correct_result(case: Case) -> Iterator[str]:
     """A result is that of a run which took place, and what that run did."""
     job, record, runs = case.job, case.record, case.runs
     if case.status is ExecutionStatus.COMPLETED:
@@ -188,7 +188,7 @@ def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
             yield f"it ran again ({after.nonce}) while its instance lived"
 
 
-def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
+def is_retried_for_losses_only(case: Case) -> Iterator[str]:
     retries, attempts = case.record["retry_count"], case.record["attempts"]
     if retries > RETRIES:
         yield f"it was retried {retries} times"
@@ -203,7 +203,7 @@ def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
         yield f"it was retried, and its instance was not lost: {kept}"
 
 
-def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
+def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
     """A result outlives its instance, also when no server is there to take it."""
     for before, after in pairwise(case.runs):
         if not before.ended:
@@ -234,21 +234,21 @@ def stays_cancelled(case: Case) -> Iterator[str]:
             yield f"run {run.nonce} went on after it was said to be cancelled"
 
 
-def tells_one_result(case: Case) -> Iterator[str]:
+def reports_one_result(case: Case) -> Iterator[str]:
     for result in case.told.results:
         for name in RESULT_FIELDS:
             if name in result and name in case.record and result[name] != case.record[name]:
                 yield f"{name} was told as {result[name]!r} and is {case.record[name]!r}"
 
 
-def moves_as_it_may(case: Case) -> Iterator[str]:
+def changes_status_as_allowed(case: Case) -> Iterator[str]:
     statuses = [ExecutionStatus(status) for status in case.told.statuses]
     for before, after in pairwise([*statuses, case.status]):
         if not may_become(before, after):
             yield f"it was {before} and then {after}"
 
 
-def is_heard_whole_and_once(case: Case) -> Iterator[str]:
+def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
     """Over all breaks a reader hears each event once, and all output of the last attempt."""
     heard = [event for event in case.told.heard if event.number is not None]
     numbers = [event.number for event in heard if event.number is not None]
@@ -273,15 +273,15 @@ def _text(event: Heard) -> str:
 
 
 CHECKS: tuple[Check, ...] = (
-    comes_to_an_end,
-    has_the_right_result,
+    reaches_a_final_status,
+    has_a_correct_result,
     runs_as_often_as_allowed,
-    is_retried_for_losses_alone,
-    is_not_run_after_its_result_was_made,
+    is_retried_for_losses_only,
+    is_not_run_after_its_result_exists,
     stays_cancelled,
-    tells_one_result,
-    moves_as_it_may,
-    is_heard_whole_and_once,
+    reports_one_result,
+    changes_status_as_allowed,
+    is_streamed_completely_and_once,
 )
 
 

@@ -69,7 +69,7 @@ class Client:
                 if self._job.door is Door.STREAM:
                     await self._submit_stream(path, body)
                     return
-                answer = await self._ask(method, path, json=body, headers=headers)
+                answer = await self._request_until_sent(method, path, json=body, headers=headers)
             except Unanswered:
                 self._note("no answer to the submit")
                 if self._job.naming is Naming.NOTHING:
@@ -80,7 +80,7 @@ class Client:
                 await self._accepted(answer.json())
                 return
             self._note(f"submit: {answer.status_code} {answer.text[:300]}")
-            if not self._may_ask_again(answer) or self._job.naming is Naming.NOTHING:
+            if not self._may_retry(answer) or self._job.naming is Naming.NOTHING:
                 return
             await asyncio.sleep(PAUSE)
 
@@ -110,7 +110,7 @@ class Client:
         first = not self._told.accepted
         self._told.accepted.add(execution_id)
         if result is not None:
-            self._tell_result(result)
+            self._record_result(result)
         if first:
             await self._follow(execution_id, 0)
 
@@ -129,7 +129,7 @@ class Client:
                         self._note(f"accepted as {execution_id}, on a stream")
                         self._told.accepted.add(execution_id)
                         continue
-                    last = self._hear(heard, last)
+                    last = self._receive(heard, last)
                     if heard.name == "result":
                         break
                     if breaks and heard.number is not None:
@@ -142,7 +142,7 @@ class Client:
                 raise
         except _Refused as refused:
             self._note(f"submit: {refused.answer.status_code} {refused.answer.text[:300]}")
-            if self._may_ask_again(refused.answer) and self._job.naming is not Naming.NOTHING:
+            if self._may_retry(refused.answer) and self._job.naming is not Naming.NOTHING:
                 await asyncio.sleep(PAUSE)
                 raise Unanswered from refused
             return
@@ -168,9 +168,9 @@ class Client:
         while True:
             answer = await self._get(f"executions/{execution_id}/result?wait=5")
             if answer.status_code == 200:
-                self._tell_result(answer.json())
+                self._record_result(answer.json())
                 return
-            if _code(answer) != "execution_not_finished" and not self._may_ask_again(answer):
+            if _code(answer) != "execution_not_finished" and not self._may_retry(answer):
                 return
 
     async def _poll(self, execution_id: str) -> None:
@@ -183,7 +183,7 @@ class Client:
                     self._note(f"is {status}")
                     self._told.statuses.append(status)
                 ended += status in ENDS
-            elif not self._may_ask_again(answer):
+            elif not self._may_retry(answer):
                 return
             await asyncio.sleep(PAUSE)
 
@@ -192,7 +192,7 @@ class Client:
         self._told.cancel_sent = True
         while True:
             try:
-                answer = await self._ask(
+                answer = await self._request_until_sent(
                     "POST", f"executions/{execution_id}/cancel", json={"reason": "as planned"}
                 )
             except Unanswered:
@@ -205,7 +205,7 @@ class Client:
                 return
             if _code(answer) == "execution_ended":
                 return
-            if answer.status_code != 200 and not self._may_ask_again(answer):
+            if answer.status_code != 200 and not self._may_retry(answer):
                 return
             await asyncio.sleep(PAUSE)
 
@@ -219,7 +219,7 @@ class Client:
                     "GET", f"executions/{execution_id}/events", headers=headers
                 ) as events:
                     async for heard in events:
-                        last = self._hear(heard, last)
+                        last = self._receive(heard, last)
                         if heard.number is not None and left is not None:
                             left -= 1
                         if heard.name == "result" or left == 0:
@@ -227,20 +227,20 @@ class Client:
             except Unanswered:
                 self._note(f"the stream broke after {last}")
             except _Refused as refused:
-                if not self._may_ask_again(refused.answer):
+                if not self._may_retry(refused.answer):
                     return
             await asyncio.sleep(PAUSE)
 
-    def _hear(self, heard: Heard, last: int) -> int:
+    def _receive(self, heard: Heard, last: int) -> int:
         self._told.heard.append(heard)
         if heard.name in ("started", "retry", "result"):
             self._note(f"heard {heard.name} ({heard.number})")
         if heard.name == "result":
             self._told.read_to_end = True
-            self._tell_result(heard.content)
+            self._record_result(heard.content)
         return last if heard.number is None else heard.number
 
-    def _tell_result(self, result: dict[str, Any]) -> None:
+    def _record_result(self, result: dict[str, Any]) -> None:
         self._note(f"told the result: {result['status']}, {result.get('cause')}")
         self._told.results.append(result)
 
@@ -249,11 +249,11 @@ class Client:
     async def _get(self, path: str) -> httpx.Response:
         while True:
             try:
-                return await self._ask("GET", path)
+                return await self._request_until_sent("GET", path)
             except Unanswered:
                 await asyncio.sleep(PAUSE)
 
-    async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _request_until_sent(self, method: str, path: str, **options: Any) -> httpx.Response:
         """An answer; asked again only as long as nothing was sent."""
         while True:
             url, headers = self._address()
@@ -281,7 +281,7 @@ class Client:
         headers |= options.pop("headers", {})
         return _Events(self._http.stream(method, f"{url}{V1}/{path}", headers=headers, **options))
 
-    def _may_ask_again(self, answer: httpx.Response) -> bool:
+    def _may_retry(self, answer: httpx.Response) -> bool:
         if answer.status_code in AGAIN and _code(answer) in AGAIN_CODES:
             return True
         self._told.odd.append(

@@ -40,7 +40,7 @@ def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
 
 async def _carry_out(planned: plan.Plan, world: World, history: History) -> None:
     history.start = time.monotonic_ns()
-    world.begin()
+    world.start_clock()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     timeout = httpx.Timeout(15, connect=5)
     async with (

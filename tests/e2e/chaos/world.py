@@ -77,7 +77,7 @@ class World(Cluster):
 
     # Time
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """The plan's time begins. It stands still while no server is there."""
         self._began = time.monotonic()
 
@@ -101,17 +101,17 @@ class World(Cluster):
         member = self.members[fault.member]
         self._history.note(f"-- {fault.kind} ({member.name}, session {fault.session})")
         if fault.kind is Kind.STOP_EXECUTOR:
-            self._meanwhile(self._stand_still(fault))
+            self._in_background(self._freeze(fault))
         elif fault.kind is Kind.END_EXECUTOR:
-            self._meanwhile(self._end(fault))
+            self._in_background(self._end_instance(fault))
         elif fault.kind is Kind.KILL_STARTER and fault.kind in LOSES_INSTANCE:
-            self._meanwhile(self._end(fault, "pid", signal.SIGKILL))
+            self._in_background(self._end_instance(fault, "pid", signal.SIGKILL))
         elif fault.kind in (Kind.KILL_SERVER, Kind.END_SERVER, Kind.KILL_BOTH):
             await self._restart(member, fault)
         else:
             self._hit(fault)
 
-    def _meanwhile(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._standing.add(task)
         task.add_done_callback(self._standing.discard)
@@ -159,7 +159,9 @@ class World(Cluster):
         self._history.note(f"-- in {instance_id}: {came_of_it}")
         self._record(fault, instance_id, began)
 
-    async def _end(self, fault: Fault, told: str = "child", number: int = signal.SIGTERM) -> None:
+    async def _end_instance(
+        self, fault: Fault, told: str = "child", number: int = signal.SIGTERM
+    ) -> None:
         """Until it has: it may stand still just then, and hear of it later."""
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
@@ -178,7 +180,7 @@ class World(Cluster):
         self._history.note(f"-- {instance_id} has ended")
         self._record(fault, instance_id, began)
 
-    async def _stand_still(self, fault: Fault) -> None:
+    async def _freeze(self, fault: Fault) -> None:
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
         child = self._executor(instance_id)

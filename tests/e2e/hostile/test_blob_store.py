@@ -138,7 +138,9 @@ QUICK = ("a page of gigabytes", "a page that inflates", "a name twice")
         for name, change in CHANGES.items()
     ],
 )
-def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, change: Any) -> None:
+def test_a_hostile_checkpoint_is_reported_as_damaged_without_using_memory(
+    server: Server, change: Any
+) -> None:
     assert server.process is not None
     with server.client() as http:
         api = Api(http)
@@ -168,7 +170,7 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, chan
     assert [trace for trace in traces if CUT not in trace] == []
 
 
-def test_a_part_of_a_result_that_became_gigabytes_is_lost_and_not_read(server: Server) -> None:
+def test_a_result_part_replaced_by_gigabytes_counts_as_lost_and_is_not_read(server: Server) -> None:
     assert server.process is not None
     with server.client() as http:
         api = Api(http)

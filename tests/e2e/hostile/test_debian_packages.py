@@ -129,7 +129,7 @@ async def test_uid_0_of_a_build_is_unprivileged_on_the_host(site: Site) -> None:
 
 
 @pytest.mark.quick
-async def test_it_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
+async def test_a_build_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")
     secret.chmod(0o666)
@@ -143,7 +143,7 @@ async def test_it_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
     assert f" {tmp_path}" not in said.partition("said all")[0].rpartition("Setting up")[2]
 
 
-async def test_it_writes_to_its_layer_alone(site: Site, tmp_path: Path) -> None:
+async def test_a_build_writes_to_its_layer_only(site: Site, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("as it was")
     victim.chmod(0o666)
@@ -163,7 +163,7 @@ async def test_it_writes_to_its_layer_alone(site: Site, tmp_path: Path) -> None:
     assert (site.layer / "etc/passwd").read_text() == "changed\n"
 
 
-async def test_it_makes_no_device_and_mounts_nothing(site: Site) -> None:
+async def test_a_build_creates_no_device_and_mounts_nothing(site: Site) -> None:
     said = await site.install(
         "mknod /disk b 8 0 && echo HAS A DISK; mknod /mem c 1 1 && echo HAS MEMORY; "
         "mount -t tmpfs none /mnt && echo MOUNTED; mount --bind / /mnt && echo MOUNTED; "
@@ -200,7 +200,7 @@ print("POST", asked.getresponse().status)
 END"""
 
 
-async def test_it_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> None:
+async def test_a_build_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("beside the mirror")
     (tmp_path / "mirror" / "link").symlink_to("/etc/passwd")
     with (
@@ -221,13 +221,13 @@ async def test_it_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> 
     assert "POST 403" in said
 
 
-async def test_it_ends_with_its_build(site: Site) -> None:
+async def test_processes_end_with_their_build(site: Site) -> None:
     await site.install("(setsid sleep 1000 &) ; sleep 1000 & echo left")
 
     assert running() == []
 
 
-async def test_it_cannot_fill_the_disk(site: Site) -> None:
+async def test_a_build_cannot_fill_the_disk(site: Site) -> None:
     script = "head -c 200000000 /dev/zero > /large || { echo TOO LARGE; exit 1; }"
     with pytest.raises(PermanentError) as caught:
         await site.install(script)
@@ -237,14 +237,14 @@ async def test_it_cannot_fill_the_disk(site: Site) -> None:
     assert not site.layer.exists()
 
 
-async def test_it_cannot_take_longer_than_it_may(site: Site) -> None:
+async def test_a_build_ends_at_its_timeout(site: Site) -> None:
     with pytest.raises(PermanentError, match="not installed in 0:00:04"):
         await site.install("sleep 1000", seconds=4)
 
     assert not site.layer.exists()
 
 
-async def test_it_has_so_many_processes_and_no_more(
+async def test_the_number_of_processes_of_a_build_is_limited(
     bubblewrap: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(debian_layers, "INSTALL_PROCESSES", 32)
@@ -260,7 +260,7 @@ async def test_it_has_so_many_processes_and_no_more(
     site.groups.close()
 
 
-async def test_a_build_that_is_called_off_leaves_nothing(site: Site) -> None:
+async def test_a_cancelled_build_leaves_nothing(site: Site) -> None:
     began = asyncio.Event()
 
     def say(data: bytes) -> None:
@@ -288,7 +288,7 @@ async def test_a_build_that_is_called_off_leaves_nothing(site: Site) -> None:
     assert not site.layer.exists()
 
 
-async def test_a_mirror_that_is_away_is_a_fault_that_may_pass(
+async def test_an_unreachable_mirror_is_a_transient_error(
     bubblewrap: str, tmp_path: Path, base: Path
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:

@@ -90,7 +90,7 @@ def ran(box: Box) -> list[tuple[int, int]]:
 
 
 @pytest.mark.quick
-def test_nothing_of_it_runs_in_the_executor_s_own_processes(target: Target, box: Box) -> None:
+def test_files_in_home_are_not_run_by_processes_of_the_executor(target: Target, box: Box) -> None:
     assert "trusting" in box.printed("import sys\nprint(*sys.modules)")
     box.printed(LEAVE)
     # Another zygote in this instance, then another instance with these files.

@@ -135,11 +135,11 @@ def test_an_execution_of_a_hostile_image_fails_with_cause_protocol(
 
 
 @pytest.mark.parametrize("code", MORE.values(), ids=MORE.keys())
-def test_whatever_a_hostile_image_does(hostile: Target, box: Box, code: str) -> None:
+def test_any_attack_of_a_hostile_image_fails_cleanly(hostile: Target, box: Box, code: str) -> None:
     attacked(hostile, box, code)
 
 
-def test_lies_about_files_are_errors_of_the_executor(hostile: Target, box: Box) -> None:
+def test_forged_replies_about_files_are_errors_of_the_executor(hostile: Target, box: Box) -> None:
     for path in ("files?path=lie", "contexts", "processes"):
         assert box.run("link.say(stream, END, RESULT)")["status"] == "success"
         answer = hostile.client.get(f"{box.url}/{path}")
@@ -155,7 +155,7 @@ def test_an_image_that_never_sends_a_hello_starts_no_session(hostile: Target) ->
 
 @settings(max_examples=8)
 @given(scripts("run"))
-def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]) -> None:
+def test_an_execution_ends_whatever_the_image_sends(hostile: Target, script: list[Said]) -> None:
     box = hostile.box(template_id="python3")
     before = resident(hostile.pid)
     play(box, script)
@@ -166,7 +166,7 @@ def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]
 # Other ways
 
 
-def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_path: Path) -> None:
+def test_an_ordinary_user_can_end_an_instance_of_a_hostile_image(tmp_path: Path) -> None:
     with hostile_server(tmp_path, START_TIMEOUT, "unprivileged") as target:
         box = target.box(template_id="python3")
         for why, code in BYTES.items():
@@ -174,7 +174,7 @@ def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_pat
                 attacked(target, box, code, why)
 
 
-def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(
+def test_an_instance_of_a_hostile_image_in_a_container_can_be_ended(
     contained: tuple[str, Target],
 ) -> None:
     kind, target = contained
@@ -185,7 +185,7 @@ def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(
     assert target.client.delete(box.url).is_success
 
 
-def test_no_container_is_left_of_an_image_that_does_not_start(
+def test_an_image_that_does_not_start_leaves_no_container(
     engines: Callable[[str], Target], dockerd: Dockerd, runsc: str
 ) -> None:
     """All at once: each is given the time in which an executor has to start."""

@@ -212,7 +212,7 @@ def test_socket_buffers_stay_within_the_limit(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.quick] if kind in QUICK else []) for kind in OTHER],
 )
-def test_what_the_kernel_holds_counts_as_memory(
+def test_kernel_memory_counts_as_memory_of_the_session(
     target: Target, boxes: Callable[..., Box], kind: str
 ) -> None:
     if drivers.CHOSEN != "local":
@@ -226,7 +226,7 @@ def test_what_the_kernel_holds_counts_as_memory(
     box.assert_usable()
 
 
-def test_code_that_holds_little_of_each_kind_runs(boxes: Callable[..., Box]) -> None:
+def test_code_that_uses_little_of_each_kind_runs(boxes: Callable[..., Box]) -> None:
     box = boxes(memory="64Mi", disk="32Mi")
     code = """
 import mmap, os, socket, tempfile, threading
