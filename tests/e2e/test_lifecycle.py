@@ -150,11 +150,11 @@ def test_with_wait_0_the_response_has_the_wanted_state(api: Api, session: str) -
 def test_an_archived_session_uses_no_disk_on_the_node(api: Api, own: Server, session: str) -> None:
     workspaces = own.data_dir / "node" / "workspaces"
     sh(api, session, "mkdir -p a/b; echo one > a/b/c; ln -s a link; chmod 700 a/b/c")
-    entries = set(os.listdir(workspaces))
+    there = set(os.listdir(workspaces))
     shown = do(api, session, "archive")
 
     assert (shown["status"], shown["wanted"], shown["cause"]) == ("archived", "archived", "user")
-    eventually(lambda: len(set(os.listdir(workspaces)) & entries) < len(entries))
+    eventually(lambda: len(set(os.listdir(workspaces)) & there) < len(there))
     started = do(api, session, "start")
     assert started["status"] == "running"
     assert sh(api, session, "cat a/b/c; readlink link; stat -c %a a/b/c") == "one\na\n700\n"
@@ -710,14 +710,14 @@ def test_a_failed_clone_leaves_nothing(api: Api, own: Server, disk: str) -> None
     sh(api, session, "head -c 20000000 /dev/urandom > big")
     workspaces = own.data_dir / "node" / "workspaces"
     before = {item["id"] for item in _sessions(api)}
-    entries = set(os.listdir(workspaces))
+    there = set(os.listdir(workspaces))
     refused = post(api, session, "clone", json={"disk": disk})
 
     assert refused.status_code >= 400
     assert refused.headers["content-type"] == "application/problem+json"
     new = [item for item in _sessions(api) if item["id"] not in before]
     assert {item["status"] for item in new} <= {"failed"}
-    eventually(lambda: set(os.listdir(workspaces)) <= entries)
+    eventually(lambda: set(os.listdir(workspaces)) <= there)
     api.end(session)
 
 

@@ -117,7 +117,7 @@ class Fleet:
                 self.command("db", "upgrade")
             self.nodes[0].start()  # Alone: it makes the tables where that is a file.
             self.start()
-            eventually(lambda: len(self.told(self.nodes[0].api)) == len(self.nodes), LONG)
+            eventually(lambda: len(self.nodes_by_id(self.nodes[0].api)) == len(self.nodes), LONG)
             return self
         except BaseException:
             self._abandon()
@@ -171,7 +171,7 @@ class Fleet:
     # What is known
 
     @staticmethod
-    def told(api: Api) -> dict[str, dict[str, Any]]:
+    def nodes_by_id(api: Api) -> dict[str, dict[str, Any]]:
         """The nodes as a control plane tells of them, by id."""
         return {item["id"]: item for item in answer(api.http.get(f"{V1}/nodes"))["items"]}
 
@@ -187,13 +187,13 @@ class Fleet:
             answer(node.api.http.post(f"{V1}/nodes/{other}/cordon"))
         made: list[str] = []
 
-        def is_here() -> bool:
+        def is_on_node() -> bool:
             made.append(node.api.create(**fields)["id"])
             return self.node_of(made[-1]) is node
 
         try:
             # What is known of nodes may be a moment old.
-            eventually(is_here, LONG)
+            eventually(is_on_node, LONG)
         finally:
             for other in others:
                 answer(node.api.http.post(f"{V1}/nodes/{other}/uncordon"))
@@ -217,9 +217,9 @@ class Fleet:
             with closing(sqlite3.connect(self._sqlite, timeout=LONG)) as connection:
                 connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(statement, values)]
-        return asyncio.run(self._ask(statement, values))
+        return asyncio.run(self._query(statement, values))
 
-    async def _ask(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
+    async def _query(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
         assert self.database_url is not None
         scheme, rest = self.database_url.split("://")
         engine = create_async_engine(f"{DRIVERS[scheme]}://{rest}", poolclass=NullPool)

@@ -92,9 +92,9 @@ class Member(Server):
 
     def pause(self) -> None:
         """Let it stand still: it answers nothing, and does not know that time goes by."""
-        eventually(self._stands_still, LONG)
+        eventually(self._freeze, LONG)
 
-    def _stands_still(self) -> bool:
+    def _freeze(self) -> bool:
         """Not in the middle of a write to SQLite, which would keep all others from writing."""
         stand_still(self.pid)
         self.paused = True
@@ -236,7 +236,7 @@ class Cluster:
             self.redis.kill()
 
     @contextmanager
-    def another(self, name: str, **env: str) -> Iterator[Member]:
+    def extra_member(self, name: str, **env: str) -> Iterator[Member]:
         """One more member, with settings of its own."""
         member = Member(self.data_dir, name, **{**self._env, **env})
         try:
@@ -248,7 +248,7 @@ class Cluster:
 
     # The end
 
-    def alone(self, *arguments: str) -> Member:
+    def start_single(self, *arguments: str) -> Member:
         """A start by itself on the node, which clears it."""
         return Member(self.data_dir, "alone", *arguments, **self._env).start()
 
@@ -257,7 +257,7 @@ class Cluster:
         for member in self.members:
             if member.up:
                 assert member.stop() == 0, member.name
-        last = self.alone("--stop-sessions")
+        last = self.start_single("--stop-sessions")
         assert last.stop() == 0
         assert last.errors() == []
         assert self.instances() == set()
@@ -292,7 +292,7 @@ class Cluster:
         for member in self.members:
             if member.up:
                 assert member.stop() == 0, member.name
-        one = self.alone()
+        one = self.start_single()
         try:
             nobodys = "SELECT id, workspace FROM instances WHERE session_id IS NULL"
             eventually(lambda: len(self.rows(nobodys)) == 1)
@@ -320,9 +320,9 @@ class Cluster:
             with closing(sqlite3.connect(self.data_dir / "atoll.db", timeout=LONG)) as connection:
                 connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(statement, values)]
-        return asyncio.run(self._ask(statement, values))
+        return asyncio.run(self._query(statement, values))
 
-    async def _ask(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
+    async def _query(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
         assert self.database_url is not None
         scheme, rest = self.database_url.split("://")
         engine = create_async_engine(f"{DRIVERS[scheme]}://{rest}", poolclass=NullPool)
@@ -392,7 +392,7 @@ class Cluster:
 # What tests do through members
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
+def concurrently(*calls: Callable[[], Any]) -> list[Any]:
     """All of them in threads of their own; their results."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return [future.result() for future in [threads.submit(call) for call in calls]]
@@ -416,6 +416,6 @@ def running(api: Api, execution_id: str) -> None:
     eventually(lambda: api.status(execution_id) == "running", LONG)
 
 
-def ended(api: Api, execution_id: str) -> dict[str, Any]:
+def result_of(api: Api, execution_id: str) -> dict[str, Any]:
     """Its result, however it is to be asked for while members come and go."""
     return answer(api.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))

@@ -149,7 +149,7 @@ def end_instance(server: Server, api: Api, session_id: str) -> None:
 # Volumes
 
 
-def test_two_sessions_share_one(api: Api, node: Server, s3: S3Server) -> None:
+def test_two_sessions_share_a_volume(api: Api, node: Server, s3: S3Server) -> None:
     with (
         volume(api, "shared") as name,
         session(api, given(name)) as first,
@@ -166,7 +166,7 @@ def test_two_sessions_share_one(api: Api, node: Server, s3: S3Server) -> None:
         assert sh(api, second, "ls /data/shared") == "moved\n"
 
 
-def test_read_only_is_read_only(api: Api) -> None:
+def test_a_read_only_volume_cannot_be_written(api: Api) -> None:
     with (
         volume(api, "ro") as name,
         session(api, given(name)) as writer,
@@ -183,7 +183,7 @@ def test_read_only_is_read_only(api: Api) -> None:
         assert sh(api, reader, "cat /data/shared/file") == "text\n"
 
 
-def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
+def test_a_removed_volume_leaves_the_bucket_and_a_recreated_one_is_empty(
     api: Api, s3: S3Server
 ) -> None:
     odd = "/data/shared/'with a space, ü and %2F'"
@@ -197,7 +197,7 @@ def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
         assert left == []
 
 
-def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Server) -> None:
+def test_a_writer_fills_only_the_scratch_space_of_its_mount(api: Api, node: Server) -> None:
     with volume(api, "large") as name, session(api, given(name), disk="1Gi") as one:
         sh(api, one, "head -c 80000000 /dev/zero | tr '\\0' x > /data/shared/big")
         assert sh(api, one, "tr -d x < /data/shared/big | wc -c; wc -c < /data/shared/big") == (
@@ -218,7 +218,7 @@ def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Serv
 # What code inside could do with it
 
 
-def test_no_credentials_are_inside_or_on_a_command_line(api: Api, node: Server) -> None:
+def test_sandbox_and_command_lines_contain_no_credentials(api: Api, node: Server) -> None:
     look = (
         "cat /proc/self/mountinfo /proc/mounts /proc/*/environ /proc/*/cmdline /proc/*/mountinfo "
         "2>/dev/null; env; ls -la /data/shared /proc/1/root /proc/self/fd 2>&1; true"
@@ -242,7 +242,7 @@ def test_no_credentials_are_inside_or_on_a_command_line(api: Api, node: Server) 
         assert "s3fs" not in sh(api, one, "cat /proc/*/comm")
 
 
-def test_there_is_no_device_no_other_user_and_no_way_out(api: Api, node: Server) -> None:
+def test_a_volume_gives_no_device_no_other_user_and_no_way_out(api: Api, node: Server) -> None:
     with (
         volume(api, "trap") as name,
         session(api, given(name)) as one,
@@ -281,7 +281,7 @@ def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
     answer(api.http.get(f"{V1}/volumes/unlistable"))
 
 
-def test_objects_that_others_wrote_harm_nobody(api: Api, node: Server, s3: S3Server) -> None:
+def test_objects_written_by_other_programs_do_no_harm(api: Api, node: Server, s3: S3Server) -> None:
     answer(api.http.post(f"{V1}/volumes", json={"id": "outside"}), 201)
     place = "mounts-test/volumes/outside"
     hostile = {
@@ -346,7 +346,7 @@ def test_a_mounted_workspace_is_the_bucket_and_outlives_its_instance(
     assert bytes(s3.store().get(f"mounts-test/mounts/{one}/made").bytes()) == b"by code"
 
 
-def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
+def test_only_its_session_sees_a_mounted_workspace(api: Api) -> None:
     with session(api, workspace_mode="mount") as one, session(api, workspace_mode="mount") as two:
         sh(api, one, "echo mine > file")
         assert sh(api, two, "ls") == ""
@@ -395,18 +395,18 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_automatically(
                 api.submit(one, CROWD, timeout=20)
             came = ["sh", "-c", "cat /data/shared/file file"]
 
-            def came_back() -> bool:
+            def has_recovered() -> bool:
                 told = api.execute(one, command=came, timeout=5, wait=30)
                 assert told.status_code in (200, 202), told.text
                 return bool(told.json().get("stdout") == "kept\nhere\n")
 
-            eventually(came_back, 120)
+            eventually(has_recovered, 120)
             assert not set(before) & set(processes(server))
             assert api.get(other)["container_id"] == stays
             assert ("mount.out_of_memory" in server.stderr()) == (harm is starve)
 
 
-def test_a_killed_server_finds_its_mounts_again(
+def test_the_next_server_adopts_mounts_of_a_killed_one(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     env = s3.environment(ATOLL_BLOB__URL="s3://atoll/killed", ATOLL_POOL__SIZE="0")
@@ -432,7 +432,7 @@ def test_a_killed_server_finds_its_mounts_again(
             eventually(lambda: groups(server) == [])
 
 
-def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
+def test_files_give_errors_while_s3_is_unavailable_and_the_api_responds(
     s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -467,7 +467,7 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
                 api.end(each)
 
 
-def test_an_s3_server_that_hangs_makes_only_its_users_wait(
+def test_a_hanging_s3_server_delays_only_sessions_that_use_it(
     s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     """As many as asyncio has threads; and a process that waits for S3 cannot be ended."""

@@ -27,7 +27,7 @@ def cluster(shared: Cluster) -> Cluster:
     return shared.start()
 
 
-def test_one_types_over_all_replicas_and_the_next_takes_over(cluster: Cluster) -> None:
+def test_one_client_types_across_replicas_and_the_next_takes_over(cluster: Cluster) -> None:
     a, b = cluster.apis
     session = a.create()["id"]
     execution = begin(a, session, terminal=SHELL)

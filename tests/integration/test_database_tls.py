@@ -76,20 +76,20 @@ async def is_encrypted(url: str) -> bool:
         return bool(await connection.scalar(text(ENCRYPTED[url.partition(":")[0]])))
 
 
-async def test_a_server_with_a_certificate_of_the_authority_is_trusted(
+async def test_a_certificate_of_the_configured_authority_is_trusted(
     server: DatabaseServer, files: Path
 ) -> None:
     assert await is_encrypted(f"{server.url}?ssl_ca={files}/ca.pem")
 
 
-async def test_a_server_with_a_certificate_of_another_authority_is_not(
+async def test_a_certificate_of_another_authority_is_refused(
     server: DatabaseServer, files: Path
 ) -> None:
     with pytest.raises(TemporaryError, match="certificate verify failed"):
         await is_encrypted(f"{server.url}?ssl_ca={files}/other.pem")
 
 
-async def test_a_server_under_another_name_is_not_trusted(
+async def test_a_certificate_for_another_host_name_is_refused(
     server: DatabaseServer, files: Path, tmp_path: Path
 ) -> None:
     with (
@@ -99,7 +99,7 @@ async def test_a_server_under_another_name_is_not_trusted(
         await is_encrypted(f"{other.url}?ssl_ca={files}/ca.pem")
 
 
-async def test_a_client_shows_its_certificate_where_one_is_wanted(
+async def test_a_client_sends_its_certificate_on_request(
     server: DatabaseServer, files: Path
 ) -> None:
     demand_certificates(server)
@@ -124,7 +124,7 @@ def demand_certificates(server: DatabaseServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
-async def test_a_server_without_tls_is_refused_when_files_are_given(
+async def test_with_tls_files_a_server_without_tls_is_refused(
     request: pytest.FixtureRequest, kind: str, files: Path
 ) -> None:
     plain: DatabaseServer = request.getfixturevalue(kind)

@@ -87,15 +87,15 @@ def engines(image_archives: Archives, tmp_path: Path) -> Iterator[list[Dockerd]]
 
 
 def problem_of(nodes: Engines, asked: EngineNode, about: EngineNode) -> dict[str, Any]:
-    return nodes.told(asked.api)[about.id]
+    return nodes.nodes_by_id(asked.api)[about.id]
 
 
-def test_sessions_are_placed_on_both_engines_and_leave_a_drained_one(
+def test_sessions_use_both_engines_and_leave_a_drained_one(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     with Engines(tmp_path, s3, engines) as nodes:
         here, there = nodes[0], nodes[1]
-        told = nodes.told(here.api)
+        told = nodes.nodes_by_id(here.api)
         assert {one["type"] for one in told.values()} == {"docker"}
         made = [here.api.create(timeout=3600)["id"] for _ in range(4)]
         made.append(nodes.create_on(there, timeout=3600))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_orphaned_container_is_removed_after_a_while(
+async def test_an_orphaned_container_is_removed_after_a_delay(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)

@@ -37,13 +37,13 @@ class Pair(Fleet):
         super().__enter__()
         try:
             for asked, other in ((0, 1), (1, 0)):
-                eventually(lambda asked=asked, other=other: self._know(asked, other), LONG)  # type: ignore[misc]
+                eventually(lambda asked=asked, other=other: self._can_place(asked, other), LONG)  # type: ignore[misc]
         except BaseException:
             self._abandon()
             raise
         return self
 
-    def _know(self, asked: int, other: int) -> bool:
+    def _can_place(self, asked: int, other: int) -> bool:
         """Whether what is asked of one node can be made on the other."""
         api = self[asked].api
         body = {"node_labels": {"place": str(other)}}
@@ -93,7 +93,7 @@ def test_an_execution_on_one_node_is_requested_from_the_other(pair: Pair) -> Non
     problem(b.execute(session, code="1"), 409, "session_ended")
 
 
-def test_events_pass_as_they_come(pair: Pair) -> None:
+def test_events_are_forwarded_as_they_arrive(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, f"print('first', flush=True)\n{until('go')}print('last')")
@@ -110,7 +110,7 @@ def test_events_pass_as_they_come(pair: Pair) -> None:
     b.end(session)
 
 
-def test_an_invocation_goes_where_its_session_is(pair: Pair) -> None:
+def test_an_invocation_is_forwarded_to_the_node_of_its_session(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     body = {"session_id": session, "code": "print('x' * 10)", "mode": "stream"}
@@ -128,7 +128,7 @@ def test_an_invocation_goes_where_its_session_is(pair: Pair) -> None:
     b.end(session)
 
 
-def test_files_of_any_size_pass_both_ways(pair: Pair) -> None:
+def test_files_of_any_size_are_forwarded_both_ways(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     content = os.urandom(4 * MiB)
@@ -161,7 +161,7 @@ def test_files_of_any_size_pass_both_ways(pair: Pair) -> None:
     eventually(lambda: b.http.get(f"{path}/with").content == content)
 
 
-def test_a_signed_link_leads_to_any_node_and_works_at_all(pair: Pair) -> None:
+def test_a_signed_link_works_at_every_node(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     b.put(session, "f", b"content")
@@ -179,7 +179,7 @@ def test_a_signed_link_leads_to_any_node_and_works_at_all(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_console_is_opened_at_the_other_node(pair: Pair) -> None:
+def test_a_console_can_be_opened_at_the_other_node(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = begin(b, session, terminal=SHELL)
@@ -211,7 +211,7 @@ def test_a_page_of_another_origin_is_refused_by_the_first_node(pair: Pair) -> No
     b.end(session)
 
 
-def test_a_cancel_passes(pair: Pair) -> None:
+def test_a_cancellation_is_forwarded(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, until("never"))
@@ -223,7 +223,7 @@ def test_a_cancel_passes(pair: Pair) -> None:
     b.end(session)
 
 
-def test_refusals_pass_unchanged(pair: Pair) -> None:
+def test_refusals_are_forwarded_unchanged(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     cases: list[tuple[str, str, Any]] = [
@@ -247,7 +247,7 @@ def test_refusals_pass_unchanged(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_body_beyond_the_limit_is_refused_here(pair: Pair) -> None:
+def test_a_body_beyond_the_limit_is_refused_by_the_first_node(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
 
@@ -294,7 +294,7 @@ def connections(of: Member, to: Member) -> int:
     return found
 
 
-def test_a_key_counts_at_both_nodes(pair: Pair) -> None:
+def test_an_idempotency_key_is_valid_at_both_nodes(pair: Pair) -> None:
     a, b = pair.apis
     key = {"Idempotency-Key": uuid.uuid4().hex}
     body = {"node_labels": {"place": "0"}}
@@ -315,7 +315,7 @@ def test_a_key_counts_at_both_nodes(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_session_begins_with_the_files_of_one_on_another_node(pair: Pair) -> None:
+def test_a_session_can_start_from_files_on_another_node(pair: Pair) -> None:
     _, b = pair.apis
     source = pair.on(0)
     b.put(source, "f", b"mine")
@@ -342,7 +342,7 @@ def test_a_client_cannot_mark_a_request_as_forwarded(pair: Pair) -> None:
     a.end(session)
 
 
-def test_a_clone_is_made_where_the_files_are(pair: Pair) -> None:
+def test_a_clone_is_created_on_the_node_of_its_files(pair: Pair) -> None:
     _, b = pair.apis
     source = pair.on(0)
     b.put(source, "f", b"mine")
@@ -367,21 +367,21 @@ def test_any_node_accepts_a_state_request_for_a_session(pair: Pair) -> None:
     b.end(session)
 
 
-def test_no_node_has_such_labels(pair: Pair) -> None:
+def test_labels_that_match_no_node_are_refused(pair: Pair) -> None:
     _, b = pair.apis
     answered = b.http.post(f"{V1}/sessions", json={"node_labels": {"place": "nowhere"}})
     problem(answered, 503, "no_node")
     assert int(answered.headers["retry-after"]) >= 1
 
 
-def test_a_full_node_is_followed_by_the_next(
+def test_the_next_node_is_used_when_one_is_full(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("full")
     with Pair(place, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         a, b = pair.apis
-        eventually(lambda: not any(one["session_count"] for one in pair.told(a).values()))
-        eventually(lambda: not any(one["session_count"] for one in pair.told(b).values()))
+        eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(a).values()))
+        eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(b).values()))
         # Two at once, both asked of one: what it counts is newer than what it told of itself.
         made = [a.create(), a.create()]
         assert {item["runtime_node"] for item in made} == {node.id for node in pair.nodes}
@@ -409,16 +409,16 @@ def test_a_suspended_node_delays_requests_only_briefly(
         problem(b.http.get(f"{V1}/sessions/{session}/files/f"), 503, "node_not_reached")
         pair[0].resume()
 
-        def made() -> bool:
+        def is_created() -> bool:
             return b.http.post(f"{V1}/sessions", json=body, headers=key).status_code == 201
 
         # It may have done what it was asked for: the same request again is given that.
-        eventually(made, LONG)
+        eventually(is_created, LONG)
         listed = answer(b.http.get(f"{V1}/sessions?limit=500"))["items"]
         assert len([item for item in listed if item["labels"] == {"made": "once"}]) == 1
 
 
-def test_a_killed_node_is_reported_as_not_reached(
+def test_a_killed_node_is_reported_as_unreachable(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Pair(tmp_path_factory.mktemp("killed")) as pair:
@@ -454,7 +454,7 @@ def test_a_killed_node_is_reported_as_not_reached(
         assert b.end(session)["status"] == "terminated"
 
 
-def test_files_in_the_blob_store_go_on_with_another_node(
+def test_a_session_with_files_in_the_blob_store_continues_on_another_node(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("archived")
@@ -481,7 +481,7 @@ def test_files_in_the_blob_store_go_on_with_another_node(
         assert pair.node_of(pinned) is pair[0]
 
 
-def test_a_full_node_lets_what_is_archived_start_elsewhere(
+def test_an_archived_session_of_a_full_node_starts_on_another(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("crowded")

@@ -30,7 +30,7 @@ def warnings(session: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"])
-def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
+def test_sessions_of_a_killed_node_continue_on_another_with_their_files(
     bubblewrap: str, s3: S3Server, tmp_path: Path, database: str, request: pytest.FixtureRequest
 ) -> None:
     url = None
@@ -54,7 +54,7 @@ def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
         assert sh(other.api, first, "cat kept a/b/c") == "one\ndeep\n"
         assert sh(other.api, second, "cat kept") == "two\n"
         assert "memory_lost" in warnings(other.api.get(first))
-        told = nodes.told(other.api)[lost.id]
+        told = nodes.nodes_by_id(other.api)[lost.id]
         assert (told["status"], told["cordoned"]) == ("unhealthy", False)
         assert told["problem"]
 
@@ -62,11 +62,11 @@ def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
         assert lost.instances() == before
         lost.start()
         eventually(lambda: not lost.instances() & before, LONG)
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(other.api, first, "cat kept") == "one\n"
 
 
-def test_what_ran_on_a_killed_node_runs_again_on_another(
+def test_executions_of_a_killed_node_are_retried_on_another(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
@@ -101,7 +101,7 @@ def test_a_suspended_node_removes_its_moved_sessions_when_it_resumes(
         assert sh(other.api, session, "cat file; echo more >> file") == "kept\n"
         lost.resume()
         eventually(lambda: not lost.instances() & before, LONG)
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(other.api, session, "cat file") == "kept\nmore\n"
         assert nodes.node_of(session) is other
 
@@ -122,7 +122,7 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         assert told["cordoned"]
         assert told["drain"]["total"] == 4
         drained.api.put(made[0], "go")
-        eventually(lambda: nodes.told(other.api)[drained.id]["drain"]["left"] == 0, LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["drain"]["left"] == 0, LONG)
         # What ran had the time to end.
         result = other.api.result(busy, wait=LONG)
         assert (result["status"], result["stdout"]) == ("success", "done\n")
@@ -135,16 +135,16 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         shown = nodes.command("node", "show", drained.id, url=other.url)
         assert "drain" in shown
         answer(other.api.http.post(f"{V1}/nodes/{drained.id}/uncordon"))
-        told = nodes.told(other.api)[drained.id]
+        told = nodes.nodes_by_id(other.api)[drained.id]
         assert (told["cordoned"], told["drain"]) == (False, None)
 
         drained.stop()
-        eventually(lambda: nodes.told(other.api)[drained.id]["status"] == "unhealthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["status"] == "unhealthy", LONG)
         assert other.api.http.delete(f"{V1}/nodes/{drained.id}").status_code == 204
-        assert list(nodes.told(other.api)) == [other.id]
+        assert list(nodes.nodes_by_id(other.api)) == [other.id]
 
 
-def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
+def test_an_execution_that_outlasts_the_drain_grace_is_retried_on_the_next_node(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3, ATOLL_NODE__DRAIN_GRACE="0.5") as nodes:
@@ -167,20 +167,22 @@ def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
         assert drained.api.result(busy, wait=LONG)["stdout"] == "again True\n"
 
 
-def test_without_shared_blobs_nothing_moves(bubblewrap: str, tmp_path: Path) -> None:
+def test_without_shared_blobs_no_session_moves(bubblewrap: str, tmp_path: Path) -> None:
     with Fleet(tmp_path) as nodes:
         lost, other = nodes[0], nodes[1]
         session = nodes.create_on(lost, timeout=3600)
         sh(lost.api, session, "echo kept > file")
         problem(other.api.http.post(f"{V1}/nodes/{lost.id}/drain"), 409, "drain_unavailable")
         lost.kill()
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "unhealthy", LONG)
-        probed = nodes.told(other.api)[lost.id]["failure_count"]
-        eventually(lambda: nodes.told(other.api)[lost.id]["failure_count"] > probed + 2, LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "unhealthy", LONG)
+        probed = nodes.nodes_by_id(other.api)[lost.id]["failure_count"]
+        eventually(
+            lambda: nodes.nodes_by_id(other.api)[lost.id]["failure_count"] > probed + 2, LONG
+        )
         assert nodes.node_of(session) is lost
         problem(other.api.http.delete(f"{V1}/nodes/{lost.id}"), 409, "node_in_use")
         lost.start()
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(lost.api, session, "cat file") == "kept\n"
 
 
@@ -210,9 +212,7 @@ def test_a_session_with_a_volume_on_a_lost_node_waits_with_a_warning(
         assert sh(lost.api, session, "cat /data/x/file") == "kept\n"
 
 
-def test_a_node_that_is_alone_keeps_what_it_has(
-    bubblewrap: str, s3: S3Server, tmp_path: Path
-) -> None:
+def test_a_single_node_keeps_its_sessions(bubblewrap: str, s3: S3Server, tmp_path: Path) -> None:
     with fleet(tmp_path, s3, size=1) as nodes:
         (alone,) = nodes.nodes
         session = nodes.create_on(alone, timeout=3600)

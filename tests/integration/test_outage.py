@@ -93,7 +93,7 @@ def ran_in(api: Api, session_id: str) -> list[str]:
     return response.text.splitlines()
 
 
-class Ground:
+class Environment:
     """A server of Atoll's on a server of a database's."""
 
     def __init__(self, database: DatabaseServer, server: Server, name: str = "atoll") -> None:
@@ -140,13 +140,13 @@ class Ground:
 @pytest.fixture(scope="module", params=KINDS)
 def ground(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ground]:
+) -> Iterator[Environment]:
     place = tmp_path_factory.mktemp("outage")
     kind: type[DatabaseServer] = request.param
     with kind(place) as database:
         upgrade(database.url)
         with Server(place, ATOLL_DATABASE_URL=database.url, **SETTINGS) as server:
-            yield Ground(database, server)
+            yield Environment(database, server)
 
 
 class Load:
@@ -249,7 +249,7 @@ class Load:
             assert sorted(ran) == sorted(accepted)
 
 
-def leave_nothing_pending(ground: Ground, accepted: set[str]) -> None:
+def end_pending(ground: Environment, accepted: set[str]) -> None:
     """
     What reached the table though it was refused is ended too; made older than it is, because that
     takes a minute.
@@ -297,7 +297,7 @@ class Bounded(httpx.BaseTransport):
 class Known:
     """What is known from before the outage."""
 
-    def __init__(self, ground: Ground, api: Api) -> None:
+    def __init__(self, ground: Environment, api: Api) -> None:
         self.session = api.create(timeout=900)
         self.execution_id = api.run(self.session["id"], "print(7)")["execution_id"]
         self.execution = api.execution(self.execution_id)
@@ -326,7 +326,7 @@ class Known:
         )
 
 
-def check_outage(ground: Ground, known: Known) -> None:
+def check_outage(ground: Environment, known: Known) -> None:
     """Every kind of answer while the database is away, and known to be."""
     transport = Bounded()
     with ground.server.client(transport=transport) as http:
@@ -390,7 +390,7 @@ def check_outage(ground: Ground, known: Known) -> None:
     print(f"slowest answer during the outage: {transport.slowest:.1f} s")
 
 
-def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]) -> None:
+def check_recovery(ground: Environment, known: Known, waiting: Future[dict[str, Any]]) -> None:
     began = time.monotonic()
     with ground.calling() as api:
         eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
@@ -419,7 +419,7 @@ def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]
     assert ended < RECOVERED
 
 
-def test_a_database_that_is_back_at_once_costs_nothing_that_was_accepted(ground: Ground) -> None:
+def test_a_short_outage_of_the_database_loses_no_accepted_execution(ground: Environment) -> None:
     pid = ground.pid
     with Load([ground.calling] * 4) as load, ground.calling() as api:
         session = api.create(timeout=900)["id"]
@@ -439,12 +439,14 @@ def test_a_database_that_is_back_at_once_costs_nothing_that_was_accepted(ground:
         load.check(api)
         for session_id in (session, *load.sessions):
             api.end(session_id)
-    leave_nothing_pending(ground, set(load.accepted))
+    end_pending(ground, set(load.accepted))
     assert ground.pid == pid
 
 
 @pytest.mark.parametrize("way", ["killed", "silent"])
-def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
+def test_the_server_recovers_from_a_long_outage_of_the_database(
+    ground: Environment, way: str
+) -> None:
     pid = ground.pid
     with (
         Load([ground.calling] * 4) as load,
@@ -479,19 +481,19 @@ def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
         load.check(api)
         for session_id in load.sessions:
             api.end(session_id)
-    leave_nothing_pending(ground, set(load.accepted))
+    end_pending(ground, set(load.accepted))
     assert ground.pid == pid
 
 
-def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
-    ground: Ground, tmp_path: Path
+def test_a_refused_but_recorded_execution_neither_runs_nor_stays(
+    ground: Environment, tmp_path: Path
 ) -> None:
     url = ground.database.new_database()
     upgrade(url)
     with Proxy(ground.database.port) as proxy:
         url = url.replace(f":{ground.database.port}/", f":{proxy.port}/")
         with Server(tmp_path, ATOLL_DATABASE_URL=url, **SETTINGS) as server:
-            there = Ground(ground.database, server, name=url.rpartition("/")[2])
+            there = Environment(ground.database, server, name=url.rpartition("/")[2])
             with there.calling() as api:
                 eventually(lambda: there.ready() == 2, BOUNDED)
                 session = api.create(timeout=900)["id"]
@@ -501,7 +503,7 @@ def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
 
                 token = uuid.uuid4().hex
                 # Not the isolation level, which is READ COMMITTED.
-                proxy.cut_answer_to(re.compile(rb"COMMIT(?!TED)"), after=token.encode())
+                proxy.cut_response_to(re.compile(rb"COMMIT(?!TED)"), after=token.encode())
                 try:
                     refused = api.execute(session, code=note(token))
                     problem(refused, 503, "database_unavailable")
@@ -512,7 +514,7 @@ def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
 
                 eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
                 assert api.run(session, note("third"))["stdout"] == "third\n"
-                leave_nothing_pending(there, set())
+                end_pending(there, set())
                 told = api.execution(stray)
                 assert told["status"] == "crashed"
                 assert "was not run" in told["error"]["message"]
@@ -528,9 +530,7 @@ def copied(original: DatabaseServer, directory: Path) -> DatabaseServer:
     return copy
 
 
-def test_a_second_server_takes_the_place_of_one_that_is_killed(
-    bubblewrap: str, tmp_path: Path
-) -> None:
+def test_a_second_database_server_replaces_a_killed_one(bubblewrap: str, tmp_path: Path) -> None:
     data, places = tmp_path / "server", [tmp_path / "a", tmp_path / "b"]
     for place in (data, *places):
         place.mkdir()
@@ -544,7 +544,7 @@ def test_a_second_server_takes_the_place_of_one_that_is_killed(
             first.start()
             urls = f"{first.url},{second.url}"
             with Server(data, ATOLL_DATABASE_URLS=urls, **SETTINGS) as server:
-                both = [Ground(database, server) for database in (first, second)]
+                both = [Environment(database, server) for database in (first, second)]
                 with both[0].calling() as api:
                     before = api.create(timeout=900)["id"]
                     assert api.run(before, note("a"))["stdout"] == "a\n"
@@ -563,10 +563,10 @@ def test_a_second_server_takes_the_place_of_one_that_is_killed(
                     assert both[1].pid == pid
                     for session_id in load.sessions:
                         api.end(session_id)
-                leave_nothing_pending(both[1], set(load.accepted))
+                end_pending(both[1], set(load.accepted))
 
 
-def test_servers_of_two_kinds_are_not_one_database(
+def test_databases_of_two_kinds_are_refused(
     mariadb: MariaDB, postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     urls = f"{mariadb.url},{postgresql.url}"
@@ -596,7 +596,7 @@ class Replica(Server):
             self.stop()
 
 
-def test_replicas_keep_what_is_theirs_while_the_database_is_away(
+def test_replicas_keep_their_leases_while_the_database_is_unavailable(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     presence = 8.0
@@ -613,7 +613,7 @@ def test_replicas_keep_what_is_theirs_while_the_database_is_away(
             Server(tmp_path, **settings) as first,
             Replica(tmp_path, "second", **settings) as second,
         ):
-            grounds = [Ground(database, first), Ground(database, second)]
+            grounds = [Environment(database, first), Environment(database, second)]
             pids = [ground.pid for ground in grounds]
             with (
                 Load([ground.calling for ground in grounds * 2]) as load,
@@ -659,7 +659,7 @@ def test_replicas_keep_what_is_theirs_while_the_database_is_away(
                 load.check(other)
                 for session in (*load.sessions, *(session for session, _ in runs)):
                     api.end(session)
-            leave_nothing_pending(grounds[0], set(load.accepted))
+            end_pending(grounds[0], set(load.accepted))
             assert [ground.pid for ground in grounds] == pids
             for words in ("execution.adopted", "lease.lost", "replica.was_lost"):
                 assert words not in first.stderr()

@@ -35,7 +35,7 @@ def pair(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield pair
 
 
-class Ground:
+class Environment:
     """One of everything, on node 0, and a key that may only read."""
 
     def __init__(self, pair: Pair) -> None:
@@ -93,18 +93,20 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(pair: Pair) -> Ground:
-    return Ground(pair)
+def ground(pair: Pair) -> Environment:
+    return Environment(pair)
 
 
 @pytest.fixture(params=[0, 1], ids=["own node", "other node"])
-def http(request: pytest.FixtureRequest, pair: Pair, ground: Ground) -> Iterator[httpx.Client]:
+def http(request: pytest.FixtureRequest, pair: Pair, ground: Environment) -> Iterator[httpx.Client]:
     url = pair[request.param].url
     with httpx.Client(base_url=url, headers=ground.headers, timeout=60, verify=False) as http:
         yield http
 
 
-def test_a_read_key_changes_nothing_by_any_route(ground: Ground, http: httpx.Client) -> None:
+def test_a_read_only_key_changes_nothing_through_any_route(
+    ground: Environment, http: httpx.Client
+) -> None:
     before = ground.records()
     tried = set()
     for method, path in ground.operations():
@@ -137,7 +139,9 @@ def test_a_read_key_changes_nothing_by_any_route(ground: Ground, http: httpx.Cli
     assert ground.records() == before
 
 
-def test_a_key_counts_only_where_it_is_documented(ground: Ground, http: httpx.Client) -> None:
+def test_a_key_is_accepted_only_where_it_is_documented(
+    ground: Environment, http: httpx.Client
+) -> None:
     full = ground.pair.key
     url = f"{V1}/sessions/{ground.session}"
     del http.headers["Authorization"]
@@ -163,7 +167,7 @@ def test_a_key_counts_only_where_it_is_documented(ground: Ground, http: httpx.Cl
     assert http.put(f"{url}/files/file", headers=dropped, content=b"x").status_code == 403
 
 
-def test_internal_routes_accept_no_api_key(ground: Ground, http: httpx.Client) -> None:
+def test_internal_routes_accept_no_api_key(ground: Environment, http: httpx.Client) -> None:
     execution = ground.parameters["execution_id"]
     paths = [
         f"/internal/instances/{ground.pair[0].api.get(ground.session)['container_id']}/ready",
@@ -183,8 +187,8 @@ def test_internal_routes_accept_no_api_key(ground: Ground, http: httpx.Client) -
     assert refused.status_code in (401, 403), refused.text
 
 
-def test_a_console_of_a_read_key_watches_and_types_nothing(
-    ground: Ground, http: httpx.Client
+def test_a_read_only_key_can_watch_a_console_but_not_type(
+    ground: Environment, http: httpx.Client
 ) -> None:
     api = ground.pair[0].api
     execution = begin(api, ground.session, command=["cat"], terminal=SHELL)
@@ -208,7 +212,9 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
         api.http.post(f"{V1}/executions/{execution}/cancel")
 
 
-def test_a_read_key_starts_no_session_that_is_stopped(ground: Ground, http: httpx.Client) -> None:
+def test_a_read_only_key_does_not_start_a_stopped_session(
+    ground: Environment, http: httpx.Client
+) -> None:
     api = ground.pair[0].api
     session = ground.pair.on(0)
     api.put(session, "file", b"content")

@@ -90,7 +90,7 @@ async def until_in_line(server: RedisServer, key: str, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_back(replica: RedisCoordination) -> None:
+async def until_available(replica: RedisCoordination) -> None:
     async with asyncio.timeout(LONG):
         while True:
             with suppress(TemporaryError):
@@ -100,7 +100,7 @@ async def until_back(replica: RedisCoordination) -> None:
 
 
 @on_cluster_too
-async def test_what_a_restart_lost_is_known_to_be_lost(
+async def test_leases_lost_by_a_restart_are_reported_as_lost(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -111,7 +111,7 @@ async def test_what_a_restart_lost_is_known_to_be_lost(
     assert gone.value.code == "coordination_unavailable"
 
     server.start()
-    await until_back(b)
+    await until_available(b)
     assert not await a.renew("s", "x")
     assert await a.heartbeat() is False
     assert await b.acquire("s", "y") is None
@@ -147,7 +147,7 @@ async def test_no_caller_waits_for_a_stopped_redis(
                 pass
 
 
-async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
+async def test_the_number_of_uncertain_requests_is_bounded(
     server: RedisServer, replicas: tuple[Watched, Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "MAX_UNCERTAIN", 5)
@@ -159,7 +159,7 @@ async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
     assert len(a._leases._uncertain) == 5
 
 
-async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
+async def test_callers_waiting_over_a_restart_get_the_lease_or_an_error(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -178,8 +178,8 @@ async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
         await until_in_line(server, "s", count + 1)
     server.stop()
     server.start()
-    await until_back(a)
-    await until_back(b)
+    await until_available(a)
+    await until_available(b)
     for waiter in waiters:
         await bounded(waiter)
 
@@ -189,7 +189,7 @@ async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
     assert await a.acquire("s", "z", wait=LONG) is None
 
 
-async def until_heard(replica: Watched, by: Watched) -> str:
+async def until_received(replica: Watched, by: Watched) -> str:
     """A cancellation. It is told again, since one that is slow may lose its connection again."""
     async with asyncio.timeout(LONG):
         while replica.cancellations.empty():
@@ -217,10 +217,10 @@ async def test_cancellations_are_received_again_after_an_outage(
         async with asyncio.timeout(LONG):
             await a.gaps.get()
             await b.gaps.get()
-        await until_back(a)
-        await until_back(b)
-        assert await until_heard(a, by=b) == "e"
-        assert await until_heard(b, by=b) == "e"
+        await until_available(a)
+        await until_available(b)
+        assert await until_received(a, by=b) == "e"
+        assert await until_received(b, by=b) == "e"
         while await heard.wait(0.01):
             pass
         await b.notify("t")
@@ -235,7 +235,7 @@ async def test_cancellations_are_received_again_after_an_outage(
 
 @QUICK
 @on_cluster_too
-async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
+async def test_a_silent_redis_causes_an_error_in_bounded_time(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -268,7 +268,7 @@ async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
 
 
 @QUICK
-async def test_a_cancelled_call_to_a_server_that_does_not_answer_ends(
+async def test_a_cancelled_call_to_a_silent_redis_ends(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -298,12 +298,12 @@ async def test_shutdown_and_close_end_without_a_server(
     with pytest.raises(TemporaryError):
         await a.holder("s")
     server.start()
-    await until_back(b)
+    await until_available(b)
     await a.open()
     assert await a.acquire("s", "x") is None
 
 
-async def test_closing_wakes_those_who_wait(replicas: tuple[Watched, Watched]) -> None:
+async def test_closing_wakes_all_waiting_calls(replicas: tuple[Watched, Watched]) -> None:
     a, b = replicas
     await a.acquire("s", "x")
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))

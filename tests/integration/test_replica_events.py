@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, read_events
-from tests.integration.replicas import LONG, Cluster, at_once
+from tests.integration.replicas import LONG, Cluster, concurrently
 from tests.integration.test_replicas import new_database
 from tests.servers.receiver import Receiver
 
@@ -66,7 +66,7 @@ def test_both_replicas_return_the_same_events_in_the_same_order(
         with cluster[member].calling() as api:
             return [api.run(session, "1")["execution_id"] for _ in range(15)]
 
-    done = at_once(lambda: some(0), lambda: some(1))
+    done = concurrently(lambda: some(0), lambda: some(1))
 
     told = feed(a, before)
     assert told == feed(b, before)
@@ -104,7 +104,9 @@ def test_events_of_one_replica_are_followed_and_resumed_on_the_other(
     assert [name for name, _ in seen] == ["execution.submitted", "execution.completed"] * 3
 
 
-def test_what_a_killed_replica_stored_has_its_place(cluster: Cluster, session: str) -> None:
+def test_events_stored_by_a_killed_replica_keep_their_position(
+    cluster: Cluster, session: str
+) -> None:
     a, b = cluster.apis
     before = page(b, after="end")["after"]
     submitted = [a.submit(session, "1") for _ in range(8)]
@@ -120,7 +122,7 @@ def test_what_a_killed_replica_stored_has_its_place(cluster: Cluster, session: s
     assert sorted(ends) == sorted(submitted)
 
 
-def test_a_webhook_goes_on_when_the_replica_that_served_it_is_killed(
+def test_a_webhook_continues_when_the_replica_that_served_it_is_killed(
     cluster: Cluster, session: str
 ) -> None:
     """Each event once while both live; after a kill perhaps the last ones again, none left out."""
@@ -136,11 +138,11 @@ def test_a_webhook_goes_on_when_the_replica_that_served_it_is_killed(
             other = cluster[1 - victim].api
             ran = [other.run(session, "1")["execution_id"] for _ in range(2)]
 
-            def came(ran: list[str] = ran) -> bool:
+            def has_arrived(ran: list[str] = ran) -> bool:
                 subjects = [one.event["subject"] for one in receiver.received]
                 return all(one in subjects for one in ran)
 
-            eventually(came, LONG)
+            eventually(has_arrived, LONG)
         once = list(dict.fromkeys(one.event["number"] for one in receiver.received))
         assert once == sorted(once)
         assert len(once) == 10

@@ -135,7 +135,7 @@ class Life:
             return known
         fields = {"idle_timeout": 5 * HOURS, "archive_after": 5 * HOURS} if slot == 2 else {}
         made = await self._tried(
-            self.replica(replica).parts.sessions.create(NewSession(_as_they_are, fields=fields))
+            self.replica(replica).parts.sessions.create(NewSession(_unchanged, fields=fields))
         )
         if made is None:
             return None
@@ -184,7 +184,7 @@ class Life:
         if known is not None:
             self.written += 1
             labels: dict[str, str | None] = {"number": str(self.written)}
-            change = SessionChange(_as_they_are, labels=labels)
+            change = SessionChange(_unchanged, labels=labels)
             sessions = self.replica(replica).parts.sessions
             changed = await self._tried(sessions.update(known.id, change))
             if changed is not None:
@@ -202,7 +202,7 @@ class Life:
             return
         files = set(known.files)
         sessions = self.replica(replica).parts.sessions
-        made = await self._tried(sessions.clone(known.id, SessionChange(_as_they_are)))
+        made = await self._tried(sessions.clone(known.id, SessionChange(_unchanged)))
         if made is not None:
             self.clones.append(Known(made.id, files=files))
         await self._note(known)
@@ -346,7 +346,7 @@ def _check_consistent(session: Session) -> None:
     assert (session.failures, session.retry_at) == (0, None), session
 
 
-def _as_they_are(resources: Any) -> Any:
+def _unchanged(resources: Any) -> Any:
     return resources
 
 
@@ -389,12 +389,16 @@ numbers = st.integers(0, 2**32 - 1)
 @example(number=EXAMPLES[2])
 @example(number=EXAMPLES[3])
 @given(number=numbers)
-def test_everything_settles_when_nothing_goes_wrong_any_more(bubblewrap: str, number: int) -> None:
+def test_sessions_reach_their_wanted_state_after_random_faults(
+    bubblewrap: str, number: int
+) -> None:
     played(number)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_everything_settles_in_another_way_each_time(bubblewrap: str, size: int) -> None:
+def test_sessions_reach_their_wanted_state_after_new_random_faults(
+    bubblewrap: str, size: int
+) -> None:
     number = 2 * random.randrange(2**31) + size - 1
     print("number", number)
     played(number)
@@ -414,11 +418,11 @@ async def world(bubblewrap: str, tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def new(parts: Parts, **fields: Any) -> Session:
-    return await parts.sessions.create(NewSession(_as_they_are, fields=fields))
+    return await parts.sessions.create(NewSession(_unchanged, fields=fields))
 
 
 @pytest.mark.anyio
-async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: World) -> None:
+async def test_a_stop_revoked_before_it_began_leaves_no_trace(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     async with parts.leases.lease(instance_lease(session.id), parts.leases.new_owner()):
@@ -435,7 +439,7 @@ async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: 
 
 
 @pytest.mark.anyio
-async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_next_start(
+async def test_leftovers_of_a_dead_control_plane_are_removed_before_the_next_start(
     world: World,
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -451,7 +455,7 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 
 
 @pytest.mark.anyio
-async def test_a_driver_that_does_not_answer_delays_no_other_session(world: World) -> None:
+async def test_a_hanging_driver_call_delays_no_other_session(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     live = await parts.starter.connect(session.id)
@@ -469,7 +473,7 @@ async def test_a_driver_that_does_not_answer_delays_no_other_session(world: Worl
 
 
 @pytest.mark.anyio
-async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> None:
+async def test_a_session_without_its_instance_can_be_changed(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     assert session.instance_id is not None
@@ -477,7 +481,7 @@ async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> 
     await parts.connections._instances.remove(session.instance_id)
     async with asyncio.timeout(20):
         changed = await parts.sessions.update(
-            session.id, SessionChange(_as_they_are, labels={"a": "b"})
+            session.id, SessionChange(_unchanged, labels={"a": "b"})
         )
         assert changed.labels == {"a": "b"}
         stopped = await parts.sessions.stop(session.id, wait=10)

@@ -55,7 +55,7 @@ def codes(api: Api, session_id: str) -> list[str]:
     return [warning["code"] for warning in api.get(session_id)["warnings"]]
 
 
-def test_what_an_execution_and_an_upload_change_is_saved_by_itself(
+def test_changes_by_executions_and_uploads_are_saved_automatically(
     own_s3: S3Server, api: Api
 ) -> None:
     session = api.create()["id"]
@@ -82,7 +82,7 @@ def test_a_long_execution_is_saved_while_it_runs(
         assert api.result(execution)["status"] == "success"
 
 
-def test_a_session_goes_on_from_what_another_node_saved(
+def test_a_session_continues_from_files_saved_by_another_node(
     bubblewrap: str, postgresql: PostgreSQL, s3: S3Server, tmp_path: Path
 ) -> None:
     database = postgresql.new_database()
@@ -125,7 +125,7 @@ def test_a_session_goes_on_from_what_another_node_saved(
         assert seen["stdout"] == made
 
 
-def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
+def test_executions_continue_while_s3_is_unavailable_and_are_saved_later(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     before = api.create(durability="execution")["id"]
@@ -156,7 +156,7 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     eventually(lambda: not spooled(server.data_dir), 60)
 
 
-def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
+def test_a_saved_session_that_ends_while_s3_is_unavailable_loses_nothing(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     session = api.create(durability="execution")["id"]
@@ -172,7 +172,7 @@ def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
     assert shown["stdout"] == "2 3\n"
 
 
-def test_what_waits_for_a_dead_server_outlives_a_kill(
+def test_unsent_files_survive_a_kill_while_s3_is_unavailable(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     import signal

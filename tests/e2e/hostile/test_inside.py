@@ -37,7 +37,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_a_flood_affects_only_its_own_execution(fresh: Box, flood: str) -> None:
+def test_a_flood_stays_in_its_own_execution(fresh: Box, flood: str) -> None:
     fresh.printed("print(1)")
     before = resident(fresh.pid_1)
 
