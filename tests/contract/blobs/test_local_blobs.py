@@ -70,7 +70,7 @@ def unfinished(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("big/*#*")}
 
 
-async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory: Path) -> None:
+async def test_a_kill_during_a_put_leaves_the_old_or_the_new_object(directory: Path) -> None:
     blobs = LocalBlobs(directory)
     old, new = b"old", b"n" * SIZE
     await blobs.put("big/object", old)
@@ -116,7 +116,7 @@ async def test_a_full_disk_is_a_temporary_error_and_keeps_the_old_object(tiny: P
     assert await blobs.get("a/old") == b"room again"
 
 
-async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_created_is_a_temporary_error(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_text("in the way")
     blobs = LocalBlobs(tmp_path / "blobs")
 
@@ -130,7 +130,7 @@ async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> N
     assert await blobs.get("a") == b"1"
 
 
-async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path) -> None:
+async def test_another_process_finds_the_blobs_and_other_users_do_not(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     await select_blobs(settings, SystemClock()).put("a/b", b"1")
 
@@ -138,13 +138,13 @@ async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path)
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
-async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+async def test_no_directory_is_created_before_the_first_use(tmp_path: Path) -> None:
     await select_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []
 
 
-def test_obstore_is_imported_by_the_first_use_only() -> None:
+def test_obstore_is_imported_only_by_the_first_use() -> None:
     program = (
         "import sys, atoll, atoll.app.application, atoll.service.executions.offload\n"
         "from atoll.blobs.select import select_blobs\n"

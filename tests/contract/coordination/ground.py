@@ -73,14 +73,14 @@ class Ground(ABC):
         """How many wait for a lease."""
 
     @abstractmethod
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         """Whether the back-end holds nothing at all."""
 
     async def until_in_line(self, key: str, count: int) -> None:
-        async def as_many() -> bool:
+        async def has_length() -> bool:
             return await self.in_line(key) == count
 
-        await until(as_many)
+        await until(has_length)
 
 
 class MemoryGround(Ground):
@@ -110,7 +110,7 @@ class MemoryGround(Ground):
     async def in_line(self, key: str) -> int:
         return len(self.state.waiters.get(key, ()))
 
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         state = self.state
         shelves = (state.leases.all(), state.windows.all(), state.approvals.all())
         more = (state.cancellations.all(), state.messages.all(), state.present.all())
@@ -164,7 +164,7 @@ class RedisGround(Ground):
         count: int = await self.client.zcard(self.key(key, "line"))
         return count
 
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         keys = await self.keys("*")
         for key in keys:
             assert await self.client.pttl(key) != -1, f"{key} never expires"

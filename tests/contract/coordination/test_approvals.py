@@ -20,10 +20,10 @@ NO: dict[str, Any] = {"approved": False, "reason": "no"}
 
 
 async def until_asked(ground: Ground, execution_id: str = "e") -> None:
-    async def asked() -> bool:
+    async def is_asked() -> bool:
         return await ground.b.question(execution_id) is not None
 
-    await until(asked)
+    await until(is_asked)
 
 
 async def test_an_answer_from_another_replica_arrives_and_counts_once(ground: Ground) -> None:
@@ -38,7 +38,7 @@ async def test_an_answer_from_another_replica_arrives_and_counts_once(ground: Gr
     assert await ground.a.question("e") is None
 
 
-async def test_an_answer_to_another_question_is_none_to_this_one(ground: Ground) -> None:
+async def test_an_answer_to_a_different_question_does_not_count(ground: Ground) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     other = {**QUESTION, "id": "other"}
@@ -50,18 +50,18 @@ async def test_an_answer_to_another_question_is_none_to_this_one(ground: Ground)
     assert await ground.b.resolve("e", NO, question=seen) == "already"
 
 
-async def test_an_answer_to_nothing_is_gone(ground: Ground) -> None:
+async def test_an_answer_without_a_question_returns_gone(ground: Ground) -> None:
     assert await ground.a.resolve("e", YES) == "gone"
     assert await ground.a.question("e") is None
 
 
-async def test_a_question_without_an_answer_in_time_is_gone(ground: Ground) -> None:
+async def test_an_unanswered_question_expires(ground: Ground) -> None:
     assert await ground.a.ask("e", QUESTION, timeout=0.05) is None
     assert await ground.b.question("e") is None
     assert await ground.b.resolve("e", YES) == "gone"
 
 
-async def test_an_answer_that_comes_while_the_question_is_put_is_not_missed(
+async def test_an_answer_sent_while_the_question_is_stored_is_received(
     ground: Ground,
 ) -> None:
     for number in range(20):
@@ -78,7 +78,7 @@ async def test_an_answer_that_comes_while_the_question_is_put_is_not_missed(
             assert await ground.a.ask(execution_id, QUESTION, timeout=LONG) == YES
 
 
-async def test_of_two_answers_at_once_one_counts(ground: Ground) -> None:
+async def test_only_one_of_two_concurrent_answers_counts(ground: Ground) -> None:
     for number in range(10):
         execution_id = f"e{number}"
         asked = asyncio.create_task(ground.a.ask(execution_id, QUESTION, timeout=LONG))
@@ -94,7 +94,7 @@ async def test_of_two_answers_at_once_one_counts(ground: Ground) -> None:
         assert await asked == answers[outcomes.index("resolved")]
 
 
-async def test_an_execution_that_is_cancelled_gets_its_answer(ground: Ground) -> None:
+async def test_a_cancelled_execution_gets_an_answer_to_its_question(ground: Ground) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     await ground.b.cancel("e", "user")
@@ -129,7 +129,7 @@ async def test_shutdown_answers_the_questions_of_its_replica(ground: Ground) -> 
     assert await there == YES
 
 
-async def test_a_question_whose_asker_is_cancelled_is_gone(ground: Ground) -> None:
+async def test_a_question_is_removed_when_its_caller_is_cancelled(ground: Ground) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     asked.cancel()
@@ -139,7 +139,7 @@ async def test_a_question_whose_asker_is_cancelled_is_gone(ground: Ground) -> No
     assert await ground.b.resolve("e", YES) == "gone"
 
 
-async def test_a_question_from_a_lost_replica_is_gone(ground: Ground) -> None:
+async def test_a_question_of_a_lost_replica_is_removed(ground: Ground) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     await ground.die(ground.a)
@@ -149,7 +149,7 @@ async def test_a_question_from_a_lost_replica_is_gone(ground: Ground) -> None:
     await asyncio.wait({asked})
 
 
-async def test_a_later_question_takes_the_place_of_an_earlier_one(ground: Ground) -> None:
+async def test_a_later_question_replaces_an_earlier_one(ground: Ground) -> None:
     earlier = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
     await until_asked(ground)
     later = asyncio.create_task(ground.b.ask("e", {"tool": "ls"}, timeout=LONG))
@@ -159,7 +159,7 @@ async def test_a_later_question_takes_the_place_of_an_earlier_one(ground: Ground
     assert await later == YES
 
 
-async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
+async def test_an_oversized_question_or_answer_is_refused(ground: Ground) -> None:
     long = {"text": "ø" * MAX_MESSAGE_SIZE}
     with pytest.raises(TooLarge):
         await ground.a.ask("e", long, timeout=LONG)
@@ -167,7 +167,7 @@ async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
         await ground.a.resolve("e", long)
 
 
-async def test_an_answer_to_a_lost_replica_is_found_by_the_replica_that_asks_again(
+async def test_another_replica_that_repeats_a_question_gets_the_stored_answer(
     ground: Ground,
 ) -> None:
     asked = asyncio.create_task(ground.a.ask("e", QUESTION, timeout=LONG))
@@ -180,7 +180,7 @@ async def test_an_answer_to_a_lost_replica_is_found_by_the_replica_that_asks_aga
     assert await ground.b.ask("e", QUESTION, timeout=LONG) == YES
 
 
-async def test_an_answer_counts_for_no_other_question(ground: Ground) -> None:
+async def test_an_answer_does_not_count_for_another_question(ground: Ground) -> None:
     for asker, question in ((ground.a, QUESTION), (ground.b, {"tool": "ls"}), (ground.b, QUESTION)):
         asked = asyncio.create_task(asker.ask("e", question, timeout=LONG))
         await until_asked(ground)

@@ -23,7 +23,7 @@ from .ground import EXECUTION_TTL, LONG, memory_ground, redis_ground, settings, 
 pytestmark = pytest.mark.anyio
 
 
-async def test_in_memory_a_free_lease_is_taken_without_giving_up_the_turn() -> None:
+async def test_in_memory_a_free_lease_is_acquired_without_suspending() -> None:
     async with memory_ground() as ground:
         for call in (ground.a.acquire("s", "x", wait=LONG), ground.a.release("s", "x")):
             with pytest.raises(StopIteration):
@@ -75,7 +75,7 @@ async def test_a_replica_without_heartbeats_is_lost(redis_server: RedisServer) -
         await b.close()
 
 
-async def test_every_key_has_its_tag_and_expires(redis_server: RedisServer) -> None:
+async def test_every_key_has_a_hash_tag_and_expires(redis_server: RedisServer) -> None:
     async with redis_ground(redis_server.url) as ground:
         await ground.a.acquire("s", "e")
         await ground.a.open_window("s", "e")
@@ -84,7 +84,7 @@ async def test_every_key_has_its_tag_and_expires(redis_server: RedisServer) -> N
         await ground.a.push("e", "hello")
         await ground.a.cancel("e", "user")
         await ground.a.ask("e", {}, timeout=LONG)
-        assert not await ground.nothing_left()
+        assert not await ground.is_empty()
         kinds = {key.partition("}:")[2] for key in await ground.keys("*")}
         assert kinds == {
             "alive", "approval", "cancel", "lease", "line", "places", "queue", "window",
@@ -93,7 +93,7 @@ async def test_every_key_has_its_tag_and_expires(redis_server: RedisServer) -> N
         assert await waiter is None
 
 
-async def test_a_server_that_forgot_the_scripts_learns_them_again(
+async def test_scripts_are_loaded_again_after_the_server_forgot_them(
     redis_server: RedisServer,
 ) -> None:
     async with redis_ground(redis_server.url) as ground:
@@ -103,7 +103,7 @@ async def test_a_server_that_forgot_the_scripts_learns_them_again(
         assert await ground.b.acquire("s", "y") == LeaseHolder("a", "x")
 
 
-async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
+async def test_a_claim_with_a_lost_response_is_undone_by_a_heartbeat(
     redis_server: RedisServer,
 ) -> None:
     hasty = settings(
@@ -114,7 +114,7 @@ async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
     a = RedisCoordination("a", redis_server.url, hasty, EXECUTION_TTL)
     await a.open()
 
-    async def taken_back() -> bool:
+    async def is_undone() -> bool:
         with suppress(TemporaryError):
             return await a.heartbeat() and await a.holder("s") is None
         return False
@@ -128,14 +128,14 @@ async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
         finally:
             redis_server.resume()
         # It got the lease when the server went on, or will not get it.
-        await until(taken_back)
+        await until(is_undone)
         assert await a.acquire("s", "z") is None
         await a.release("s", "z")
     finally:
         await a.close()
 
 
-async def test_a_socket_is_an_address_too(tmp_path: Path) -> None:
+async def test_the_address_of_a_server_can_be_a_socket(tmp_path: Path) -> None:
     with RedisServer(tmp_path, password="secret", socket=True) as server:
         a = RedisCoordination("a", server.socket_url, settings(), EXECUTION_TTL)
         await a.open()

@@ -54,7 +54,7 @@ def cancellations_of(*replicas: Coordination) -> asyncio.Queue[tuple[str, str]]:
     return requests
 
 
-async def test_every_replica_is_notified_of_a_cancellation_and_the_first_reason_stays(
+async def test_every_replica_is_notified_of_a_cancellation_with_the_first_reason(
     ground: Ground,
 ) -> None:
     cancellations = cancellations_of(ground.a, ground.b)
@@ -67,7 +67,7 @@ async def test_every_replica_is_notified_of_a_cancellation_and_the_first_reason_
     assert await ground.a.cancelled("f") is None
 
 
-async def test_messages_are_given_out_in_order_and_once(ground: Ground) -> None:
+async def test_messages_are_delivered_once_and_in_order(ground: Ground) -> None:
     messages = [f"message {number} ø \ud800" for number in range(10)]
     for number, message in enumerate(messages):
         await (ground.a, ground.b)[number % 2].push("e", message)
@@ -127,7 +127,7 @@ async def test_notifications_arrive_while_listening(ground: Ground) -> None:
     await ground.a.notify("t")
 
 
-async def test_one_of_two_listeners_may_leave(ground: Ground) -> None:
+async def test_a_listener_can_leave_while_another_stays(ground: Ground) -> None:
     async with ground.a.listen("t") as stays:
         for _ in range(5):
             async with ground.a.listen("t"):
@@ -136,7 +136,7 @@ async def test_one_of_two_listeners_may_leave(ground: Ground) -> None:
             assert await stays.wait(LONG)
 
 
-async def test_a_cleaned_execution_is_forgotten(ground: Ground) -> None:
+async def test_the_state_of_a_cleaned_execution_is_removed(ground: Ground) -> None:
     await ground.a.acquire("s", "e")
     waiter = asyncio.create_task(ground.b.acquire("s", "f", wait=LONG))
     await ground.until_in_line("s", 1)
@@ -191,7 +191,7 @@ async def test_shutdown_releases_all_leases_and_leaves_all_queues(ground: Ground
     assert not await ground.a.heartbeat()
 
 
-async def test_nothing_is_left_after_all_was_given_back(ground: Ground) -> None:
+async def test_no_keys_remain_after_everything_was_released(ground: Ground) -> None:
     await ground.a.acquire("s", "e")
     await ground.a.open_window("s", "e")
     await ground.b.acquire("s", "f", wait=0.05)
@@ -200,11 +200,11 @@ async def test_nothing_is_left_after_all_was_given_back(ground: Ground) -> None:
     await ground.a.ask("e", {}, timeout=LONG)
     async with ground.a.listen("t"):
         await ground.a.notify("t")
-    assert not await ground.nothing_left()
+    assert not await ground.is_empty()
     await ground.a.clean("s", "e")
     await ground.a.shutdown()
     await ground.b.shutdown()
-    assert await ground.nothing_left()
+    assert await ground.is_empty()
 
 
 async def test_opening_and_closing_twice_is_harmless(ground: Ground) -> None:

@@ -26,7 +26,7 @@ async def test_a_free_lease_is_acquired_and_others_get_its_holder(ground: Ground
     assert await ground.b.acquire("another", "y") is None
 
 
-async def test_owners_of_the_same_name_on_two_replicas_are_two(ground: Ground) -> None:
+async def test_owners_of_the_same_name_on_two_replicas_are_distinct(ground: Ground) -> None:
     assert await ground.a.acquire("s", "x") is None
     assert await ground.b.acquire("s", "x") == LeaseHolder("a", "x")
     await ground.b.release("s", "x")
@@ -34,7 +34,7 @@ async def test_owners_of_the_same_name_on_two_replicas_are_two(ground: Ground) -
     assert await ground.b.holder("s") == LeaseHolder("a", "x")
 
 
-async def test_the_same_owner_may_take_it_again(ground: Ground) -> None:
+async def test_an_owner_can_acquire_its_lease_again(ground: Ground) -> None:
     assert await ground.a.acquire("s", "x") is None
     assert await ground.a.acquire("s", "x") is None
     assert await ground.a.acquire("s", "x", wait=LONG) is None
@@ -43,7 +43,7 @@ async def test_the_same_owner_may_take_it_again(ground: Ground) -> None:
     assert await ground.a.holder("s") is None
 
 
-async def test_only_the_owner_gives_it_back(ground: Ground) -> None:
+async def test_only_the_owner_can_release_a_lease(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.a.release("s", "y")
     await ground.b.release("s", "y")
@@ -62,7 +62,7 @@ async def test_an_expired_lease_is_free_and_cannot_be_renewed(ground: Ground) ->
     assert await ground.b.acquire("s", "y") is None
 
 
-async def test_a_late_release_does_not_free_the_next_holders(ground: Ground) -> None:
+async def test_a_late_release_does_not_release_the_lease_of_the_next_holder(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.leases_expire()
     await ground.b.acquire("s", "y")
@@ -94,7 +94,7 @@ async def test_a_waiter_that_times_out_gets_the_holder_and_leaves_the_queue(
     assert await ground.a.acquire("s", "z") is None
 
 
-async def test_waiters_get_a_lease_in_the_order_in_which_they_asked(ground: Ground) -> None:
+async def test_waiters_get_a_lease_in_the_order_of_their_requests(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     replicas = [ground.b, ground.a, ground.a, ground.b, ground.a, ground.b]
     got: list[str] = []
@@ -126,7 +126,7 @@ async def test_a_free_lease_with_waiters_belongs_to_the_first_waiter(ground: Gro
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "second"])
-async def test_a_cancelled_waiter_leaves_no_place(ground: Ground, which: int) -> None:
+async def test_a_cancelled_waiter_leaves_the_queue(ground: Ground, which: int) -> None:
     await ground.a.acquire("s", "x")
     waiters = []
     for count, replica in enumerate([ground.b, ground.a]):
@@ -141,7 +141,7 @@ async def test_a_cancelled_waiter_leaves_no_place(ground: Ground, which: int) ->
     assert await waiters[1 - which] is None
 
 
-async def test_one_cancelled_as_its_turn_comes_leaves_no_lease(ground: Ground) -> None:
+async def test_a_waiter_cancelled_as_its_turn_comes_leaves_no_lease(ground: Ground) -> None:
     for round_ in range(20):
         await ground.a.acquire("s", "x")
         waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
@@ -159,7 +159,7 @@ async def test_one_cancelled_as_its_turn_comes_leaves_no_lease(ground: Ground) -
         assert await ground.in_line("s") == 0
 
 
-async def test_one_cancelled_while_it_takes_a_free_lease_leaves_none(ground: Ground) -> None:
+async def test_a_call_cancelled_while_it_acquires_a_free_lease_leaves_none(ground: Ground) -> None:
     for round_ in range(20):
         taker = asyncio.create_task(ground.a.acquire("s", "x"))
         for _ in range(round_):
@@ -173,7 +173,9 @@ async def test_one_cancelled_while_it_takes_a_free_lease_leaves_none(ground: Gro
         assert await ground.a.holder("s") is None
 
 
-async def test_a_holder_cancelled_while_it_takes_its_lease_again_keeps_it(ground: Ground) -> None:
+async def test_a_holder_cancelled_while_it_acquires_its_lease_again_keeps_it(
+    ground: Ground,
+) -> None:
     await ground.a.acquire("s", "x")
     for round_ in range(20):
         taker = asyncio.create_task(ground.a.acquire("s", "x"))
@@ -219,7 +221,7 @@ async def test_a_call_without_wait_leaves_a_lost_lease_to_the_first_waiter(
 
 
 @short_presence
-async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
+async def test_a_lost_waiter_is_skipped(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     lost = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
     await ground.until_in_line("s", 1)
@@ -232,7 +234,7 @@ async def test_a_lost_waiter_is_passed_over(ground: Ground) -> None:
     await asyncio.wait({lost})
 
 
-async def test_a_lost_replica_learns_that_from_its_next_heartbeat(ground: Ground) -> None:
+async def test_a_lost_replica_is_informed_by_its_next_heartbeat(ground: Ground) -> None:
     assert await ground.a.heartbeat()
     await ground.lose(ground.a)
     assert not await ground.b.alive("a")
@@ -241,13 +243,13 @@ async def test_a_lost_replica_learns_that_from_its_next_heartbeat(ground: Ground
     assert await ground.a.heartbeat()
 
 
-async def test_a_replica_does_not_take_itself_for_lost(ground: Ground) -> None:
+async def test_a_replica_does_not_treat_its_own_leases_as_lost(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.lose(ground.a)
     assert await ground.a.acquire("s", "y") == LeaseHolder("a", "x")
 
 
-async def test_many_at_once_hold_it_one_at_a_time(ground: Ground) -> None:
+async def test_a_lease_has_one_holder_at_a_time_among_many_callers(ground: Ground) -> None:
     holding = 0
 
     async def take(owner: str, replica_of: int) -> None:

@@ -81,7 +81,7 @@ class LeaseMachine(Machine):
     def waits(self, me: LeaseHolder) -> bool:
         return any(me == waiter for waiter, _ in self.line)
 
-    def ask_for(self, me: LeaseHolder) -> LeaseHolder | None:
+    def current_holder(self, me: LeaseHolder) -> LeaseHolder | None:
         """Who has it before `me`, by the model."""
         holder = self.holder
         if holder is not None and holder.replica in self.lost - {me.replica}:
@@ -102,14 +102,14 @@ class LeaseMachine(Machine):
     def acquire(self, me: LeaseHolder) -> None:
         if not self.waits(me):
             told = self.run(self.replica(me.replica).acquire("s", me.owner))
-            assert told == self.ask_for(me)
+            assert told == self.current_holder(me)
 
     @rule(me=st.sampled_from(OWNERS))
     def wait(self, me: LeaseHolder) -> None:
         if me.replica in self.lost or self.waits(me):
             return
         task = self.start(self.replica(me.replica).acquire("s", me.owner, wait=LONG))
-        if self.ask_for(me) is None:
+        if self.current_holder(me) is None:
             assert self.run(self.result(task)) is None
         else:
             self.line.append((me, task))
@@ -180,7 +180,7 @@ class ExecutionMachine(Machine):
         self.window: str | None = None
         self.number = 0
 
-    def told(self, answer: dict[str, Any] | None) -> None:
+    def expect_answer(self, answer: dict[str, Any] | None) -> None:
         if self.asked is not None:
             assert self.run(self.result(self.asked)) == answer
             self.answered = answer is not None
@@ -191,7 +191,7 @@ class ExecutionMachine(Machine):
         question = {"number": self.number}
         task = self.start(self.replica(replica).ask("e", question, timeout=10 * LONG))
         if self.reason is None:
-            self.told(None)
+            self.expect_answer(None)
             self.question = question
             self.answered = False
         else:
@@ -203,7 +203,7 @@ class ExecutionMachine(Machine):
         former = self.asked
         self.put(replica)
         if self.reason is not None:
-            self.told(CANCELLED)
+            self.expect_answer(CANCELLED)
             return
 
         async def put() -> bool:
@@ -222,7 +222,7 @@ class ExecutionMachine(Machine):
             return await self.replica(other).resolve("e", answer) == "resolved"
 
         self.run(until(resolved))
-        self.told(answer)
+        self.expect_answer(answer)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def resolve(self, replica: str) -> None:
@@ -231,7 +231,7 @@ class ExecutionMachine(Machine):
         resolution = self.run(self.replica(replica).resolve("e", answer))
         if self.asked is not None:
             assert resolution == "resolved"
-            self.told(answer)
+            self.expect_answer(answer)
         else:
             assert resolution == ("already" if self.answered else "gone")
 
@@ -248,7 +248,7 @@ class ExecutionMachine(Machine):
     def cancel(self, replica: str, reason: str) -> None:
         self.run(self.replica(replica).cancel("e", reason))
         self.reason = self.reason or reason
-        self.told(CANCELLED)
+        self.expect_answer(CANCELLED)
 
     @rule(replica=st.sampled_from(REPLICAS), message=st.text(max_size=3))
     def push(self, replica: str, message: str) -> None:
@@ -273,7 +273,7 @@ class ExecutionMachine(Machine):
     @rule(replica=st.sampled_from(REPLICAS))
     def clean(self, replica: str) -> None:
         self.run(self.replica(replica).clean("s", "e"))
-        self.told(None)
+        self.expect_answer(None)
         self.reason = None
         self.messages = []
         self.answered = False
@@ -305,10 +305,10 @@ MACHINES = pytest.mark.parametrize("machine", [LeaseMachine, ExecutionMachine])
 
 @pytest.mark.quick
 @MACHINES
-def test_memory_follows_the_model(machine: type[Machine]) -> None:
+def test_memory_matches_the_model(machine: type[Machine]) -> None:
     check(machine, memory_ground, 100)
 
 
 @MACHINES
-def test_redis_follows_the_model(machine: type[Machine], redis_server: RedisServer) -> None:
+def test_redis_matches_the_model(machine: type[Machine], redis_server: RedisServer) -> None:
     check(machine, lambda: redis_ground(redis_server.url), 30)

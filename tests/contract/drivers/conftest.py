@@ -184,7 +184,7 @@ class Node:
         first = self.pid_1(handle)
         return below(first) | {first}
 
-    async def alone(self) -> bool:
+    async def is_empty(self) -> bool:
         """Whether nothing is left of any instance, in the making or not."""
         if self._engine is None:
             # The driver's helper is a child of this process, and would be the parent.
@@ -211,7 +211,7 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await made.clear()
 
 
-class Heard:
+class Output:
     """What a run said, in the order it came."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
-    heard = Heard()
+    heard = Output()
     result = await link.run(job(driver, code), heard)
     assert result["exit_code"] == 0, (result, heard.pieces)
     return heard.stdout.decode().strip()

@@ -23,9 +23,9 @@ from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    Output,
     job,
     on,
     printed,
@@ -140,7 +140,7 @@ async def test_a_container_without_its_directory_is_found_and_removed(node: Node
         await driver.connect(handle)
     await driver.destroy(handle)
     assert await driver.handles() == []
-    assert await node.alone()
+    assert await node.is_empty()
 
 
 @on("docker")
@@ -164,7 +164,7 @@ async def test_a_container_that_was_never_started_is_replaced(node: Node) -> Non
 
 
 @on("docker")
-async def test_a_container_that_got_no_configuration_is_replaced(node: Node) -> None:
+async def test_a_container_without_a_configuration_is_replaced(node: Node) -> None:
     wanted = spec()
     handle = await node.driver.ensure(wanted)
     # As if the driver was killed before it sent the configuration.
@@ -232,7 +232,7 @@ async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_p
 # The engine
 
 
-async def refused(node: Node, handle: Handle) -> None:
+async def assert_refused(node: Node, handle: Handle) -> None:
     """All calls fail with a temporary error, and no instance is observed as gone."""
     driver = node.driver
     assert (await driver.observe(handle)).state is State.UNKNOWN
@@ -263,7 +263,7 @@ async def test_a_node_is_unhealthy_while_its_engine_is_stopped(mortal: Node) -> 
     mortal.engine.stop()
     try:
         await link.closed
-        await refused(mortal, handle)
+        await assert_refused(mortal, handle)
     finally:
         mortal.engine.start()
     assert (await mortal.driver.status()).problem is None
@@ -365,7 +365,7 @@ async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
 async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
-    heard = Heard()
+    heard = Output()
     request = job(node.driver, code, stdin_open=True)
     running = asyncio.create_task(link.run(request, heard))
 
@@ -400,7 +400,7 @@ async def test_the_error_contains_the_output_of_a_failing_interpreter(node: Node
         await node.driver.ensure(spec(template=template(image=reference)))
     assert caught.value.code == "instance_failed"
     assert await node.driver.handles() == []
-    assert await node.alone()
+    assert await node.is_empty()
 
 
 @on("docker")

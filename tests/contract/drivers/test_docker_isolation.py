@@ -21,8 +21,8 @@ from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     Node,
+    Output,
     job,
     on,
     printed,
@@ -65,7 +65,7 @@ def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
     return reference
 
 
-def told(node: Node, handle: Handle) -> dict[str, Any]:
+def details(node: Node, handle: Handle) -> dict[str, Any]:
     return node.engine.inspect(str(handle.data["container"]))
 
 
@@ -74,7 +74,7 @@ def told(node: Node, handle: Handle) -> dict[str, Any]:
 
 async def test_containers_are_created_with_all_confinement_options(node: Node) -> None:
     handle = await node.driver.ensure(spec())
-    about = told(node, handle)
+    about = details(node, handle)
     config, host = about["Config"], about["HostConfig"]
     uid = int(handle.data["uid"])
     assert uid in range(LOCAL.uid_base, LOCAL.uid_base + LOCAL.uid_count)
@@ -107,7 +107,7 @@ async def test_docker_inspect_shows_no_secret(node: Node) -> None:
     token = driver._identity.token(handle.instance_id)
     process = Path(f"/proc/{node.pid_1(handle)}")
     seen = [
-        json.dumps(told(node, handle)),
+        json.dumps(details(node, handle)),
         json.dumps(node.engine.containers()),
         node.engine.logs(str(handle.data["container"])),
         (process / "cmdline").read_text(),
@@ -177,7 +177,7 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    heard = Heard()
+    heard = Output()
     result = await link.run(wanted, heard)
     assert result["exit_code"] == 0, heard.pieces
     assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
@@ -273,7 +273,7 @@ except OSError as error:
     # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    result = await link.run(job(node.driver, bomb, timeout=1.0), Heard())
+    result = await link.run(job(node.driver, bomb, timeout=1.0), Output())
     assert result["exit_code"] != 0
     # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
@@ -292,7 +292,7 @@ for _ in range(4):
 held = []
 while True: held.append(bytearray(1 << 20))
 """
-    result = await link.run(job(node.driver, hogs), Heard())
+    result = await link.run(job(node.driver, hogs), Output())
     assert result["exit_code"] != 0
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print('on')") == "on"
@@ -322,7 +322,7 @@ async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: N
         mine="content",
     )
     handle, link = await started(node.driver, spec(template=template(image=reference)))
-    about = told(node, handle)
+    about = details(node, handle)
     config = about["Config"]
     uid = handle.data["uid"]
     assert config["User"] == f"{uid}:{uid}"
@@ -336,7 +336,7 @@ async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: N
     plain, other = await started(node.driver, spec())
     unlike = {
         name
-        for name, value in told(node, plain)["HostConfig"].items()
+        for name, value in details(node, plain)["HostConfig"].items()
         if value != about["HostConfig"][name]
     }
     assert unlike == {"Mounts", "Tmpfs"}

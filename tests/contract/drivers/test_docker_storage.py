@@ -106,7 +106,7 @@ for line in open('/proc/self/mountinfo'):
     assert os.listdir(node.data_dir / "node" / "volumes") == []
 
 
-async def test_nothing_stays_mounted_after_instances_are_destroyed(node: Node) -> None:
+async def test_all_mounts_are_removed_when_instances_are_destroyed(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     assert len(mount_points(node.data_dir)) == 2
     await node.driver.destroy(handle)

@@ -19,7 +19,16 @@ from atoll.drivers.shared import cgroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
+from tests.contract.drivers.conftest import (
+    Node,
+    Output,
+    everywhere,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+)
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
@@ -64,8 +73,8 @@ def ticks(node: Node, handle: Handle) -> int:
     return total
 
 
-async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
-    heard = Heard()
+async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Output]:
+    heard = Output()
     request = job(node.driver, code, timeout=120.0)
     task: asyncio.Task[object] = asyncio.create_task(link.run(request, heard))
 
@@ -76,7 +85,7 @@ async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[objec
     return task, heard
 
 
-async def ended(task: asyncio.Task[object]) -> None:
+async def stop_task(task: asyncio.Task[object]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -85,7 +94,7 @@ async def state(node: Node, handle: Handle) -> State:
     return (await node.driver.observe(handle)).state
 
 
-async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: Node) -> None:
+async def test_a_paused_instance_uses_no_cpu_and_continues_after_a_resume(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     task, heard = await running(
         pausing,
@@ -109,17 +118,17 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
         await pausing_of(pausing.driver).resume(handle)
         assert await state(pausing, handle) is State.RUNNING
 
-    async def further() -> bool:
+    async def has_more_output() -> bool:
         return ticks(pausing, handle) > before and len(heard.pieces) > spent + 1
 
-    await until(further, "more of the loop")
+    await until(has_more_output, "more of the loop")
     assert not task.done()
-    await ended(task)
+    await stop_task(task)
     link.close()
 
 
 @everywhere
-async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> None:
+async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(
         pausing.driver,
@@ -130,7 +139,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    heard = Heard()
+    heard = Output()
     task = asyncio.create_task(link.run(request, heard))
 
     async def begun() -> bool:
@@ -156,7 +165,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    heard = Heard()
+    heard = Output()
     task = asyncio.create_task(link.run(request, heard))
 
     async def begun() -> bool:
@@ -173,7 +182,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     assert await state(pausing, handle) is State.PAUSED
     await pausing_of(driver).resume(handle)
     second = await driver.connect(handle)
-    again = Heard()
+    again = Output()
     assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
     assert again.stdout == b"on\n7\n"
     second.close()
@@ -189,7 +198,7 @@ async def test_ensure_returns_a_paused_instance_unchanged(pausing: Node) -> None
 
 @pytest.mark.parametrize("grace", [0.0, 5.0])
 @pytest.mark.parametrize("code", [BUSY, FORKS], ids=["busy", "forks"])
-async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
+async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_continue(
     pausing: Node, grace: float, code: str
 ) -> None:
     handle, link = await started(pausing.driver, spec())
@@ -229,12 +238,12 @@ async def test_code_that_forks_and_ignores_signals_is_paused(
             pass
         assert (pausing.inside(handle), ticks(pausing, handle)) == (inside, before)
         await pausing_of(pausing.driver).resume(handle)
-    await ended(task)
+    await stop_task(task)
     assert await printed(pausing.driver, link, "print(1)") == "1"
     link.close()
 
 
-async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> None:
+async def test_pausing_and_resuming_a_destroyed_instance_does_nothing(pausing: Node) -> None:
     handle = await pausing.driver.ensure(spec())
     await pausing.driver.destroy(handle)
     await pausing_of(pausing.driver).pause(handle)
@@ -245,7 +254,7 @@ async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> 
     assert await pausing.driver.handles() == []
 
 
-async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node) -> None:
+async def test_concurrent_pauses_and_resumes_end_in_one_of_both_states(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     for _ in range(5):
         calls = [
@@ -275,7 +284,7 @@ async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> No
 
 
 @on("local")
-async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausing: Node) -> None:
+async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: Node) -> None:
     driver = pausing.driver
     assert isinstance(driver, LocalDriver)
     groups = driver._groups
@@ -286,7 +295,7 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
     group = groups._freezer / handle.instance_id
     outside = groups._freezer.parent / "cgroup.procs"
 
-    async def alone() -> bool:
+    async def is_empty() -> bool:
         for pid in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 outside.write_text(pid)
@@ -294,7 +303,7 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
             group.rmdir()
         return not group.exists()
 
-    await until(alone, "an empty group")
+    await until(move_out, "an empty group")
     assert await state(pausing, handle) is State.RUNNING
     task, _ = await running(pausing, link, BUSY)
     await pausing_of(driver).pause(handle)
@@ -304,7 +313,7 @@ async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausin
         pass
     assert ticks(pausing, handle) == before
     await pausing_of(driver).resume(handle)
-    await ended(task)
+    await stop_task(task)
     link.close()
 
 

@@ -32,9 +32,9 @@ from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    Output,
     job,
     make_driver,
     on,
@@ -64,7 +64,7 @@ async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 300_000]
 
 
-class FirstWord(Heard):
+class FirstOutput(Output):
     """Sets an event at the first output."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
+    wanted, heard = job(node.driver, code, stdin_open=True), FirstOutput()
     running = asyncio.create_task(link.run(wanted, heard))
     await asyncio.wait_for(heard.came.wait(), 30)
 
@@ -268,7 +268,7 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    heard = Heard()
+    heard = Output()
     result = await link.run(job(node.driver, HOSTILE), heard)
     assert result["exit_code"] == 0, heard.pieces
     # It still runs and accepts links.
@@ -281,7 +281,7 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, heard = job(node.driver, FLOOD), FirstWord()
+    wanted, heard = job(node.driver, FLOOD), FirstOutput()
     running = asyncio.create_task(link.run(wanted, heard))
     await asyncio.wait_for(heard.came.wait(), 30)
     other = await node.driver.connect(handle)
@@ -447,7 +447,7 @@ async def test_leftovers_of_a_start_do_not_block_removing_a_workspace(node: Node
     node.engine.remove(other)
     await node.driver.workspaces.discard(workspace)
     assert await node.driver.workspaces.names() == []
-    assert await node.alone()
+    assert await node.is_empty()
 
 
 @on("remote")
@@ -534,7 +534,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
     ):
         handle, link = await started(driver, spec())
         _, living = await started(driver, spec())
-        running = asyncio.create_task(link.run(job(driver, "input()"), Heard()))
+        running = asyncio.create_task(link.run(job(driver, "input()"), Output()))
         dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
         with pytest.raises(LinkLost):
             await asyncio.wait_for(running, 60)
@@ -542,7 +542,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
         living.close()
 
 
-async def trouble(driver: DockerDriver) -> AtollError:
+async def open_error(driver: DockerDriver) -> AtollError:
     try:
         with pytest.raises(AtollError) as refused:
             await driver.open()
@@ -565,11 +565,11 @@ async def test_engine_and_driver_verify_each_others_certificates(
             {"url": right["url"], "tls_ca": right["tls_ca"]},
             {"url": right["url"]},
         ):
-            error = await trouble(driver_at(tmp_path / "data", **wrong))
+            error = await open_error(driver_at(tmp_path / "data", **wrong))
             assert error.code in ("engine_unavailable", "engine_refused"), error.message
-        error = await trouble(driver_at(tmp_path / "data", **right | {"tls_cert": "/nothing"}))
+        error = await open_error(driver_at(tmp_path / "data", **right | {"tls_cert": "/nothing"}))
         assert error.code == "engine_insecure"
-        error = await trouble(driver_at(tmp_path / "data", url="tcp://192.0.2.1:2375"))
+        error = await open_error(driver_at(tmp_path / "data", url="tcp://192.0.2.1:2375"))
         assert error.code == "engine_insecure"
         assert isinstance(error, PermanentError)
     finally:

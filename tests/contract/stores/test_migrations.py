@@ -158,7 +158,7 @@ async def test_a_server_gets_exactly_the_tables(on_server: Database) -> None:
     assert await on_server.describe() == await made.describe()
 
 
-async def test_each_step_up_is_undone_by_its_step_down(database: Database) -> None:
+async def test_every_downgrade_undoes_its_upgrade(database: Database) -> None:
     steps: list[tuple[str | None, Description]] = [(None, await database.describe())]
     for revision in REVISIONS:
         await database.schema.upgrade(revision)
@@ -261,7 +261,7 @@ NOT_NULL = {
 """What a row of an older version has in a column that it did not know."""
 
 
-async def test_upgrades_at_the_same_time_take_turns(database: Database) -> None:
+async def test_concurrent_upgrades_take_turns(database: Database) -> None:
     """As replicas that start together do: each in a process of its own."""
     script = (
         "import asyncio, sys\n"
@@ -284,7 +284,7 @@ async def test_upgrades_at_the_same_time_take_turns(database: Database) -> None:
 
 
 @pytest.mark.parametrize("change", [migrations.upgrade, migrations.downgrade])
-async def test_a_run_that_is_interrupted_anywhere_is_finished_by_another(
+async def test_an_interrupted_migration_is_finished_by_the_next(
     change: Callable[[Connection, str], None], on_server: Database
 ) -> None:
     up = change is migrations.upgrade
@@ -423,7 +423,7 @@ LOCKS = {
 }
 
 
-async def test_a_time_limit_of_the_url_is_named_when_it_is_too_short(
+async def test_the_error_names_a_timeout_in_the_url_that_is_too_short(
     postgresql: PostgreSQL,
 ) -> None:
     database = Database(postgresql.new_database(), postgresql.new_database)
