@@ -303,7 +303,7 @@ async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: No
             group.rmdir()
         return not group.exists()
 
-    await until(move_out, "an empty group")
+    await until(is_empty, "an empty group")
     assert await state(pausing, handle) is State.RUNNING
     task, _ = await running(pausing, link, BUSY)
     await pausing_of(driver).pause(handle)

@@ -81,7 +81,7 @@ async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> N
     assert ground.executor.told.empty()
 
 
-async def test_what_cannot_be_asked_is_refused_at_once() -> None:
+async def test_an_oversized_question_is_refused_at_once() -> None:
     ground = Ground()
     # Short as the executor wrote it, and long as it is written here.
     ground.ask("?", data=[1e15] * 5000)
@@ -90,7 +90,7 @@ async def test_what_cannot_be_asked_is_refused_at_once() -> None:
     assert told == {"id": "exec_1", "approval": "1", "answer": answer}
 
 
-async def test_a_question_as_large_as_an_executor_takes_can_be_asked() -> None:
+async def test_a_question_of_the_maximum_size_of_an_executor_is_accepted() -> None:
     ground = Ground()
     ground.ask("large", data=[1] * 32_000)
     await ground.shown("large")
