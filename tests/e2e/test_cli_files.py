@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.component.sdk.test_sdk_tar import seen
+from tests.component.sdk.test_sdk_tar import listing_of
 
 if TYPE_CHECKING:
     from tests.harness import Server
@@ -80,7 +80,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
     code, out, _ = atoll("cp", f"{session}:tree", tmp_path / "out", "--json")
     told = json.loads(out)
     assert (code, told["files"], told["size"], told["left_out"]) == (0, 2, 15, [])
-    assert seen(tmp_path / "out") == seen(source)
+    assert listing_of(tmp_path / "out") == listing_of(source)
     assert (tmp_path / "out" / "sub" / "run").stat().st_mode & 0o777 == 0o755
     # One file by a name that is no text, both ways.
     assert atoll("cp", bad, f"{session}:in/")[0] == 0

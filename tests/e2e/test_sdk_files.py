@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import AsyncAtoll, Atoll, Conflict, InvalidRequest, RequestError
-from tests.component.sdk.test_sdk_tar import seen
+from tests.component.sdk.test_sdk_tar import listing_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_a_tree_is_uploaded_and_downloaded(session: Session, tmp_path: Path) -> 
     assert done.stdout == "d/run True\n"
     back = session.files.download_tree("to/there", tmp_path / "out")
     assert (back.files, back.size, back.left_out) == (tree.files, tree.size, ())
-    assert seen(tmp_path / "out") == seen(source)
+    assert listing_of(tmp_path / "out") == listing_of(source)
     assert (tmp_path / "out" / "d" / "run").stat().st_mode & 0o777 == 0o750
 
 
@@ -121,7 +121,7 @@ open("d/x", "w").write("x")
 """
     session.run(code).check()
     tree = session.files.download_tree("d", tmp_path / "out")
-    assert seen(tmp_path / "out") == {"real": "dir", "fine": "-> real", "x": b"x"}
+    assert listing_of(tmp_path / "out") == {"real": "dir", "fine": "-> real", "x": b"x"}
     assert [text.partition(":")[0] for text in tree.left_out] == ["etc", "far", "up"]
     with pytest.raises(InvalidRequest):
         session.files.download_tree("d/..", tmp_path / "other")

@@ -209,7 +209,9 @@ async def client(world: World) -> Client:
     return await world.start()
 
 
-async def cut_off(world: World, client: Client, order: str = "hold", **given: Any) -> None:
+async def interrupted_request(
+    world: World, client: Client, order: str = "hold", **given: Any
+) -> None:
     """A request whose work is broken off in the middle, as a crash does it."""
     asked = asyncio.create_task(send_to(client.app, [b"body"], order, **given))
     await world.work.entered.wait()
@@ -440,7 +442,7 @@ async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
     client: Client, world: World
 ) -> None:
     other = await world.start()
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     assert_problem(await other.post("hold"), 409, "idempotency_in_flight")
     await world.lose(client)
     world.work.go_on.set()
@@ -458,7 +460,7 @@ async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
 async def test_a_request_that_this_replica_aborted_is_served_again_by_it(
     client: Client, world: World
 ) -> None:
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     world.work.go_on.set()
 
     assert (await client.post("hold")).status_code == 201
@@ -468,7 +470,7 @@ async def test_a_request_that_this_replica_aborted_is_served_again_by_it(
 
 async def test_one_of_two_replicas_takes_over_from_a_lost_one(client: Client, world: World) -> None:
     others = [await world.start(), await world.start()]
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     await world.lose(client)
     world.work.go_on.set()
 
@@ -486,7 +488,7 @@ async def test_a_replica_that_returns_after_its_takeover_changes_nothing(
     world.work.entered.clear()
     world.clients.remove(client)
     await world.pass_by(PRESENCE)
-    await cut_off(world, other)
+    await interrupted_request(world, other)
     world.work.go_on.set()
     assert (await late).json()["number"] == 1
 
@@ -701,7 +703,7 @@ async def check_sequence(place: Path, steps: list[Any]) -> None:
                 case ("crash", key):
                     if key not in known:
                         over = world.clock.now() + DAY
-                        await cut_off(world, client, key=key)
+                        await interrupted_request(world, client, key=key)
                         known[key] = (over, ("hold", b"body"), work.done[-1], None)
                         await world.lose(client)
                         clients[turn % 2] = await world.start()

@@ -147,7 +147,7 @@ def test_a_question_is_asked_on_the_terminal(
     assert execution.answers == [{"approved": approved}]
 
 
-def test_without_a_terminal_a_note_says_how_to_answer(
+def test_without_a_terminal_a_notice_explains_how_to_answer(
     start: Start, fake_server: FakeServer, session: str, atoll: Command
 ) -> None:
     process = start("session", "exec", session, "--code", json.dumps({"ask": ["Go on?"]}))
@@ -181,7 +181,7 @@ def test_a_function_that_returns_nothing_prints_nothing(atoll: Command, session:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_function_is_invoked_and_found_again(
+def test_an_invocation_can_be_made_and_listed(
     atoll: Command, fake_server: FakeServer, session: str
 ) -> None:
     invoke = ("invocation", "invoke", session)

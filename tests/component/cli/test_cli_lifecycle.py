@@ -34,7 +34,7 @@ def test_sessions_reach_the_requested_state(
     assert [(one["id"], one["wanted"]) for one in told] == [(first, REQUESTED_STATE[verb])]
 
 
-def test_an_expired_wait_is_no_error(atoll: Command, fake_server: FakeServer) -> None:
+def test_an_expired_wait_is_not_an_error(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
     fake_server.becoming = [{"status": "archiving"}]
 
@@ -114,7 +114,7 @@ def test_contradictory_options_are_refused_by_the_client(
     assert fake_server.requests == []
 
 
-def test_show_begins_with_the_state(atoll: Command, fake_server: FakeServer) -> None:
+def test_show_starts_with_the_state(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
     fake_server.sessions[session] |= {
         "status": "error", "wanted": "archived", "observed": "error", "cause": "driver",
@@ -164,5 +164,5 @@ RESTING = {"status": "stopped", "expires_at": None, "rested_at": NOON}
         pytest.param({"ended_at": NOON, "status": "timeout"}, "", id="ended"),
     ],
 )
-def test_show_names_the_next_automatic_change(given: dict[str, Any], said: str) -> None:
+def test_show_prints_the_next_automatic_change(given: dict[str, Any], said: str) -> None:
     assert next_change(session_info(**given)) == said

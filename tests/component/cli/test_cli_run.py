@@ -112,7 +112,7 @@ def test_a_script_on_stdin_is_run(start: Start, fake_server: FakeServer) -> None
 
 
 @pytest.mark.slow
-def test_piped_input_is_the_programs_stdin(
+def test_piped_input_becomes_the_stdin_of_the_program(
     start: Start, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("x")
@@ -122,12 +122,12 @@ def test_piped_input_is_the_programs_stdin(
     assert "stdin" not in fake_server.bodies[3]
 
 
-def test_a_command_is_run_as_it_is(atoll: Command, fake_server: FakeServer) -> None:
+def test_a_command_is_run_unchanged(atoll: Command, fake_server: FakeServer) -> None:
     assert atoll("run", "--command", "--", "ls", "-l").stdout == "ls -l"
     assert fake_server.bodies[1] == {"command": ["ls", "-l"], "execution_id": ANY}
 
 
-def test_json_is_the_result_alone(atoll: Command, fake_server: FakeServer) -> None:
+def test_json_output_is_the_result_only(atoll: Command, fake_server: FakeServer) -> None:
     done = atoll("run", "--json", "--event", "[1]", "--code", script(out=[["stdout", "x"]]))
     assert json.loads(done.stdout)["return_value"] == [1]
     assert json.loads(done.stdout)["stdout"] == "x"
@@ -153,7 +153,9 @@ def test_an_interrupt_cancels_the_execution_and_ends_the_session(
     assert session["status"] == "terminated"
 
 
-def test_a_closed_pipe_is_no_error(start: Start, fake_server: FakeServer, tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(
+    start: Start, fake_server: FakeServer, tmp_path: Path
+) -> None:
     (tmp_path / "a.py").write_text(script(out=[["stdout", "x" * 1000]] * 200))
     process = start("run", str(tmp_path / "a.py"))
     assert process.stdout is not None

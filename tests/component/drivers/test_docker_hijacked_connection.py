@@ -46,7 +46,7 @@ async def engine(
     """How a link dials an engine that answers so."""
     over = asyncio.Event()
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             await serve(reader, writer)
         writer.transport.abort()
@@ -58,7 +58,7 @@ async def engine(
         await hijacked.upgraded
 
     path = str(place / "engine.sock")
-    server = await asyncio.start_unix_server(once, path)
+    server = await asyncio.start_unix_server(serve_once, path)
     try:
         yield dial
     finally:

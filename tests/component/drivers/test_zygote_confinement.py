@@ -115,9 +115,7 @@ async def test_the_newest_zygote_is_released(
     await link.closed
 
 
-async def test_a_zygote_that_comes_later_is_released_too(
-    executor: Executor, tmp_path: Path
-) -> None:
+async def test_a_later_zygote_is_released_too(executor: Executor, tmp_path: Path) -> None:
     link = await connected(tmp_path)
     await ZygoteConfinement(NoControlGroups(), "i", link).settle()
     for zygote in (11, 12):
@@ -140,7 +138,7 @@ async def test_a_zygote_reported_too_early_requires_a_new_link(
     await link.closed
 
 
-async def test_a_zygote_that_cannot_be_released_later_closes_the_link_and_is_logged(
+async def test_a_later_zygote_that_cannot_be_released_closes_the_link_and_is_logged(
     executor: Executor, tmp_path: Path
 ) -> None:
     executor.script = [([], ""), ([], "something_else")]
@@ -166,7 +164,7 @@ class Refusing(NoControlGroups):
         raise ProcessLookupError(errno.ESRCH, "No such process")
 
 
-async def test_a_zygote_that_ends_while_it_is_confined_is_a_temporary_error(
+async def test_a_zygote_that_exits_while_it_is_confined_is_a_temporary_error(
     executor: Executor, tmp_path: Path
 ) -> None:
     executor.zygote = processes.namespace_pid(os.getpid()) or 0

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
-class Heard:
+class Output:
     """Gathers a run's output and questions, and tells who waits for them."""
 
     def __init__(self) -> None:
@@ -65,9 +65,11 @@ class Box:
         self.name = name
         self.path = path
 
-    async def start(self, run_id: str, code: str, **fields: Any) -> tuple[Heard, asyncio.Task[Any]]:
+    async def start(
+        self, run_id: str, code: str, **fields: Any
+    ) -> tuple[Output, asyncio.Task[Any]]:
         """Run Python code that finds `atoll_session` imported."""
-        heard = Heard()
+        heard = Output()
         code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
         request: dict[str, Any] = {
             "id": run_id, "kind": "python", "code": code, "command": None, "event": {},
@@ -86,7 +88,7 @@ class Box:
         assert result["exit_code"] == 0, heard.text.decode()
         return heard.text.decode()
 
-    async def tell(self, run_id: str, text: str = "") -> None:
+    async def send_message(self, run_id: str, text: str = "") -> None:
         await self.link.call("message", id=run_id, text=text)
 
     async def answer(self, run_id: str, approval: str, **answer: Any) -> None:
@@ -149,7 +151,7 @@ async def test_a_refusal_is_false_and_has_a_reason(box: Box) -> None:
     assert heard.text == b"False never too dear\n"
 
 
-async def test_a_question_without_an_answer_times_out(box: Box) -> None:
+async def test_an_unanswered_question_times_out(box: Box) -> None:
     code = "x = a.ask('?', timeout=0.05)\nprint(bool(x), x.reason)\nprint(a.ask('!').reason)"
     heard, running = await box.start("one", code, approval_timeout=0.1)
     assert (await heard.approval())["timeout"] == 0.05
@@ -164,7 +166,7 @@ async def test_a_question_without_an_answer_times_out(box: Box) -> None:
     assert late.value.code == "not_running"
 
 
-async def test_a_cancelled_execution_learns_of_it_during_its_grace(box: Box) -> None:
+async def test_a_cancelled_execution_is_informed_during_its_grace_period(box: Box) -> None:
     code = (
         "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "print(a.ask('?').reason, flush=True)\nprint(a.ask('again').reason, flush=True)\n"
@@ -182,7 +184,7 @@ async def test_a_question_of_a_process_whose_execution_ends_is_refused(box: Box)
     code = "import os\nif os.fork() == 0: a.ask('?')\nelse: a.messages(wait=20)"
     heard, running = await box.start("one", code)
     first = await heard.approval()
-    await box.tell("one")
+    await box.send_message("one")
     second = await heard.approval()
     assert (first["state"], second["state"], second["reason"]) == ("asked", "refused", "ended")
     await running
@@ -198,7 +200,7 @@ async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
     )
     heard, running = await box.start("one", code)
     states = [await heard.approval()]
-    await box.tell("one")
+    await box.send_message("one")
     states += [await heard.approval() for _ in range(2)]
     gone = next(entry for entry in states if entry["state"] == "refused")
     assert gone["reason"] == "gone"
@@ -211,7 +213,7 @@ async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
     assert heard.text == b"True\n"
 
 
-async def test_several_ask_at_once_and_each_gets_its_own_answer(box: Box) -> None:
+async def test_concurrent_questions_each_get_their_own_answer(box: Box) -> None:
     code = (
         "import threading\n"
         "def one(n): print(n, a.ask(str(n)).answer)\n"
@@ -228,7 +230,7 @@ async def test_several_ask_at_once_and_each_gets_its_own_answer(box: Box) -> Non
     assert sorted(heard.text.decode().splitlines()) == [f"{n} to {n}" for n in range(5)]
 
 
-async def test_open_questions_have_a_bound(box: Box) -> None:
+async def test_the_number_of_open_questions_is_limited(box: Box) -> None:
     code = (
         "import os\n"
         "for n in range(8):\n"
@@ -240,7 +242,7 @@ async def test_open_questions_have_a_bound(box: Box) -> None:
     heard, running = await box.start("one", code)
     for _ in range(8):
         await heard.approval()
-    await box.tell("one")
+    await box.send_message("one")
     await running
     assert heard.text == b"too_many_questions\n"
 
@@ -287,13 +289,13 @@ async def test_an_invalid_request_gets_an_error(box: Box, line: bytes) -> None:
 
 async def test_messages_are_read_in_order_once(box: Box) -> None:
     heard, running = await box.start("one", "print(a.messages(wait=20))\nprint(a.messages())")
-    await box.tell("one", "é\n1")
+    await box.send_message("one", "é\n1")
     assert await heard.line() == "['é\\n1']"
     assert await heard.line() == "[]"
     await running
 
 
-async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> None:
+async def test_messages_wait_until_they_are_read(box: Box) -> None:
     code = "import sys; sys.stdin.read(); print(a.ask('?').answer); print(len(a.messages()))"
     heard, running = await box.start("one", code, stdin="")
     await heard.approval()
@@ -308,7 +310,7 @@ async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> No
     assert heard.text == b"1\n20\n"
 
 
-async def test_unread_messages_have_a_bound(box: Box) -> None:
+async def test_the_number_of_unread_messages_is_limited(box: Box) -> None:
     heard, running = await box.start("one", "print(a.ask('?').answer); print(len(a.messages()))")
     await heard.approval()
     for number in range(messages.MAX_MESSAGES):
@@ -321,7 +323,7 @@ async def test_unread_messages_have_a_bound(box: Box) -> None:
     assert heard.text == b"None\n1000\n"
 
 
-async def test_waiting_for_a_message_in_vain_returns_none(box: Box) -> None:
+async def test_waiting_for_a_message_in_vain_returns_an_empty_list(box: Box) -> None:
     assert await box.run("one", "print(a.messages(wait=0.05))") == "[]\n"
 
 
@@ -352,7 +354,7 @@ async def test_a_background_process_belongs_to_no_execution(box: Box) -> None:
     assert said == "no_execution"
 
 
-async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
+async def test_a_flood_of_connections_does_not_affect_the_link(box: Box) -> None:
     code = (
         "import socket\n"
         "peers = []\n"
@@ -379,7 +381,7 @@ async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
     assert "there" in await box.run("two", "print('there', a.messages())")
 
 
-async def test_a_shutdown_refuses_what_is_asked(box: Box) -> None:
+async def test_a_shutdown_refuses_open_questions(box: Box) -> None:
     heard, running = await box.start("one", "a.ask('?')")
     await heard.approval()
     await box.link.call("shutdown")
@@ -388,7 +390,9 @@ async def test_a_shutdown_refuses_what_is_asked(box: Box) -> None:
         await running
 
 
-def test_outside_of_a_sandbox_every_call_explains_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_sandbox_every_call_fails_with_an_explanation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(atoll_session, "ADDRESS", f"\0nobody-{os.urandom(8).hex()}")
     for call in (lambda: atoll_session.ask("?"), atoll_session.messages, atoll_session.staging):
         with pytest.raises(atoll_session.Unavailable, match="not an Atoll sandbox"):

@@ -124,9 +124,7 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     assert log == heard.log
 
 
-async def test_a_result_that_the_link_took_is_not_reported(
-    program: Executor, address: Address
-) -> None:
+async def test_an_acknowledged_result_is_not_reported(program: Executor, address: Address) -> None:
     link = await program.connect_released()
     for number in range(20):
         taken, started = f"taken-{number}", time.monotonic()
@@ -165,7 +163,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
 
 
 @pytest.mark.slow
-async def test_an_acknowledgement_ends_the_repeating(program: Executor, address: Address) -> None:
+async def test_an_acknowledgement_ends_the_retries(program: Executor, address: Address) -> None:
     address.answers[path("one", "result")] = [503] * 10
     link = await program.connect_released()
     await link.run(job("one", "print(1)"), Heard())
@@ -195,16 +193,16 @@ async def test_running_executions_are_reported_by_heartbeats(
     link.close()
 
 
-def named(program: Executor, name: str) -> list[int]:
+def pids_named(program: Executor, name: str) -> list[int]:
     every = processes()
     return [pid for pid in below(program.process.pid) if every.get(pid, (0, "", ""))[2] == name]
 
 
-async def test_a_process_that_user_code_ends_is_replaced(
+async def test_a_reporter_killed_by_user_code_is_replaced(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
-    (before,) = named(program, "reporter")
+    (before,) = pids_named(program, "reporter")
     link = await program.connect_released()
     kill = (
         "import os, signal\n"
@@ -214,16 +212,16 @@ async def test_a_process_that_user_code_ends_is_replaced(
     )
     assert (await link.run(job("one", kill), Heard()))["exit_code"] == 0
     await address.next(path("one", "result"))
-    (after,) = named(program, "reporter")
+    (after,) = pids_named(program, "reporter")
     assert after != before
     link.close()
 
 
-async def test_a_process_that_user_code_stops_keeps_nothing_else_waiting(
+async def test_a_reporter_stopped_by_user_code_blocks_nothing_else(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
-    (reporter,) = named(program, "reporter")
+    (reporter,) = pids_named(program, "reporter")
     link = await program.connect_released()
     stand_still(reporter)
     for number in range(3):
@@ -274,7 +272,7 @@ print(found)
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["first zygote", "second zygote"])
-async def test_user_code_does_not_find_the_token(
+async def test_user_code_cannot_find_the_token(
     program: Executor, address: Address, replaced: bool
 ) -> None:
     # This program runs as root, which may read all: nobody but the reporter has it in memory.

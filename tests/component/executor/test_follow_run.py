@@ -91,7 +91,7 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_delays_no_other(
     slow.close()
 
 
-async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executor) -> None:
+async def test_a_slow_watcher_of_a_terminal_misses_old_output(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     slow = await executor.connect()
     script = "echo first; read x; yes line | head -c 20000000; echo; echo last"
@@ -126,7 +126,7 @@ async def test_a_watcher_can_wait_for_a_run(executor: Executor) -> None:
     link.close()
 
 
-async def test_a_watcher_learns_of_a_lost_link(executor: Executor) -> None:
+async def test_a_watcher_is_informed_of_a_lost_link(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
     running = await start(link, output, code=code)
@@ -171,7 +171,7 @@ async def test_code_receives_interrupts_that_its_instance_ignores(
     link.close()
 
 
-async def test_those_who_watch_leave_room_for_what_runs(executor: Executor) -> None:
+async def test_watchers_leave_capacity_for_executions(executor: Executor) -> None:
     link, output = await ready(executor), Output()
 
     async def watch(name: str) -> None:

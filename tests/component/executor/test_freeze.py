@@ -79,7 +79,7 @@ async def scanned(link: Link, freeze: float | bool = True) -> tuple[list[str], d
     return [json.loads(line)[0] for line in text.splitlines()], answer
 
 
-async def of_one_moment(link: Link) -> list[str]:
+async def consistent_list(link: Link) -> list[str]:
     """A list for which all stood still; on a busy machine not each time in time."""
     for _ in range(TRIES):
         paths, answer = await scanned(link)
@@ -89,12 +89,12 @@ async def of_one_moment(link: Link) -> list[str]:
     pytest.fail("They do not stand still.")
 
 
-async def ended(task: asyncio.Task[Any]) -> None:
+async def stop_task(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def goes_on(path: Path) -> None:
+async def wait_for_progress(path: Path) -> None:
     """Wait until what counts in a file has counted further."""
     await asyncio.to_thread(_counts, path)
 
@@ -105,15 +105,15 @@ def _counts(path: Path) -> None:
     eventually(lambda: path.read_text() not in ("", before), "more of it")
 
 
-async def test_a_list_is_of_one_moment(executor: Executor) -> None:
+async def test_a_list_is_consistent(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     for _ in range(5):
-        paths = await of_one_moment(link)
+        paths = await consistent_list(link)
         assert [path for path in paths if path.endswith("token")] in (["a/token"], ["z/token"])
     _, answer = await scanned(link, freeze=False)
     assert not answer["frozen"]
     assert not task.done()
-    await ended(task)
+    await stop_task(task)
     link.close()
 
 
@@ -123,14 +123,14 @@ async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Exe
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
     # One who wakes all others all the time is stopped in the end, not each time in time.
     if not any(good):
-        await of_one_moment(link)
+        await consistent_list(link)
     await link.call("cancel", id="one", grace=0)
     assert (await asyncio.wait_for(task, 60))["reason"] == "cancelled"
-    await of_one_moment(link)
+    await consistent_list(link)
     link.close()
 
 
-async def test_what_was_stopped_before_stays_stopped(executor: Executor) -> None:
+async def test_a_process_stopped_before_stays_stopped(executor: Executor) -> None:
     code = """
 import os, signal, subprocess
 child = subprocess.Popen(['sleep', '1000'])
@@ -148,15 +148,15 @@ child.kill()
     link, task, output = await running(executor, code)
     workspace = executor.path.parent / "workspace"
     for _ in range(3):
-        await of_one_moment(link)
-        await goes_on(workspace / "n")
+        await consistent_list(link)
+        await wait_for_progress(workspace / "n")
     (workspace / "end").touch()
     await asyncio.wait_for(task, 60)
     await output.until(b"T None\n")
     link.close()
 
 
-async def test_a_shell_does_not_take_its_job_for_stopped(executor: Executor) -> None:
+async def test_a_shell_does_not_report_its_job_as_stopped(executor: Executor) -> None:
     code = """
 import os, pty, sys
 pid, fd = pty.fork()
@@ -171,7 +171,7 @@ print('stopped' if b'Stopped' in said else 'fine', flush=True)
 """
     link, task, output = await running(executor, code)
     for _ in range(20):
-        await of_one_moment(link)
+        await consistent_list(link)
     (executor.path.parent / "workspace/end").touch()
     await asyncio.wait_for(task, 60)
     await output.until(b"fine\n")
@@ -188,28 +188,28 @@ async def test_user_code_continues_when_the_holder_disconnects(executor: Executo
     other.close()
     with contextlib.suppress(LinkLost):
         await told.aclose()  # type: ignore[attr-defined]
-    await goes_on(counted)
+    await wait_for_progress(counted)
     # And for those who stop listening and stay connected.
     told = link.pull("scan", freeze=True)
     assert await anext(told)
     await told.aclose()  # type: ignore[attr-defined]
-    await goes_on(counted)
-    await ended(task)
+    await wait_for_progress(counted)
+    await stop_task(task)
     link.close()
 
 
-async def test_all_go_on_when_the_time_is_over(executor: Executor) -> None:
+async def test_all_processes_continue_after_the_time_limit(executor: Executor) -> None:
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     other = await executor.connect()
     told = other.pull("scan", freeze=0.2)
     assert await anext(told)
-    await goes_on(executor.path.parent / "workspace/n")
+    await wait_for_progress(executor.path.parent / "workspace/n")
     answer: Any = None
     async for item in told:
         answer = item
     assert answer == {"cut": False, "frozen": False}
-    await ended(task)
+    await stop_task(task)
     other.close()
     link.close()
 
@@ -226,7 +226,7 @@ async def test_two_holds_share_one_freeze(executor: Executor) -> None:
             break
     else:
         pytest.fail("They do not stand still together.")
-    await ended(task)
+    await stop_task(task)
     link.close()
     other.close()
 

@@ -52,7 +52,7 @@ async def test_the_next_executor_restores_unacknowledged_results(
         link.close()
 
 
-async def test_what_a_shutdown_ended_is_not_its_end_to_the_next_executor(
+async def test_executions_ended_by_a_shutdown_are_not_restored_as_results(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with executor(bubblewrap, tmp_path, journal=True) as program:

@@ -78,7 +78,7 @@ async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: H
     return running
 
 
-async def test_a_run_is_handed_over_again_and_runs_once(executor: Executor) -> None:
+async def test_a_lost_job_is_sent_again_and_runs_once(executor: Executor) -> None:
     link, heard = await executor.connect_released(), Heard()
     code = "import sys\nprint(sys.stdin.read())"
     request = job("one", code, stdin="in")
@@ -89,7 +89,7 @@ async def test_a_run_is_handed_over_again_and_runs_once(executor: Executor) -> N
     link.close()
 
 
-async def test_what_was_written_to_its_stdin_is_not_lost(executor: Executor) -> None:
+async def test_input_written_to_a_lost_job_is_not_lost(executor: Executor) -> None:
     link, heard = await executor.connect_released(), Heard()
     request = job("one", "import sys\nprint(sys.stdin.read())", stdin_open=True)
     running = await lose(link, executor, request, heard)
@@ -99,7 +99,7 @@ async def test_what_was_written_to_its_stdin_is_not_lost(executor: Executor) -> 
     link.close()
 
 
-async def test_a_run_that_is_cancelled_meanwhile_does_not_begin(executor: Executor) -> None:
+async def test_a_lost_job_that_is_cancelled_does_not_start(executor: Executor) -> None:
     link, heard = await executor.connect_released(), Heard()
     running = await lose(link, executor, job("one", "print(1)"), heard)
     await link.call("cancel", id="one")
@@ -109,7 +109,7 @@ async def test_a_run_that_is_cancelled_meanwhile_does_not_begin(executor: Execut
     link.close()
 
 
-async def test_a_context_is_handed_over_again(executor: Executor) -> None:
+async def test_a_lost_context_is_started_again(executor: Executor) -> None:
     link = await executor.connect_released()
     await link.run(job("first", "pass"), Heard())
     thief = Thief(executor)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) -> None:
+def test_a_run_whose_process_has_exited_cannot_be_cancelled(tmp_path: Path) -> None:
     root, loop = tmp_path / "workspace", Loop()
     root.mkdir()
     later: list[Callable[[], None]] = []

@@ -19,7 +19,7 @@ from tests.executors import Executor, Heard, job
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
+async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
     link = await executor.connect()
     running = asyncio.create_task(link.run(job("one", "print(1)"), Heard()))
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Execut
     link.close()
 
 
-async def test_a_run_that_waits_for_the_zygote_has_a_deadline(executor: Executor) -> None:
+async def test_a_run_waiting_for_the_zygote_can_time_out(executor: Executor) -> None:
     link = await executor.connect()
     request = job("one", "print(1)", timeout=0.1)
     result = await asyncio.wait_for(link.run(request, Heard()), 60)
@@ -60,7 +60,7 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
     second.close()
 
 
-async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Executor) -> None:
+async def test_more_runs_can_wait_than_are_sent_at_a_time(executor: Executor) -> None:
     link = await executor.connect()
     code = "pass\n#" + "x" * 60_000
     jobs = [link.run(job(str(number), code), Heard()) for number in range(16)]
@@ -72,7 +72,7 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     link.close()
 
 
-async def test_nothing_of_a_users_runs_on_in_a_session_whose_files_are_saved(
+async def test_no_process_of_user_code_survives_in_a_session_that_is_being_saved(
     executor: Executor,
 ) -> None:
     link = await executor.connect_released()
@@ -106,7 +106,7 @@ while True: time.sleep(1000)
     link.close()
 
 
-async def test_a_virtual_environment_has_its_own_packages_and_no_others(
+async def test_a_virtual_environment_has_only_its_own_packages(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
@@ -151,7 +151,7 @@ peer.recv(1)
 
 
 @pytest.mark.slow
-async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
+async def test_pipes_held_open_by_a_program_keep_no_data_of_their_runs(
     executor: Executor,
 ) -> None:
     link = await executor.connect()
@@ -177,7 +177,7 @@ async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
     link.close()
 
 
-async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
+async def test_a_context_keeps_no_results_of_its_executions(executor: Executor) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
     fields: dict[str, Any] = {
@@ -196,7 +196,7 @@ async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: E
     link.close()
 
 
-async def test_other_connections_are_closed_and_what_they_began_goes_on(
+async def test_other_connections_are_closed_and_their_runs_continue(
     executor: Executor,
 ) -> None:
     first, second = await executor.connect_released(), await executor.connect()

@@ -262,7 +262,7 @@ async def test_a_node_that_reports_a_problem_is_unhealthy(tmp_path: Path) -> Non
         assert (lost.status, lost.problem) == (NodeHealth.UNHEALTHY, "no space left")
 
 
-async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path) -> None:
+async def test_another_node_at_the_address_does_not_answer_for_a_node(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         found.neighbours["b"].says_it_is = "c"
         await found.probes(3)
@@ -271,7 +271,7 @@ async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path
         assert "ATOLL_NODE__URL" in (lost.problem or "")
 
 
-async def test_the_probing_replica_judges_its_own_node_too(tmp_path: Path) -> None:
+async def test_the_probing_replica_checks_its_own_node_too(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         found.machine.trouble = "bubblewrap is gone"
         assert (await found.nodes.get(NODE)).status is NodeHealth.UNHEALTHY, "shown at once"
@@ -302,7 +302,7 @@ async def test_a_node_that_reaches_none_of_several_reporting_nodes_is_itself_dis
             assert (await found.node(node_id)).status is NodeHealth.UNHEALTHY
 
 
-async def test_probes_need_a_token_for_this_node_and_now() -> None:
+async def test_probes_need_a_current_token_for_this_node() -> None:
     clock = ManualClock()
     probing = NodeProbe(SECRET, clock, timedelta(seconds=1))
     token = probing.token("a")
@@ -320,7 +320,7 @@ async def test_probes_need_a_token_for_this_node_and_now() -> None:
 # Lost
 
 
-async def test_the_sessions_of_a_lost_node_move_and_say_so(tmp_path: Path) -> None:
+async def test_sessions_of_a_lost_node_move_with_a_warning(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         running = await found.add("b", workspace="w", status=SessionStatus.RUNNING)
         stopped = await found.add("b", workspace="v", status=SessionStatus.STOPPED)
@@ -341,7 +341,7 @@ async def test_the_sessions_of_a_lost_node_move_and_say_so(tmp_path: Path) -> No
         assert found.moves.moved == {"node_lost": 2}
 
 
-async def test_many_sessions_are_spread_over_the_nodes_that_are_left(tmp_path: Path) -> None:
+async def test_sessions_of_a_lost_node_are_spread_over_the_remaining_nodes(tmp_path: Path) -> None:
     async with ground(tmp_path, "b", "c") as found:
         for _ in range(60):
             await found.add("b")
@@ -394,7 +394,7 @@ async def test_a_session_with_a_local_volume_waits_for_its_node_with_a_warning(
         assert (await found.session(session.id)).warnings == ()
 
 
-async def test_a_node_that_is_alone_moves_nothing_whatever_is_wrong(tmp_path: Path) -> None:
+async def test_a_single_node_moves_nothing_whatever_its_problem(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         session = await found.add(NODE)
         found.machine.trouble = "bubblewrap is gone"
@@ -403,7 +403,7 @@ async def test_a_node_that_is_alone_moves_nothing_whatever_is_wrong(tmp_path: Pa
         assert (await found.nodes.get(NODE)).problem == "bubblewrap is gone"
 
 
-async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> None:
+async def test_a_session_changed_concurrently_is_not_moved(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         session = await found.add("b")
         await found.store.sessions.save(replace(session, labels={"a": "b"}))
@@ -446,7 +446,7 @@ async def test_a_single_node_accepts_all_sessions_up_to_its_maximum(
 # Back
 
 
-async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_path: Path) -> None:
+async def test_leftovers_of_moved_sessions_are_removed_at_once(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         kept, gone = make_instance(workspace="kept"), make_instance(workspace="gone")
         pooled = make_instance(workspace="pooled", holder=ME)
@@ -463,7 +463,7 @@ async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_pat
         assert await found.store.instances.get(gone.id) is None
 
 
-async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> None:
+async def test_a_node_detects_that_it_was_considered_lost(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         report = NodeReport(
             found.parts.replica, found.nodes, found.moved, found.parts.settings.node, dict
@@ -485,7 +485,7 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
         assert not found.machine.there
 
 
-async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Path) -> None:
+async def test_reports_are_sent_regularly_and_after_changes(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         pool: dict[str, int] = {}
         report = NodeReport(
@@ -496,21 +496,21 @@ async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Pat
             lambda: dict(pool),
         )
 
-        async def told_at() -> bool:
+        async def is_reported() -> bool:
             before = (await found.node(NODE)).seen_at
             found.clock.time += timedelta(seconds=1)
             await report.once(notified=False)
             return (await found.node(NODE)).seen_at != before
 
-        assert await told_at()
-        assert not await told_at()
+        assert await is_reported()
+        assert not await is_reported()
         pool["python"] = 1
-        assert await told_at()
+        assert await is_reported()
         report.templates_changed()
-        assert await told_at()
-        assert not await told_at()
+        assert await is_reported()
+        assert not await is_reported()
         found.clock.time += timedelta(seconds=9)
-        assert await told_at()
+        assert await is_reported()
 
 
 # Drains
@@ -560,7 +560,7 @@ async def test_a_node_is_drained_with_progress(tmp_path: Path) -> None:
         assert (node.cordoned, node.drain) == (False, None)
 
 
-async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_path: Path) -> None:
+async def test_a_node_lost_during_its_drain_is_empty_in_the_end(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.add("b")
         assert (await found.nodes.drain("b")).drain == Drain(1, 1)
@@ -570,7 +570,7 @@ async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_p
         await found.nodes.remove("b")
 
 
-async def test_a_session_that_cannot_leave_is_reported_and_the_others_leave(tmp_path: Path) -> None:
+async def test_a_session_that_cannot_move_is_reported_and_the_others_move(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", NODE))
         pinned = await found.add(NODE, volumes=(VolumeMount("data", "/data"),))
@@ -589,7 +589,7 @@ async def test_a_session_that_cannot_leave_is_reported_and_the_others_leave(tmp_
         assert refused.value.code == "node_in_use"
 
 
-async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path) -> None:
+async def test_running_executions_get_a_limited_grace_period(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         instance = make_instance()
         await found.store.instances.add(instance)
@@ -603,7 +603,7 @@ async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path)
         assert left == [(session.id, "b")]
 
 
-async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
+async def test_a_drain_needs_another_healthy_node(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         await found.store.nodes.cordon("b", True)
         with pytest.raises(Conflict, match="no other node is healthy") as refused:
@@ -612,7 +612,7 @@ async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
         assert not (await found.nodes.get(NODE)).cordoned
 
 
-async def test_a_drain_needs_blobs_that_others_can_read(tmp_path: Path) -> None:
+async def test_a_drain_needs_shared_blobs(tmp_path: Path) -> None:
     async with ground(tmp_path, "b", shared=False) as found:
         with pytest.raises(Conflict, match="own disk"):
             await found.nodes.drain(NODE)
@@ -637,7 +637,7 @@ async def test_nodes_are_listed_with_their_load_and_capabilities(tmp_path: Path)
         assert missing.value.code == "node_not_found"
 
 
-async def test_a_lost_node_without_sessions_can_be_forgotten(tmp_path: Path) -> None:
+async def test_a_lost_node_without_sessions_can_be_deleted(tmp_path: Path) -> None:
     async with ground(tmp_path, "b") as found:
         with pytest.raises(Conflict):
             await found.nodes.remove("b")

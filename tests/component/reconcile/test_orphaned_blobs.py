@@ -117,9 +117,9 @@ class Ground:
     async def later(self, by: timedelta = DAY + timedelta(minutes=1)) -> None:
         """Look at all once, so much later."""
         self.clock.time += by.total_seconds()
-        await self.whole()
+        await self.run_all()
 
-    async def whole(self) -> None:
+    async def run_all(self) -> None:
         await self.leases.heartbeat()
         await self.sweep.turn()
         while (self.sweep._kind, self.sweep._after) != (0, None):
@@ -159,7 +159,7 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield ground
 
 
-async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
+async def test_unknown_blobs_are_removed_when_they_are_old_enough(ground: Ground) -> None:
     lost, execution = ids.session_id(), ids.execution_id(NOW)
     keys = [
         f"workspaces/{lost}/data/{digest(b'1')}",
@@ -208,7 +208,7 @@ async def test_foreign_objects_neither_protect_orphans_nor_make_the_store_unavai
     assert await Availability(remote, "workspaces/", settings, clock).probe()
 
 
-async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) -> None:
+async def test_blobs_of_kept_backups_stay_and_others_are_removed(ground: Ground) -> None:
     session = await ground.session()
     dropped = await ground.backup(session, 1, b"shared", b"only in the first")
     older = await ground.backup(session, 2, b"shared", b"only in the second")
@@ -243,20 +243,20 @@ async def test_no_blob_is_removed_while_a_manifest_cannot_be_read(ground: Ground
     assert await ground.keys() == before
 
 
-async def test_nothing_of_a_session_goes_while_it_is_saved(ground: Ground) -> None:
+async def test_no_blob_of_a_session_is_removed_while_it_is_saved(ground: Ground) -> None:
     session = await ground.session()
     stray = data_of(session) + digest(b"stray")
     await ground.put(stray)
     ground.clock.time += 2 * DAY.total_seconds()
     await ground.leases.heartbeat()
     async with ground.leases.lease(lease_of(session), "another's save"):
-        await ground.whole()
+        await ground.run_all()
         assert await ground.keys() == {stray}
     await ground.later(timedelta(hours=2))
     assert await ground.keys() == set()
 
 
-async def test_what_came_after_a_session_was_forgotten_goes(ground: Ground) -> None:
+async def test_blobs_written_after_a_session_was_deleted_are_removed(ground: Ground) -> None:
     over, kept = [await ground.session(SessionStatus.TERMINATED) for _ in range(2)]
     newest = await ground.backup(kept, 1, b"needed")
     await ground.record(kept, newest)
@@ -268,7 +268,7 @@ async def test_what_came_after_a_session_was_forgotten_goes(ground: Ground) -> N
     assert before - await ground.keys() == {f"uploads/{over}/late"}
 
 
-async def test_parts_of_executions_stay_as_long_as_a_record_names_them(ground: Ground) -> None:
+async def test_parts_of_executions_stay_while_a_record_refers_to_them(ground: Ground) -> None:
     parts = {}
     for status in (ExecutionStatus.COMPLETED, ExecutionStatus.RUNNING):
         execution = make_execution(status=status)
@@ -286,7 +286,7 @@ async def test_parts_of_executions_stay_as_long_as_a_record_names_them(ground: G
     assert {key[-1] for key in left & parts[ExecutionStatus.COMPLETED]} == {"1"}
 
 
-async def test_the_blobs_of_another_database_are_left_alone(ground: Ground) -> None:
+async def test_blobs_of_another_database_are_not_removed(ground: Ground) -> None:
     await ground.blobs.put(OWNER, b"another")
     key = f"workspaces/{ids.session_id()}/data/{digest(b'1')}"
     await ground.put(key)
@@ -335,7 +335,7 @@ class Away(LocalBlobs):
         await super().put(key, data)
 
 
-async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
+async def test_spooled_blobs_are_not_orphans(tmp_path: Path) -> None:
     remote, clock = Away(tmp_path / "remote"), ManualClock()
     spool = Spool(remote, tmp_path / "spool", BlobSettings(), clock, prefixes=("workspaces/",))
     async with made(tmp_path, spool) as ground:
@@ -354,7 +354,7 @@ async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
         assert await ground.keys() == set()
 
 
-async def test_a_build_context_stays_as_long_as_a_version_of_a_template_has_it(
+async def test_a_build_context_stays_while_a_template_version_refers_to_it(
     ground: Ground,
 ) -> None:
     first, second, lost = (digest(text) for text in (b"1", b"2", b"3"))

@@ -91,7 +91,7 @@ async def ground(
         await parts.close()
 
 
-async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
+async def test_an_instance_assigned_to_a_session_during_the_sweep_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = make_instance(holder=OTHER)
@@ -100,7 +100,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
         found.clock.time += timedelta(seconds=ORPHAN_AGE)
         all_of_them = found.store.instances.all
 
-        async def taken_meanwhile() -> list[Instance]:
+        async def assign_first() -> list[Instance]:
             monkeypatch.undo()
             session = make_session(
                 instance_id=instance.id,
@@ -110,7 +110,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
             await found.store.sessions.add(session)
             return await all_of_them()
 
-        monkeypatch.setattr(found.store.instances, "all", taken_meanwhile)
+        monkeypatch.setattr(found.store.instances, "all", assign_first)
         await found.sweep.once()
         assert list(found.node.there) == [instance.id]
 
@@ -130,7 +130,7 @@ async def test_an_instance_of_an_ended_session_is_removed_by_the_next_sweep(
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
+async def test_an_instance_stays_while_its_files_are_being_saved(
     tmp_path: Path, here: bool
 ) -> None:
     instance = make_instance(session_id="sess_ended")

@@ -178,7 +178,7 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
         await store.close()
 
 
-async def test_without_demand_a_pool_is_its_minimum_and_sleeps(tmp_path: Path) -> None:
+async def test_without_demand_a_pool_has_its_minimum_and_the_refill_sleeps(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == timedelta(hours=1).total_seconds()
@@ -194,7 +194,7 @@ async def test_a_template_without_a_pool_gets_none(tmp_path: Path) -> None:
         assert found.node.made == []
 
 
-async def test_a_pool_without_a_minimum_is_there_while_it_is_asked_for(tmp_path: Path) -> None:
+async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=0, pool_max=4)
         await found.settle()
@@ -212,7 +212,7 @@ async def test_a_pool_without_a_minimum_is_there_while_it_is_asked_for(tmp_path:
         assert found.node.lines == {}
 
 
-async def test_a_burst_makes_it_grow_and_silence_shrinks_it(tmp_path: Path) -> None:
+async def test_a_burst_grows_a_pool_and_inactivity_shrinks_it(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
@@ -230,7 +230,7 @@ async def test_a_burst_makes_it_grow_and_silence_shrinks_it(tmp_path: Path) -> N
         assert [state.misses for state in await found.pool.list()] == [8]
 
 
-async def test_the_oldest_go_first(tmp_path: Path) -> None:
+async def test_the_oldest_instances_are_removed_first(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
@@ -247,7 +247,7 @@ async def test_the_oldest_go_first(tmp_path: Path) -> None:
         assert not old & set(found.node.lines)
 
 
-async def test_a_pool_stays_below_its_maximum_and_says_so(tmp_path: Path) -> None:
+async def test_a_pool_stays_below_its_maximum_and_reports_that(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=1, pool_max=4)
         await found.settle()
@@ -287,7 +287,7 @@ async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
         assert (state.ready, state.others, state.memory) == (5, 20, 10 * MiB)
 
 
-async def test_without_a_measure_an_instance_counts_with_its_limit(tmp_path: Path) -> None:
+async def test_an_instance_without_a_measurement_counts_with_its_limit(tmp_path: Path) -> None:
     async with ground(tmp_path, memory_share=1.0) as found:
         found.node.idle = None
         found.node.total = 4 * 512 * MiB
@@ -298,7 +298,7 @@ async def test_without_a_measure_an_instance_counts_with_its_limit(tmp_path: Pat
         assert found.pool.size(template) == 4
 
 
-async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) -> None:
+async def test_a_node_with_little_free_memory_is_not_filled(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         found.node.usage = 0.97
         template = await found.add(pool_size=2)
@@ -331,7 +331,7 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
         assert len(found.node.made) == 6
 
 
-async def test_one_that_died_is_cleared_away_and_replaced(tmp_path: Path) -> None:
+async def test_a_dead_instance_is_removed_and_replaced(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
@@ -357,7 +357,7 @@ async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> N
         assert newest not in found.node.lines
 
 
-async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made(
+async def test_a_changed_template_empties_its_pool_even_during_a_start(
     tmp_path: Path,
 ) -> None:
     async with ground(tmp_path) as found:
@@ -382,7 +382,7 @@ async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made
         assert {each.id for each in recorded} == set(found.node.lines)
 
 
-async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Path) -> None:
+async def test_a_changed_template_starts_with_the_current_demand(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=4)
         await found.settle()
@@ -396,7 +396,7 @@ async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Pa
         assert found.plan(changed).minimum == 1
 
 
-async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Path) -> None:
+async def test_a_slow_template_does_not_delay_others(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         slow = await found.add(id="a-slow", pool_size=1)
         found.node.slow[slow.id] = asyncio.Event()
@@ -405,7 +405,9 @@ async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Pa
         assert found.pool.sizes() == {quick.id: 3}
 
 
-async def test_one_that_does_not_start_is_tried_later_and_later(tmp_path: Path) -> None:
+async def test_a_template_that_does_not_start_is_retried_with_growing_delays(
+    tmp_path: Path,
+) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=1)
         found.node.broken.add(template.id)
@@ -424,7 +426,7 @@ async def test_one_that_does_not_start_is_tried_later_and_later(tmp_path: Path) 
         assert found.plan(template).limited_by is None
 
 
-async def test_a_session_with_another_disk_is_no_demand(tmp_path: Path) -> None:
+async def test_a_session_with_another_disk_does_not_count_as_demand(tmp_path: Path) -> None:
     async with ground(tmp_path) as found:
         template = await found.add(pool_size=1)
         await found.settle()

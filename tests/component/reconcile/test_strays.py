@@ -51,7 +51,9 @@ async def adoption(
         )
 
 
-async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_path: Path) -> None:
+async def test_a_stray_execution_ends_without_having_run_when_it_is_old_enough(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         stray = make_execution(holder=ME)
@@ -77,7 +79,7 @@ async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_pat
         assert await store.executions.get(stray.id) == ended
 
 
-async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: Path) -> None:
+async def test_many_stray_executions_end_and_ended_ones_are_unchanged(tmp_path: Path) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         strays = [make_execution(holder=ME) for _ in range(250)]
@@ -95,7 +97,7 @@ async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: 
         assert await store.executions.get(done.id) == done
 
 
-async def test_one_whose_session_has_moved_is_left_to_the_node_that_has_it(tmp_path: Path) -> None:
+async def test_a_stray_execution_of_a_moved_session_is_skipped(tmp_path: Path) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         session = make_session(runtime_node="elsewhere")

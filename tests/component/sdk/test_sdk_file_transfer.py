@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 DATA = bytes(range(256)) * 4096
 
 
-class Told(list[tuple[int, int | None]]):
+class Progress(list[tuple[int, int | None]]):
     def __call__(self, size: int, total: int | None) -> None:
         self.append((size, total))
 
@@ -81,7 +81,7 @@ def test_an_upload_reads_paths_files_bytes_and_iterators(
             (b"", b"", 0),
         ]
         for source, content, total in sources:
-            told = Told()
+            told = Progress()
             assert session.files.upload(source, "x", progress=told).size == len(content)
             assert fake_server.files["x"] == content
             told.check(len(content), total)
@@ -138,7 +138,7 @@ def test_an_error_of_the_source_propagates(
 
 async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: AsyncAtoll) -> None:
     reading, writing = os.pipe()
-    begun, told = asyncio.Event(), Told()
+    begun, told = asyncio.Event(), Progress()
 
     def progress(size: int, total: int | None) -> None:
         told(size, total)
@@ -160,7 +160,7 @@ def test_a_download_into_an_open_file_reports_progress(
     atoll: Atoll, fake_server: FakeServer
 ) -> None:
     fake_server.files["x"], fake_server.etags = DATA, True
-    target, stubborn, told = io.BytesIO(), Stubborn(), Told()
+    target, stubborn, told = io.BytesIO(), Stubborn(), Progress()
     with atoll.session() as session:
         session.files.download("x", target, progress=told)
         session.files.download("x", stubborn)  # type: ignore[call-overload]
@@ -202,7 +202,7 @@ def test_a_download_resumes_after_a_lost_connection(
 ) -> None:
     fake_server.files["x"], fake_server.etags = DATA, True
     fake_server.cuts = [300_000, 0, 500_000]
-    told = Told()
+    told = Progress()
     with atoll.session() as session:
         session.files.download("x", tmp_path / "x", progress=told)
         assert (tmp_path / "x").read_bytes() == DATA

@@ -72,7 +72,7 @@ def test_omitted_options_are_not_sent(atoll: Atoll, fake_server: FakeServer) -> 
 
 
 @pytest.mark.anyio
-async def test_a_run_waits_on_after_the_first_response(
+async def test_a_run_continues_to_wait_after_the_first_response(
     async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async with async_atoll.session() as session:
@@ -117,7 +117,7 @@ def test_output_callbacks_receive_whole_characters(atoll: Atoll) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_callback_may_be_a_coroutine_function(async_atoll: AsyncAtoll) -> None:
+async def test_a_callback_can_be_a_coroutine_function(async_atoll: AsyncAtoll) -> None:
     pieces: list[str] = []
 
     async def keep(text: str) -> None:

@@ -91,7 +91,7 @@ async def ground(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Ground]:
     await store.close()
 
 
-async def test_a_key_is_found_by_its_secret_alone(ground: Ground) -> None:
+async def test_a_key_is_found_only_by_its_secret(ground: Ground) -> None:
     key, secret = await ground.made()
     other, other_secret = await ground.keys.create("b", Scope.READ)
     assert await ground.keys.find(secret) == key
@@ -113,7 +113,9 @@ async def test_keys_are_not_read_for_every_request(ground: Ground) -> None:
     assert ground.database.reads == reads + 1
 
 
-async def test_what_another_process_made_or_removed_counts_within_seconds(ground: Ground) -> None:
+async def test_keys_created_or_removed_by_another_process_apply_within_seconds(
+    ground: Ground,
+) -> None:
     _, secret = await ground.made()
     there = ground.another()
     key, other_secret = await there.create("b", Scope.FULL)
@@ -127,7 +129,7 @@ async def test_what_another_process_made_or_removed_counts_within_seconds(ground
     assert await ground.keys.find(secret) is not None
 
 
-async def test_keys_stay_known_while_the_database_is_away_and_others_unknown(
+async def test_known_keys_stay_valid_while_the_database_is_unavailable(
     ground: Ground,
 ) -> None:
     key, secret = await ground.made()
@@ -138,7 +140,7 @@ async def test_keys_stay_known_while_the_database_is_away_and_others_unknown(
         assert await ground.keys.find(ids.api_key()) is None
 
 
-async def test_not_for_longer_than_other_things_are_remembered(ground: Ground) -> None:
+async def test_known_keys_expire_after_the_limit_of_the_cache(ground: Ground) -> None:
     key, secret = await ground.made()
     await ground.store.close()
     ground.later(TTL.total_seconds())
@@ -154,7 +156,7 @@ async def test_not_for_longer_than_other_things_are_remembered(ground: Ground) -
     assert await ground.keys.find(secret) == key
 
 
-async def test_a_removed_key_is_unknown_at_once_and_stays_so(ground: Ground) -> None:
+async def test_a_removed_key_is_refused_at_once_and_for_good(ground: Ground) -> None:
     key, secret = await ground.made()
     assert await ground.keys.remove(key.id)
     assert await ground.keys.find(secret) is None
@@ -164,7 +166,7 @@ async def test_a_removed_key_is_unknown_at_once_and_stays_so(ground: Ground) -> 
     assert await ground.keys.find(secret) is None
 
 
-async def test_a_list_that_was_read_before_a_key_was_removed_does_not_bring_it_back(
+async def test_a_list_read_before_a_removal_does_not_restore_the_key(
     ground: Ground,
 ) -> None:
     key, secret = await ground.made()
@@ -188,7 +190,7 @@ async def test_a_list_that_was_read_before_a_key_was_removed_does_not_bring_it_b
     assert await ground.keys.find(secret) is None
 
 
-async def test_a_database_that_does_not_answer_holds_up_nobody_for_long(
+async def test_a_silent_database_delays_requests_only_briefly(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.01)
@@ -202,7 +204,7 @@ async def test_a_database_that_does_not_answer_holds_up_nobody_for_long(
     assert ground.database.reads == reads
 
 
-async def test_the_first_read_takes_the_time_that_it_takes(
+async def test_the_first_read_has_no_timeout(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await ground.made()
@@ -227,7 +229,7 @@ async def test_without_a_first_read_every_key_is_refused(ground: Ground) -> None
     assert refused.value.code == "database_unavailable"
 
 
-async def test_all_who_wait_are_refused_with_the_first(
+async def test_all_waiting_requests_are_refused_with_the_first(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.05)

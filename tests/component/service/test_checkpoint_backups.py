@@ -38,7 +38,7 @@ async def saved(ground: Ground) -> tuple[Path, Link]:
     return workspace, link
 
 
-async def test_what_is_whole_is_verified(ground: Ground) -> None:
+async def test_a_complete_backup_is_verified(ground: Ground) -> None:
     await saved(ground)
 
     verified = await ground.checkpoints.verify(SESSION)
@@ -47,7 +47,7 @@ async def test_what_is_whole_is_verified(ground: Ground) -> None:
     assert await ground.checkpoints.is_synced(SESSION)
 
 
-async def test_what_was_never_saved_cannot_be_verified(ground: Ground) -> None:
+async def test_a_missing_backup_cannot_be_verified(ground: Ground) -> None:
     with pytest.raises(NotFound) as refused:
         await ground.checkpoints.verify(SESSION)
     assert refused.value.code == "checkpoint_not_found"
@@ -73,9 +73,7 @@ def harm(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HARM)
-async def test_each_object_and_page_that_is_not_as_it_was_is_found(
-    ground: Ground, how: str
-) -> None:
+async def test_every_changed_object_and_page_is_detected(ground: Ground, how: str) -> None:
     await saved(ground)
     for path in list(ground.blobs.glob("*/*/data/*")):
         kept = path.read_bytes()
@@ -109,7 +107,7 @@ async def two(ground: Ground) -> tuple[Path, Link, set[Path], dict[str, tuple[ob
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HARM)
-async def test_what_is_restored_is_the_older_one_when_the_newest_is_harmed(
+async def test_the_previous_backup_is_restored_when_the_newest_is_damaged(
     ground: Ground, how: str
 ) -> None:
     workspace, link, only, first = await two(ground)
@@ -132,7 +130,7 @@ async def test_what_is_restored_is_the_older_one_when_the_newest_is_harmed(
     assert (ground.last.backup.number, ground.last.older) == (3, False)
 
 
-async def test_when_no_backup_is_whole_that_is_said(ground: Ground) -> None:
+async def test_an_error_reports_that_no_backup_is_complete(ground: Ground) -> None:
     workspace, link, _, _ = await two(ground)
     for path in data(ground):
         harm(path, "flipped")
@@ -147,7 +145,7 @@ async def test_when_no_backup_is_whole_that_is_said(ground: Ground) -> None:
     assert tree(await ground.restored("three")) == tree(workspace)
 
 
-async def test_what_was_verified_as_damaged_is_stored_again_by_the_next_save(
+async def test_damaged_objects_are_stored_again_by_the_next_save(
     ground: Ground,
 ) -> None:
     workspace, link = await saved(ground)
@@ -162,7 +160,7 @@ async def test_what_was_verified_as_damaged_is_stored_again_by_the_next_save(
 
 
 @pytest.mark.slow
-async def test_so_many_settled_backups_are_kept_and_share_what_did_not_change(
+async def test_the_configured_number_of_backups_is_kept_and_shares_unchanged_data(
     tmp_path: Path, bubblewrap: str
 ) -> None:
     async with made(tmp_path, bubblewrap, backups=3) as ground:
@@ -197,7 +195,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("given", "settled", "backups", "stay"), CASES.values(), ids=CASES.keys())
-async def test_which_older_ones_stay(
+async def test_older_backups_are_retained_by_the_rules(
     given: list[tuple[int, bool]], settled: bool, backups: int, stay: list[int]
 ) -> None:
     candidates = [CheckpointRef(n, f"m{n}", NOW, 0, 0, "node", of) for n, of in given]
@@ -207,7 +205,7 @@ async def test_which_older_ones_stay(
     assert [one.number for one in kept] == stay
 
 
-async def test_a_save_that_is_broken_off_at_any_put_leaves_the_last_one_whole(
+async def test_a_save_interrupted_at_any_put_keeps_the_last_backup_complete(
     ground: Ground,
 ) -> None:
     workspace, link, _, _ = await two(ground)

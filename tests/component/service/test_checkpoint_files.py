@@ -52,7 +52,9 @@ async def read(files: Files, session_id: str, part: ByteRange | None = None) -> 
 
 
 @pytest.mark.parametrize("away", ["ended", "elsewhere"])
-async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, away: str) -> None:
+async def test_files_of_an_unavailable_session_are_read_from_the_checkpoint(
+    tmp_path: Path, away: str
+) -> None:
     async with parts(tmp_path, SystemClock()) as found:
         fields = {"status": SessionStatus.TERMINATED} if away == "ended" else {}
         session = make_session(runtime_node="another", **fields)

@@ -155,7 +155,7 @@ def tree(top: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-async def test_everything_comes_back_as_it_was(ground: Ground) -> None:
+async def test_a_restored_workspace_equals_the_saved_one(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "deep" / "er").mkdir(parents=True)
     (workspace / "deep" / "er" / "file").write_text("content")
@@ -185,7 +185,7 @@ async def test_everything_comes_back_as_it_was(ground: Ground) -> None:
     assert "pipe" not in {path.name for path in other.iterdir()}
 
 
-async def test_what_has_no_rights_for_its_owner_is_kept_too(ground: Ground) -> None:
+async def test_files_without_permissions_for_their_owner_are_saved_too(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "shut").mkdir()
     (workspace / "shut" / "secret").write_text("kept")
@@ -212,7 +212,7 @@ async def test_an_empty_workspace_needs_no_checkpoint(ground: Ground) -> None:
     assert refused.value.code == "checkpoint_not_found"
 
 
-async def test_a_workspace_that_did_not_change_is_not_written_again(ground: Ground) -> None:
+async def test_an_unchanged_workspace_is_not_written_again(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "a").write_text("1")
     first = await ground.checkpoints.take(SESSION, link)
@@ -222,7 +222,7 @@ async def test_a_workspace_that_did_not_change_is_not_written_again(ground: Grou
     assert ground.objects() == stored
 
 
-async def test_of_two_at_the_same_time_the_second_builds_on_the_first(ground: Ground) -> None:
+async def test_of_two_concurrent_checkpoints_the_second_builds_on_the_first(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "file").write_text("first")
     await ground.checkpoints.take(SESSION, link)
@@ -232,7 +232,7 @@ async def test_of_two_at_the_same_time_the_second_builds_on_the_first(ground: Gr
     assert tree(await ground.restored("two")) == tree(workspace)
 
 
-async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
+async def test_only_changed_data_is_stored_again(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     content = random.Random(2).randbytes(3 * MAX_OBJECT)
     (workspace / "large").write_bytes(content)
@@ -254,7 +254,7 @@ async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
     assert tree(await ground.restored("two")) == tree(workspace)
 
 
-async def test_what_is_no_longer_needed_goes_with_the_checkpoint_after_the_next(
+async def test_unused_objects_are_removed_with_the_next_but_one_checkpoint(
     ground: Ground,
 ) -> None:
     workspace, link = await ground.node("one")
@@ -266,7 +266,7 @@ async def test_what_is_no_longer_needed_goes_with_the_checkpoint_after_the_next(
     assert len(list(ground.blobs.glob("*/*/manifests/*"))) <= 2
 
 
-async def test_content_that_comes_back_is_not_removed_with_what_went(ground: Ground) -> None:
+async def test_content_that_was_restored_is_not_removed(ground: Ground) -> None:
     workspace, link = await ground.node("a")
     for content in ("first", "second", "first", "third", "first"):
         (workspace / "file").write_text(content)
@@ -275,7 +275,7 @@ async def test_content_that_comes_back_is_not_removed_with_what_went(ground: Gro
     assert (restored / "file").read_text() == "first"
 
 
-async def test_objects_that_are_mostly_out_of_use_are_left_behind(ground: Ground) -> None:
+async def test_mostly_unused_objects_are_rewritten(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(100):
         (workspace / f"{number}").write_bytes(random.Random(number).randbytes(10_000))
@@ -303,7 +303,7 @@ async def test_the_same_content_is_stored_once(ground: Ground) -> None:
     assert tree(await ground.restored("two")) == tree(workspace)
 
 
-async def test_a_file_of_holes_takes_no_room_and_keeps_its_holes(ground: Ground) -> None:
+async def test_a_sparse_file_uses_no_space_and_keeps_its_holes(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         file.truncate(3 << 30)
@@ -320,7 +320,7 @@ async def test_a_file_of_holes_takes_no_room_and_keeps_its_holes(ground: Ground)
         assert file.read(6) == b"\0here\0"
 
 
-async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Ground) -> None:
+async def test_a_database_in_the_workspace_is_restored_consistently(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     database = sqlite3.connect(workspace / "data.db")
     database.execute("PRAGMA journal_mode=WAL")
@@ -341,7 +341,7 @@ async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Gr
 
 
 @pytest.mark.slow
-async def test_twenty_thousand_small_files_come_back(ground: Ground) -> None:
+async def test_twenty_thousand_small_files_are_restored(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(20):
         directory = workspace / f"d{number}"
@@ -359,7 +359,7 @@ async def test_twenty_thousand_small_files_come_back(ground: Ground) -> None:
     assert (other / "d19" / "f999").read_bytes() == b"%d" % (19 * 999)
 
 
-async def test_damage_in_the_blob_store_is_noticed(ground: Ground) -> None:
+async def test_damage_in_the_blob_store_is_detected(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "file").write_bytes(random.Random(5).randbytes(MEGABYTE))
     await ground.checkpoints.take(SESSION, link)
@@ -381,7 +381,7 @@ async def test_damage_in_the_blob_store_is_noticed(ground: Ground) -> None:
 
 
 @pytest.mark.slow
-async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Ground) -> None:
+async def test_files_changed_during_a_checkpoint_do_not_damage_others(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     for number in range(200):
         (workspace / f"{number:03}").write_bytes(random.Random(number).randbytes(200_000))
@@ -416,7 +416,7 @@ async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Gro
 
 
 @pytest.mark.slow
-async def test_one_file_can_be_read_out_of_a_checkpoint(ground: Ground) -> None:
+async def test_a_single_file_can_be_read_from_a_checkpoint(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     content = random.Random(6).randbytes(MAX_OBJECT + 12_345)
     (workspace / "a" / "b").mkdir(parents=True)
@@ -448,7 +448,7 @@ async def test_one_file_can_be_read_out_of_a_checkpoint(ground: Ground) -> None:
     assert listed == sorted(listed, key=lambda path: path.split("/"))
 
 
-async def test_what_is_forgotten_leaves_nothing(ground: Ground) -> None:
+async def test_a_removed_checkpoint_leaves_nothing(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     (workspace / "file").write_text("x")
     await ground.checkpoints.take(SESSION, link)
@@ -497,7 +497,7 @@ _entries = st.builds(_with_parts, _bare_entries, _parts)
 
 @given(st.lists(_entries, max_size=50))
 @settings(deadline=None, max_examples=50)
-async def test_pages_give_back_what_was_written(entries: list[Entry]) -> None:
+async def test_pages_return_the_written_entries(entries: list[Entry]) -> None:
     writer, pages = PageWriter(), []
     for entry in entries:
         page = writer.add(entry)
@@ -514,7 +514,7 @@ async def test_pages_give_back_what_was_written(entries: list[Entry]) -> None:
     st.integers(0, 60),
     st.integers(0, 60),
 )
-async def test_a_span_is_what_a_slice_is(lengths: list[int], start: int, end: int) -> None:
+async def test_a_span_equals_a_slice(lengths: list[int], start: int, end: int) -> None:
     content = bytes(range(sum(lengths)))
     parts, place = [], 0
     for length in lengths:
@@ -538,7 +538,7 @@ async def test_a_manifest_of_another_version_is_refused() -> None:
 
 
 @pytest.mark.slow
-async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Ground) -> None:
+async def test_a_file_of_very_many_parts_is_restored_from_few_objects(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(15_000):
@@ -562,7 +562,7 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
         assert (other / name).stat().st_blocks * 512 < 200 * MEGABYTE
 
 
-async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
+async def test_a_file_with_too_many_parts_is_omitted_and_reported(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming_file, "MAX_PARTS", 100)
@@ -579,7 +579,7 @@ async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
     assert tree(await ground.restored("two")) == {"other": tree(workspace)["other"]}
 
 
-async def test_sizes_that_no_number_holds_are_no_obstacle(ground: Ground) -> None:
+async def test_sizes_beyond_the_range_of_numbers_are_handled(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     largest = 1 << 40
     with contextlib.suppress(OSError):
@@ -598,7 +598,7 @@ async def test_sizes_that_no_number_holds_are_no_obstacle(ground: Ground) -> Non
     assert taken.size == min(4 * largest, 2**63 - 1)
 
 
-async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Ground) -> None:
+async def test_paths_longer_than_the_kernel_accepts_are_saved(ground: Ground) -> None:
     workspace, link = await ground.node("one")
     _down(workspace, "\udcff" * 250, 40, {"end": b"deep"})
 
@@ -613,7 +613,7 @@ async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Groun
 
 
 @pytest.mark.slow
-async def test_many_names_at_the_end_of_a_very_long_path_do_not_break_the_link(
+async def test_many_names_in_a_very_long_path_do_not_break_the_link(
     ground: Ground,
 ) -> None:
     workspace, link = await ground.node("one")

@@ -65,7 +65,7 @@ async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[W
             server.close()
 
 
-async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -> None:
+async def test_links_of_a_page_lead_to_the_gateway_only(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         answer = await world.client.get("/simple/plain/")
         assert answer.headers["content-type"] == JSON_PAGE
@@ -81,7 +81,7 @@ async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -
         assert metadata.content == index.metadata[WHEEL]
 
 
-async def test_html_becomes_the_same(tmp_path: Path) -> None:
+async def test_html_pages_are_converted_to_the_same_format(tmp_path: Path) -> None:
     with Index(html=True) as index:
         index.add("plain", "1.0")
         async with gateway(index, tmp_path) as world:
@@ -91,7 +91,7 @@ async def test_html_becomes_the_same(tmp_path: Path) -> None:
             assert (await world.client.get(file["url"])).status_code == 200
 
 
-async def test_parts_and_sizes_of_files_can_be_asked_for(index: Index, tmp_path: Path) -> None:
+async def test_parts_and_sizes_of_files_can_be_requested(index: Index, tmp_path: Path) -> None:
     content = index.packages["plain"][WHEEL]
     async with gateway(index, tmp_path) as world:
         link = await world.link()
@@ -118,13 +118,15 @@ async def test_parts_and_sizes_of_files_can_be_asked_for(index: Index, tmp_path:
         ("DELETE", "/simple/plain/"),
     ],
 )
-async def test_all_else_is_refused(index: Index, tmp_path: Path, method: str, path: str) -> None:
+async def test_all_other_requests_are_refused(
+    index: Index, tmp_path: Path, method: str, path: str
+) -> None:
     async with gateway(index, tmp_path) as world:
         assert (await world.client.request(method, path)).status_code == 403
         assert index.asked == []
 
 
-async def test_a_link_is_for_its_file_alone(index: Index, tmp_path: Path) -> None:
+async def test_a_link_is_valid_for_its_file_only(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         link = await world.link()
         asked = len(index.asked)
@@ -133,7 +135,7 @@ async def test_a_link_is_for_its_file_alone(index: Index, tmp_path: Path) -> Non
         assert len(index.asked) == asked
 
 
-async def test_what_is_not_there_is_not_found(index: Index, tmp_path: Path) -> None:
+async def test_missing_packages_and_files_are_not_found(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/absent/")).status_code == 404
         link = await world.link()
@@ -141,7 +143,7 @@ async def test_what_is_not_there_is_not_found(index: Index, tmp_path: Path) -> N
         assert (await world.client.get(link)).status_code == 404
 
 
-async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path: Path) -> None:
+async def test_redirects_stay_on_the_requested_host(index: Index, tmp_path: Path) -> None:
     with Index() as elsewhere:
         elsewhere.add("moved", "1.0")
         index.odd["/simple/moved/"] = (302, {"Location": "/simple/plain/"}, b"")
@@ -159,7 +161,7 @@ async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path:
         assert elsewhere.asked == []
 
 
-async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
+async def test_the_password_is_sent_to_the_index_but_not_to_linked_hosts(
     index: Index, tmp_path: Path
 ) -> None:
     with Index(password="another") as elsewhere:
@@ -187,7 +189,7 @@ async def test_a_file_that_is_too_large_is_refused(
         assert any("larger than" in words for words in world.said)
 
 
-async def test_an_index_that_lies_about_the_size_is_cut_off(index: Index, tmp_path: Path) -> None:
+async def test_a_download_larger_than_announced_is_aborted(index: Index, tmp_path: Path) -> None:
     index.add("large", "1.0", files={"large.txt": "x" * (40 * 1024 * 1024)})
     async with gateway(index, tmp_path, disk=16 * 1024 * 1024) as world:
         with pytest.raises(httpx.HTTPError):
@@ -198,7 +200,7 @@ async def test_an_index_that_lies_about_the_size_is_cut_off(index: Index, tmp_pa
         )
 
 
-async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Path) -> None:
+async def test_a_broken_index_is_reported(index: Index, tmp_path: Path) -> None:
     index.odd["/simple/broken/"] = (500, {}, b"oh")
     index.odd["/simple/garbled/"] = (200, {"Content-Type": JSON_PAGE}, b"[")
     async with gateway(index, tmp_path) as world:
@@ -212,7 +214,7 @@ async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Pat
     "url",
     ["http://[", "http://127.0.0.1:99999999/x", "http://127.0.0.1:port/x", "http://\x01/x", "//"],
 )
-async def test_a_link_to_what_is_no_address_is_answered_as_such(
+async def test_a_link_with_an_invalid_address_is_reported(
     index: Index, tmp_path: Path, url: str
 ) -> None:
     page = {"files": [{"filename": WHEEL, "url": url, "hashes": {}}]}
@@ -225,14 +227,14 @@ async def test_a_link_to_what_is_no_address_is_answered_as_such(
         assert (answer.status_code == 200) == (not world.said)
 
 
-async def test_a_page_that_is_nested_without_end_is_refused(index: Index, tmp_path: Path) -> None:
+async def test_a_deeply_nested_page_is_refused(index: Index, tmp_path: Path) -> None:
     deep = b"[" * 1_000_000
     index.odd["/simple/plain/"] = 200, {"Content-Type": JSON_PAGE}, deep
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
 
 
-async def test_a_page_that_takes_too_much_to_read_stops_nothing_else(
+async def test_a_page_that_is_slow_to_parse_blocks_nothing_else(
     index: Index, tmp_path: Path
 ) -> None:
     hostile = b'{"files": [' + b"[]," * (PAGE_LIMIT // 3 - 10) + b"[]]}"
@@ -278,7 +280,7 @@ async def test_a_link_to_an_address_that_is_not_public_is_refused(
         assert elsewhere.asked == []
 
 
-async def test_a_wheel_is_kept_when_it_is_what_the_index_says(index: Index, tmp_path: Path) -> None:
+async def test_a_wheel_is_kept_if_it_matches_its_hash(index: Index, tmp_path: Path) -> None:
     content = index.packages["plain"][WHEEL]
     async with gateway(index, tmp_path) as world:
         link = await world.link()
@@ -322,7 +324,7 @@ async def test_data_that_is_not_http_gets_no_response(index: Index, tmp_path: Pa
 # Which index
 
 
-async def test_settings_name_the_index_and_nobody_is_shown_its_password() -> None:
+async def test_settings_select_the_index_and_never_show_its_password() -> None:
     settings = PackageSettings(index_url="http://me:a%20word@host.invalid:8080/simple/")
     found = await find_index(settings)
     assert found.url == "http://host.invalid:8080/simple"
@@ -334,7 +336,7 @@ async def test_settings_name_the_index_and_nobody_is_shown_its_password() -> Non
     assert "word" not in repr(found) + repr(settings)
 
 
-async def test_uvs_and_pips_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variables_of_uv_and_pip_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "http://pip.invalid/simple")
@@ -343,7 +345,7 @@ async def test_uvs_and_pips_variables_are_heard(monkeypatch: pytest.MonkeyPatch)
     assert (await find_index(PackageSettings())).url == "http://uv.invalid/simple"
 
 
-def test_links_of_a_page_are_those_that_can_be_fetched() -> None:
+def test_only_links_that_can_be_fetched_are_kept() -> None:
     page = (
         b'<base href="/deep/"><a href="a-1.tar.gz#sha256=ab">a</a>'
         b'<a href="javascript:alert(1)">b</a><a href="file:///etc/passwd">c</a>'

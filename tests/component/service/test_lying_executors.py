@@ -125,7 +125,7 @@ async def captured(place: Path, scan: list[Said], collect: list[Said]) -> Checkp
 
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS.keys())
-async def test_a_scan_that_is_none_is_an_error_of_the_executor(
+async def test_an_invalid_scan_is_an_error_of_the_executor(
     tmp_path: Path, scan: list[Said]
 ) -> None:
     with pytest.raises(AtollError) as refused:
@@ -134,7 +134,7 @@ async def test_a_scan_that_is_none_is_an_error_of_the_executor(
 
 
 @pytest.mark.parametrize("collect", COLLECTS.values(), ids=COLLECTS.keys())
-async def test_contents_that_are_none_are_an_error_of_the_executor(
+async def test_invalid_contents_are_an_error_of_the_executor(
     tmp_path: Path, collect: list[Said]
 ) -> None:
     with pytest.raises(AtollError) as refused:
@@ -148,7 +148,7 @@ async def test_a_valid_message_is_accepted(tmp_path: Path) -> None:
     assert (capture.files, capture.size, capture.settled) == (1, 5, True)
 
 
-async def test_an_executor_that_takes_no_files_is_not_waited_for(tmp_path: Path) -> None:
+async def test_an_executor_that_does_not_accept_files_times_out(tmp_path: Path) -> None:
     async def content() -> AsyncIterator[bytes]:
         while True:
             yield bytes(2**20)
