@@ -1,4 +1,4 @@
-"""A console as a stranger opens it: a WebSocket and the documented messages."""
+"""A console as a client opens it: a WebSocket and the documented messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many run in a session at once, in what order, and when one more is refused."""
+"""How many executions of a session run concurrently, in what order, and when one is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for _ in range(20):
 print(most)
 os.unlink(f"in.{name}")
 """
-"""Counts how many others are at it, as long as it is itself."""
+"""Counts how many others run at the same time."""
 
 
 def entering(name: object) -> str:
@@ -34,7 +34,7 @@ def entering(name: object) -> str:
 
 
 def barrier(name: int, size: int) -> str:
-    """Code that ends only when so many run at once."""
+    """Code that ends only when this number of executions runs concurrently."""
     return (
         f"import os, time\nopen('at.{name}', 'w').close()\n"
         f"while sum(n.startswith('at.') for n in os.listdir()) < {size}: time.sleep(0.005)\n"
@@ -76,7 +76,7 @@ def test_queued_executions_start_in_order(api: Api) -> None:
     session = api.create(capacity=2)["id"]
     holding = [api.submit(session, until(f"go{n}"), timeout=300) for n in range(2)]
     waiting = [api.submit(session, f"print({n})") for n in range(10)]
-    # One place for all: of two that begin at once, either may be the first.
+    # One slot for all: of two that start together, either may be the first.
     api.put(session, "go0")
     for execution_id in waiting:
         assert api.result(execution_id)["status"] == "success"
@@ -128,7 +128,7 @@ def test_a_full_queue_refuses_executions_with_retry_after(bubblewrap: str, tmp_p
         for response in refused:
             problem(response, 429, "session_busy")
             assert re.fullmatch(r"[1-9]\d*", response.headers["retry-after"])
-        # One who was refused has left nothing behind.
+        # A refused request has left nothing behind.
         listed = answer(api.http.get(f"{V1}/invocations?session_id={session}"))["items"]
         assert len(listed) == 5
         # An id that is known needs no room.

@@ -1,6 +1,6 @@
 """
-Servers, executors, zygotes, instances and links die while clients work: nothing accepted is lost,
-nothing is said to have run that did not, and nothing is run twice where that is promised.
+Servers, executors, zygotes, instances and links die while clients work: no accepted execution is
+lost, none is reported as run that did not run, and none is run twice unless that is documented.
 
 `make chaos` does the same for minutes.
 """
@@ -16,7 +16,7 @@ from tests.e2e.chaos.torment import torment
 
 SECONDS = 4.0
 SEEDS = (42, None)
-"""One that is always the same, and one that is new each time and printed."""
+"""A fixed seed, and a random one that is printed."""
 
 
 @pytest.mark.every_driver

@@ -1,4 +1,4 @@
-"""A session's files in the blob store, as a stranger meets them."""
+"""Files of sessions in the blob store, through the API."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Atoll:
             while piece := os.read(screen, 65536):
                 shown += piece
         except OSError:
-            pass  # how a terminal says that nobody is left on its other side
+            pass  # how a terminal reports that the other side is closed
         finally:
             os.close(screen)
         return process.wait(60), shown.decode()

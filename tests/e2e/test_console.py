@@ -30,7 +30,7 @@ SHELL = {"rows": 30, "cols": 100}
 @pytest.fixture
 def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
     """A server for one test to end or to kill."""
-    # Time for those who are connected to leave, longer than `stop` waits for its end.
+    # Time for connected clients to leave, longer than `stop` waits for the server.
     with Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="250") as server:
         yield server
 
@@ -40,7 +40,7 @@ def reader(server: Server, api: Api) -> dict[str, str]:
     """A key that may only read."""
     made: dict[str, str] = json.loads(keys(server, "create", "reader", "--scope", "read", "--json"))
     headers = {"Authorization": f"Bearer {made['key']}"}
-    # A key that another process made counts soon, not at once.
+    # A key created by another process becomes valid within seconds.
     eventually(lambda: api.http.get("/api/v1/sessions", headers=headers).status_code == 200)
     return made
 
@@ -111,7 +111,7 @@ def test_a_size_sent_before_the_start_applies_at_the_start(api: Api, session: st
 def test_an_interrupt_reaches_the_foreground_process(api: Api, session: str, how: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
-        # In the foreground before it says so, which a list of commands is not.
+        # In the foreground before it prints, unlike a list of commands.
         shell.ready().send("sh -c \"echo be''gun; exec sleep 100\"\n").until("begun\r\n")
         if how == "byte":
             shell.send(b"\x03")
@@ -248,7 +248,7 @@ def test_the_first_client_types_until_it_leaves_and_all_watch(api: Api, session:
             each.until("two\r\n")
         assert not third.typing
         assert not watcher.typing
-        # One that breaks off without a word leaves too.
+        # A client that disconnects without a message leaves too.
         second.socket.socket.close()
         third.ready().send("echo th''ree; exit\n")
         watcher.until("three\r\n").ended()
@@ -327,12 +327,12 @@ def test_the_size_of_a_message_is_limited(api: Api, session: str) -> None:
         running.send("x" * 65_537)
         assert running.closed()[0] == 1009
     with console(api, execution) as running:
-        # What is not read does not hold up what ends it.
+        # Unread output does not delay the close.
         running.ready().send_message(type="signal", signal="KILL")
         assert running.ended()["signal"] == "SIGKILL"
 
 
-# Who may
+# Permissions
 
 
 def test_a_key_is_required_and_can_be_sent_as_a_subprotocol(
@@ -364,7 +364,7 @@ def test_a_read_only_key_can_watch(api: Api, session: str, reader: dict[str, str
         watching.send_message(type="signal", signal="INT").refused("key_read_only")
         watching.errors.clear()
         watching.send_message(type="close", end=True).refused("key_read_only")
-        # It did not take the turn of one who may.
+        # It did not take the turn of a client that may type.
         shell.ready().send("echo he''re; exit 0\n")
         watching.until("here\r\n")
         assert not watching.typing

@@ -31,7 +31,7 @@ PNG = b"\x89PNG"
 
 
 class Context:
-    """One context of a session, as a stranger uses it."""
+    """One context of a session, through the API."""
 
     def __init__(self, api: Api, session: str, **fields: Any) -> None:
         self.api = api
@@ -167,7 +167,7 @@ def test_exit_ends_the_execution_but_not_the_context(context: Context) -> None:
     assert context.value("x") == "5"
 
 
-# What is shown
+# Displays and results
 
 
 def test_the_last_expression_and_displays_are_returned_in_order(context: Context) -> None:
@@ -243,7 +243,7 @@ def test_drawing_prints_nothing_and_leaves_only_the_figure(api: Api) -> None:
     )
     for context in ({}, {"context_id": Context(api, session).id}):
         result = api.run(session, code, timeout=60, wait=60, **context)
-        # What it says where it takes longer than five seconds.
+        # Output if it takes longer than five seconds.
         told = [line for line in result["stderr"].splitlines() if "font cache" not in line]
         assert (result["exit_code"], told) == (0, [])
         assert result["artifacts"] == ["figure.png"]

@@ -1,4 +1,4 @@
-"""Talking to what runs: stdin, messages, questions, and what is said too early or too late."""
+"""Conversations with running code: stdin, messages, questions, and requests at the wrong time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASK = (
 READ = (
     "import sys\nprint('ready', flush=True)\nfor line in sys.stdin.buffer: print(line, flush=True)"
 )
-"""Says each line that it reads."""
+"""Prints each line that it reads."""
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_an_invalid_injection_is_refused(
     api.put(session, "go")
 
 
-# Too early, too late, to nobody
+# Requests at the wrong time or for unknown executions
 
 
 SAID: list[tuple[str, dict[str, Any], str]] = [

@@ -25,7 +25,7 @@ def atoll(*words: str, input: str = "", **env: str) -> Result:
 
 
 def current(**env: str) -> tuple[int, str | None, str]:
-    """The exit code, the revision and the state that `atoll db current` tells."""
+    """The exit code, the revision and the state that `atoll db current` prints."""
     done = atoll("db", "current", "--json", **env)
     told = json.loads(done.stdout)
     assert told["head"] == HEAD

@@ -198,7 +198,7 @@ def test_concurrent_sessions_share_one_installation(api: Api, index: Index) -> N
         api.end(session["id"])
 
 
-# While it goes on
+# During an installation
 
 
 def test_an_installation_can_be_followed(api: Api, index: Index) -> None:

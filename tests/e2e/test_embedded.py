@@ -37,7 +37,7 @@ def attached(place: Path) -> list[str]:
     """Images of this directory that loop devices have, removed ones too."""
     found = []
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):  # This device has none any more.
+        with suppress(OSError):  # A device without a backing file.
             found.append(file.read_text())
     return [image for image in found if image.startswith(str(place))]
 

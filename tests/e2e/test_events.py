@@ -1,4 +1,4 @@
-"""Events: their numbers, and that whoever comes back with one is told exactly the rest."""
+"""Events and their ids: a client that resumes receives exactly the remaining events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def go(api: Api, session: str, steps: range) -> None:
 
 
 def listen_until(api: Api, execution_id: str, text: str, after: str | None = None) -> list[Told]:
-    """What is told up to a piece of output."""
+    """Events up to a piece of output."""
     told: list[Told] = []
     for event in api.events(execution_id, after):
         if event[1] != "queued":
@@ -61,7 +61,7 @@ def listen_until(api: Api, execution_id: str, text: str, after: str | None = Non
 
 
 def check_resumed(api: Api, execution_id: str, whole: list[Told]) -> None:
-    """Each number that was told leads to exactly the rest."""
+    """Every received id resumes the stream with exactly the remaining events."""
     numbers = [int(number) for number, _, _ in whole]
     assert numbers == sorted(set(numbers))
     assert all_of(api, execution_id) == whole
@@ -101,7 +101,7 @@ def test_every_event_id_resumes_the_stream_on_a_server_that_was_killed(own: Serv
         told = listen_until(api, execution_id, "err 1")
     crash(own)
     with calling(own) as api:
-        # All that was told before is told again as it was.
+        # All earlier events are replayed unchanged.
         assert listen_until(api, execution_id, "err 1") == told
         go(api, session, range(2, 4))
         told += listen_until(api, execution_id, "err 3", told[-1][0])
@@ -139,7 +139,7 @@ def test_event_ids_continue_after_a_lost_attempt(own: Server) -> None:
         assert started[2] == {"attempt": 2}
         numbers = [int(number) for number, _, _ in before + rest]
         assert numbers == sorted(set(numbers))
-        # What the lost attempt said is not told to those who come later.
+        # Events of the lost attempt are not sent to later clients.
         assert [event[1:] for event in all_of(api, execution_id)[1:]] == [e[1:] for e in rest[1:]]
         assert all_of(api, execution_id, retried[0]) == rest[1:]
 
@@ -252,7 +252,7 @@ def memory(pid: int) -> int:
 
 
 def open_unread(server: Server, path: str) -> socket.socket:
-    """A connection that has asked for something, and whose answer nobody reads."""
+    """A connection that has sent a request and does not read the response."""
     address = httpx.URL(server.url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=30)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -309,7 +309,7 @@ def test_the_connection_of_a_reader_that_left_is_closed(own: Server) -> None:
             try:
                 return "socket" in str(fd.readlink())
             except FileNotFoundError:
-                return False  # Closed meanwhile.
+                return False  # Closed by now.
 
         # Connections to the server that it has not closed.
         eventually(lambda: sum(map(is_socket, files.iterdir())) < 20)

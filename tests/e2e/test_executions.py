@@ -1,4 +1,4 @@
-"""Running things in a session: what they are given, their order, their end, and who hears of it."""
+"""Executions in a session: their input, order, end and events."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_execution_leaves_nothing_for_the_next(api: Api, session: str) -> Non
     assert api.run(session, code)["stdout"] == "False False\n"
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

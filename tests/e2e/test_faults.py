@@ -23,7 +23,7 @@ print("begun", flush=True)
 while len(open("attempts").read()) < 2: time.sleep(0.01)
 print("done")
 """
-"""Comes to its end only when it was begun twice."""
+"""Ends only in its second attempt."""
 MARKED = "with open('attempts', 'a') as file: file.write('x')\n"
 
 KILLERS = {
@@ -99,7 +99,7 @@ def test_code_that_attacks_its_own_sandbox_fails_and_is_not_retried(
     shown = api.execution(result["execution_id"])
     assert shown["retry_count"] == 0
     assert len(shown["attempts"]) == 1
-    # What is still about to die may take the next with it.
+    # A process that is about to die may take the next with it.
     show = "print(open('attempts').read())"
     eventually(lambda: api.run(session, show)["stdout"] == "x\n")
     # As often as one likes.

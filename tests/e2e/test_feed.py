@@ -37,7 +37,7 @@ def last_number(api: Api) -> int:
 
 
 LASTS = "execution.running"
-"""Told only of what lasts, which on a busy machine anything may."""
+"""The event of a long execution; on a busy machine any execution may cause it."""
 
 
 def types(items: list[dict[str, Any]]) -> list[str]:
@@ -45,7 +45,7 @@ def types(items: list[dict[str, Any]]) -> list[str]:
 
 
 def of_session(session: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what tests before this one did, which may be told of at any moment."""
+    """Items without those of earlier tests, which may be listed at any time."""
     return [item for item in items if item["data"].get("session_id") == session]
 
 
@@ -154,7 +154,7 @@ def test_a_stream_sends_events_and_resumes_where_it_stopped(
 
 
 def test_a_stream_sends_its_position_before_the_first_event(server: Server, api: Api) -> None:
-    # What tests before this one did may be told of at any moment.
+    # Events of earlier tests may be listed at any time.
     before = last_number(api)
     with (
         server.client() as http,
@@ -208,7 +208,7 @@ def test_a_read_only_key_can_follow_the_feed(server: Server, api: Api) -> None:
     made = preloaded.run("key", "create", *options, "reader")
     headers = {"authorization": f"Bearer {json.loads(made.stdout)['key']}"}
 
-    # A key that another process made counts soon, not at once.
+    # A key created by another process becomes valid within seconds.
     eventually(lambda: api.http.get(f"{V1}/events", headers=headers).status_code == 200)
     problem(api.http.get(f"{V1}/webhooks", headers=headers), 403, "key_read_only")
 
@@ -218,7 +218,7 @@ def test_a_read_only_key_can_follow_the_feed(server: Server, api: Api) -> None:
 async def test_the_sdk_resumes_the_feed_when_the_server_restarts(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    """Killed in between: what was told before the kill is not told again, and nothing is lost."""
+    """Killed in between: no event is repeated or lost."""
     server = Server(tmp_path, ATOLL_POOL__SIZE="0").start()
     port = server.url.rsplit(":", 1)[1]
     try:

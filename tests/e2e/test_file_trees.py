@@ -149,7 +149,7 @@ def test_a_tree_is_copied(api: Api, project: str) -> None:
 
 
 class Watch:
-    """Someone who watches, in a thread of their own."""
+    """A client that watches, in its own thread."""
 
     def __init__(self, server: Server, session: str, **params: Any) -> None:
         self._http = server.client()

@@ -237,7 +237,7 @@ def test_a_link_is_followed_only_inside_the_workspace(api: Api, session: str) ->
     ids=["dots", "above", "above by a detour", "absolute", "nul", "too long"],
 )
 def test_a_path_out_of_the_workspace_is_refused(api: Api, session: str, path: str) -> None:
-    # Percent-encoded in full: no client normalises that away.
+    # Percent-encoded completely, so that no client normalises it.
     full = f"{url(session)}/" + "".join(f"%{byte:02X}" for byte in path.encode())
 
     problem(api.http.get(full), 400, "bad_path")
@@ -454,7 +454,7 @@ def test_an_aborted_upload_leaves_nothing(
     api: Api, session: str, server: Server, chunked: bool
 ) -> None:
     def names() -> str:
-        """As code inside sees them: the API does not list what is on its way."""
+        """As seen by code inside: the API does not list unfinished uploads."""
         return str(api.run(session, "import os\nprint(sorted(os.listdir()))")["stdout"])
 
     api.put(session, "file", b"as it was")

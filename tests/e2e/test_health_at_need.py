@@ -1,6 +1,6 @@
 """
-An instance that should run is looked at before it is trusted: one that has died is replaced by the
-request that needs it, once, and where that cannot be the answer says when to come back.
+An instance is checked before it is used: a dead one is replaced, once, by the request that needs
+it. If that is impossible, the response has a Retry-After header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.quick
 
 BOUND = 30.0
-"""Seconds within which every request is answered, whatever the driver does: else it fails."""
+"""Seconds within which every request must return, whatever the driver does."""
 QUICK_RETRIES = {
     f"{transitions.__name__}.RETRY_BACKOFF": 0.2,
     f"{transitions.__name__}.ERROR_RETRY": 1.0,
@@ -44,7 +44,7 @@ QUICK = {
 
 
 class Node:
-    """A server whose driver can be taken away."""
+    """A server whose driver can be made unavailable."""
 
     def __init__(self, server: Server, bubblewrap: Path) -> None:
         self.server = server
@@ -83,7 +83,7 @@ def api(node: Node) -> Iterator[Api]:
 
 @pytest.fixture
 def down(node: Node) -> Iterator[Callable[[], None]]:
-    """Takes the driver away until the end of the test."""
+    """Makes the driver unavailable until the end of the test."""
     yield node.down
     node.up()
 
@@ -224,7 +224,7 @@ def test_an_instance_ended_by_the_oom_killer_is_replaced(api: Api, node: Node) -
     assert (result["status"], result["cause"]) == ("failed", "oom"), result
 
     assert read(api, session).content == b"here"
-    # What is still about to die may take the next with it.
+    # A process that is about to die may take the next with it.
     eventually(lambda: api.run(session, "print(1)")["stdout"] == "1\n")
     shown = api.get(session)
     assert (shown["status"], shown["cause"]) == ("running", None)
@@ -313,7 +313,7 @@ def test_a_session_that_cannot_start_is_in_error_and_recovers_automatically(
     assert shown["failures"] > 2
     assert shown["message"]
     assert shown["retry_at"] is not None
-    # It can be asked for all the same, and is told the same.
+    # A request for it is still possible and gets the same response.
     problem(read(api, session), 503, "session_not_ready")
     node.up()
     eventually(lambda: api.get(session)["status"] == "running", BOUND)
@@ -382,7 +382,7 @@ def test_an_execution_does_not_wait_for_an_unavailable_driver(
 def test_an_unwritable_directory_counts_as_an_unavailable_driver(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    """In the way of what is to be made there, since root writes where it likes."""
+    """A file blocks the path of the directory, since root can write everywhere."""
     with Server(tmp_path, **QUICK).with_constants(QUICK_RETRIES) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]

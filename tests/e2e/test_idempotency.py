@@ -1,4 +1,4 @@
-"""A POST with a key is done once, whatever happens to the connection or to the server."""
+"""A POST with a key is handled once, even if the connection or the server fails."""
 
 from __future__ import annotations
 

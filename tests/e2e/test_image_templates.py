@@ -159,7 +159,7 @@ def test_a_rebuilt_version_stays_when_another_field_changes(
     }
     made = create(docker_api, **given)
     path = f"{V1}/templates/{made['id']}"
-    # The tag moves, and what was there before is still on the node.
+    # The tag moves, and the earlier image is still on the node.
     dockerd.ask("POST", f"/images/{SHELL}/tag", params={"repo": "moved", "tag": "1"})
     registry.put(dockerd, "moved:1", "team/python:1")
     answer(docker_api.http.post(f"{path}/build"), 202)
@@ -230,7 +230,7 @@ def test_a_dockerfile_is_built_with_its_uploaded_context(docker_api: Api) -> Non
     assert "put-together" in log_of(docker_api, made["id"])
     code = "exec(open('/opt/answer.py').read())"
     assert printed(docker_api, made["id"], code) == "from the context\n"
-    # The same again is there already.
+    # The same context exists already.
     again = answer(
         docker_api.http.post(
             f"{V1}/templates",

@@ -30,7 +30,7 @@ SHOW = "import atoll_session as a\nprint(a.execution_id, a.staging())"
 
 
 def files(api: Api, session: str) -> list[str]:
-    """All that the session's own code sees, but for what is Atoll's."""
+    """All files that code of the session sees, without those of Atoll."""
     code = (
         "import os\n"
         "for place, names, files in os.walk('.'):\n"
@@ -136,7 +136,7 @@ def test_links_in_place_of_the_staging_area_are_not_followed(
     assert result["status"] == ("success" if what == ".tmp" else "failed"), result
     assert files(api, session) == ["mine"]
     assert api.run(session, "print(open('/tmp/outside').read())")["stdout"] == "x\n"
-    # The session goes on, without an area where the code took its name.
+    # The session continues without a staging area, because code took its name.
     area = api.run(session, "import atoll_session; print(atoll_session.staging())")
     assert area["status"] == ("failed" if what == ".tmp" else "success")
 

@@ -1,4 +1,4 @@
-"""Invocations as a stranger makes them: every field in every mode, twice, at once, and wrongly."""
+"""Invocations through the API: every field in every mode, repeated, concurrent and invalid."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_stream_contains_the_submission_and_its_events(api: Api, session: str)
     assert [name for _, name, _ in events[1:]] == ["started", "stdout", "result"]
     assert events[-1][2] == api.result(accepted["execution_id"])
 
-    # The same numbers as for whoever asks for them by themselves.
+    # The same ids as in the stream of the execution.
     assert events[1:] == list(api.events(accepted["execution_id"]))
     shown = get(api, accepted["invocation_id"])
     assert (shown["mode"], shown["metadata"], shown["status"]) == (
@@ -301,7 +301,7 @@ def test_a_timeout_is_in_milliseconds(api: Api, session: str) -> None:
     told = invoked(api, session, code="while True: pass", timeout_ms=150)
 
     assert (told["status"], told["result"]["status"]) == ("failed", "timeout")
-    # Less than that of one that names none.
+    # Less than the default timeout.
     assert told["result"]["execution_time"] < 30
     assert api.execution(told["execution_id"])["timeout"] == 0.15
 
@@ -325,7 +325,7 @@ def test_execute_is_the_short_form_of_an_invocation(api: Api, session: str) -> N
     assert found["result"]["stdout"] == "1\n"
 
 
-# What is refused
+# Refusals
 
 
 BIG = "x" * (4 * 1024 * 1024 + 1)
@@ -521,7 +521,7 @@ def test_a_new_execution_id_retries_a_failed_invocation(
     code = RAN + "import os\nassert os.path.exists('now')\nprint('good')"
     first = invoked(api, session, code=code, invocation_id=own_id, metadata={"k": "v"})
     assert first["status"] == "failed"
-    # By itself the id is only a repetition.
+    # The id alone is only a repetition.
     assert invoked(api, session, code=code, invocation_id=own_id) == first
     api.put(session, "now")
     again = {"code": code, "invocation_id": own_id, "execution_id": f"{own_id}.2"}
@@ -631,7 +631,7 @@ def test_a_stream_with_a_key_is_sent_live(api: Api, session: str, own_id: str) -
         assert [name for _, name, _ in events][-1] == "result"
 
 
-# Clients that go away
+# Clients that disconnect
 
 
 @contextmanager
@@ -671,7 +671,7 @@ def test_a_client_that_leaves_a_stream_does_not_stop_the_execution(
     assert get(api, own_id)["status"] == "running"
     api.put(session, "go")
 
-    # Whoever comes back with the same id hears all of it.
+    # A client that resumes with the same id receives all events.
     told = list(read_events(invoke(api, session, **{**body, "session_id": session})))
     text = "".join(data["text"] for _, name, data in told if name == "stdout")
     assert text == "a\nb\n"

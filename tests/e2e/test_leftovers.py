@@ -1,4 +1,4 @@
-"""What is left on the machine by a server that does not come back, and how it goes."""
+"""Leftovers of a killed server on the machine, and their removal."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture
 def start(bubblewrap: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts a server; what is left of it at the end is killed."""
+    """Starts a server; its leftovers are killed at the end of the test."""
     made: list[Server] = []
 
     def start(name: str, **env: str) -> Server:
@@ -112,7 +112,7 @@ def with_session(server: Server, *, busy: bool = False, **fields: Any) -> str:
 
 
 def remove(directory: Path) -> None:
-    """As its owner, who cannot list all of it as an ordinary user."""
+    """Run as its owner, who cannot list all of it as an ordinary user."""
     (directory / "node" / "packages").chmod(0o700)
     shutil.rmtree(directory)
 
@@ -139,7 +139,7 @@ def test_instances_end_without_a_server_and_the_session_continues_on_the_next(
 
 
 def test_an_idle_session_is_kept_for_the_next_server(bubblewrap: str, tmp_path: Path) -> None:
-    """Nothing is asked of it, and its executor has a limit far shorter than the wait."""
+    """It gets no requests, and the limit of its executor is far shorter than the wait."""
     directory = tmp_path / "one"
     directory.mkdir()
     with Server(directory, **POOL, **SOON) as server:

@@ -32,7 +32,7 @@ VERBS = ("start", "stop", "archive", PAUSE, "resume", "clone")
 
 @pytest.fixture(scope="module")
 def own(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One without a pool: each instance that is made was asked for."""
+    """A server without a pool: each instance is started by a request."""
     place = tmp_path_factory.mktemp("lifecycle")
     given = {"ATOLL_POOL__SIZE": "0", "ATOLL_SESSION__TIMER_SWEEP": "0.5"}
     with Server(place, **given) as server:
@@ -69,7 +69,7 @@ def at(told: dict[str, Any], name: str) -> datetime:
 
 @contextmanager
 def made(server: Server) -> Iterator[set[str]]:
-    """The names of all instances that come to be during the block."""
+    """The names of all instances that are created during the block."""
     place = server.data_dir / "node" / "instances"
     before, names, over = set(os.listdir(place)), set[str](), threading.Event()
 
@@ -174,7 +174,7 @@ def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
-# Unless told not to
+# auto_start
 
 
 @pytest.mark.parametrize("rest", ["stop", "archive", PAUSE])
@@ -187,7 +187,7 @@ def test_without_auto_start_only_a_start_request_starts_a_session(api: Api, rest
     assert told["status_now"] == status
     for path in ("files/kept", "contexts", "processes"):
         found = api.http.get(f"{V1}/sessions/{session}/{path}")
-        # A list of contexts needs nobody to be there.
+        # Listing contexts needs no instance.
         if path != "contexts" or found.status_code != 200:
             problem(found, 409, "session_not_running")
     assert api.get(session)["status"] == status
@@ -229,7 +229,7 @@ def test_a_paused_session_uses_no_cpu_time(api: Api, session: str) -> None:
     do(api, session, "pause")
     before = api.get(session)
     do(api, session, "resume")
-    # It is there still, and goes on from where it was.
+    # It still runs, and continues where it was.
     first = sh(api, session, "cat n")
     eventually(lambda: sh(api, session, "cat n") != first)
     assert before["status"] == "paused"
@@ -301,7 +301,7 @@ def test_a_node_that_cannot_pause_reports_the_reason(bubblewrap: str) -> None:
             api.end(session)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -477,8 +477,8 @@ def test_a_session_that_gets_requests_is_not_idle(api: Api) -> None:
             api.put(session, "touched", b"x")
             seen.add(api.get(session)["container_id"])
             moments.append(time.monotonic())
-        # It was asked for once between each moment and the next. Where the machine stood still for
-        # long, it was idle indeed.
+        # Requests arrived in each interval. If the machine was suspended for long, the session was
+        # idle indeed.
         gaps = [later - moment for moment, later in zip(moments, moments[2:], strict=False)]
         if gaps and max(gaps) < 1.5:
             break
@@ -497,7 +497,7 @@ def test_zero_disables_a_timer(api: Api) -> None:
     kept = {name: shown[name] for name in ("idle_timeout", "archive_after", "delete_after")}
     assert set(kept.values()) == {None}
     do(api, session, "stop")
-    # What is at rest has no life that ends.
+    # A stopped session has no expiry.
     answer(patch(api, session, timeout=1))
     assert answer(patch(api, session, archive_after=1))["archive_after"] == 1
     assert await_state(api, session, "archived")["cause"] in ("user", "idle")
@@ -551,7 +551,7 @@ def test_requests_during_a_stop_work_or_are_refused_clearly(
     assert sh(api, session, "cat kept") == "here"
 
 
-# Several at once
+# Concurrent requests
 
 
 def test_concurrent_starts_create_one_instance(api: Api, own: Server, session: str) -> None:

@@ -201,7 +201,7 @@ def test_responses_have_the_documented_fields(
 
     schemas = described["components"]["schemas"]
     for name, content in found.items():
-        # Marked only while the database is away.
+        # Present only while the database is unavailable.
         assert set(content) == set(schemas[name]["properties"]) - {"stale"}, name
     problems = schemas["Problem"]["properties"]
     assert set(problems) == {"type", "title", "status", "detail", "code"}
@@ -231,7 +231,7 @@ def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 SESSIONS = objects(
     template_id=st.sampled_from(["python", "nothing", ""]),
-    # Never one that would be made: each is a process on this machine.
+    # Never a valid body: each session is a process on this machine.
     timeout=st.integers(max_value=0) | st.integers(min_value=10**6),
     cpu=st.text(max_size=8),
     memory=st.from_regex(r"[0-9]{1,20}([KMGT]i?)?", fullmatch=True),
@@ -259,7 +259,7 @@ INVOCATIONS = objects(
     language=st.sampled_from(["python", "shell", "cobol"]),
     command=st.lists(st.text(max_size=5), max_size=3),
     mode=st.sampled_from(["sync", "async", "stream", "console", "later"]),
-    # Never one that exists: what it answers then says nothing of this body.
+    # Never an existing execution: its response would not depend on the body.
     invocation_id=IDS.filter(lambda text: text != "mine"),
     timeout_ms=st.integers(max_value=2000),
     wait_ms=st.integers(max_value=5000),

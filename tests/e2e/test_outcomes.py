@@ -1,4 +1,4 @@
-"""Each way that code can end has its own outcome, with numbers and artifacts of its own."""
+"""Each way to end has its own outcome, metrics and artifacts."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def value_at(result: dict[str, Any], name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shared(api: Api) -> str:
-    """One session for all of them: none may spoil it for the next."""
+    """One session for all cases: none may affect the next."""
     return str(api.create(timeout=3600)["id"])
 
 

@@ -1,4 +1,4 @@
-"""Requests that cannot be served get an error that says what to write."""
+"""Errors of requests that cannot be served explain how to correct them."""
 
 from __future__ import annotations
 

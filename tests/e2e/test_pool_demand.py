@@ -33,7 +33,7 @@ def serving(place: Path, **pool: object) -> Iterator[tuple[Server, Api]]:
 
 
 def burst(server: Server, many: int = BURST) -> None:
-    """So many creates at once, all of which succeed, and their end."""
+    """Create this number of sessions concurrently, all successfully, and end them."""
 
     def create_and_end(_: int) -> None:
         with server.client() as http:

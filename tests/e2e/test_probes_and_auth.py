@@ -1,4 +1,4 @@
-"""Who may call, how much they may send, and what anybody may ask."""
+"""Authentication, limits of request bodies, and routes without a key."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_read_only_key_can_read_but_not_change(
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
     url = f"{V1}/sessions/{session}"
-    # A running server hears of keys that another process makes within seconds.
+    # A running server accepts keys created by another process within seconds.
     eventually(lambda: stranger.get(url, headers=headers).status_code == 200)
 
     assert stranger.get(f"{url}/files", headers=headers).status_code == 200
@@ -222,7 +222,7 @@ def test_the_key_of_the_environment_becomes_the_first_key(bubblewrap: str, tmp_p
 
 
 def raw(server: Server, head: str, body: bytes) -> bytes:
-    """What comes back on a plain connection."""
+    """The response on a plain connection."""
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as line:
         line.sendall(f"{head}\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n".encode() + body)

@@ -1,4 +1,4 @@
-"""What becomes of sessions and executions when the server, or an instance, dies."""
+"""Sessions and executions after the server, or an instance, died."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def handle(server: Server, instance_id: str) -> dict[str, Any]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +54,7 @@ def runs(pid: int) -> bool:
 
 def groups_of(instance_id: str) -> list[Path]:
     """Its control groups, in whichever hierarchy and version."""
-    # Those of others come and go meanwhile, at which `Path.glob` would raise.
+    # Groups of other servers change concurrently, which would make `Path.glob` raise.
     return [Path(found) for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
             for found in glob.glob(f"/sys/fs/cgroup/{depth}/{instance_id}")]  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_an_execution_that_ended_while_the_server_was_suspended_has_its_result(o
         execution = api.submit(session, code, timeout=2)
         eventually(lambda: "begun" in api.names(session))
         stand_still(own.process.pid)
-        # Until the deadlines of this server are over, which no event tells.
+        # Until the deadlines of this server have passed, which has no event.
         time.sleep(attempt.OVERDUE + 3)
         go_on(own.process.pid)
         result = api.result(execution)
@@ -195,7 +195,7 @@ def test_an_execution_that_ended_before_server_and_instance_died_is_reported_and
             assert (result["stderr"], result["return_value"]) == ("ended\n", {"seen": [1]})
             assert api.run(session["id"], "print(open('token').read())")["stdout"] == "x\n"
         else:
-            # Nobody can know that it ended; but the session goes on.
+            # Its end cannot be known, but the session continues.
             assert api.run(session["id"], "print(6 * 7)")["stdout"] == "42\n"
         assert api.get(session["id"])["container_id"] != session["container_id"]
 
@@ -213,9 +213,9 @@ def test_a_journal_is_removed_with_its_workspace(own: Server) -> None:
 
 
 def sandboxed_code(init: int) -> list[int]:
-    """The processes beneath an instance's zygote that have been given something to run."""
+    """The descendants of the zygote of an instance that have a job."""
     waiting = [pid for zygote in children(init) for pid in children(zygote)]
-    # One that waits for work has no pipe as its output.
+    # A child that waits for a job has no pipe as its output.
     return [pid for pid in waiting if os.readlink(f"/proc/{pid}/fd/1").startswith("pipe:")]
 
 
@@ -384,7 +384,7 @@ def test_a_server_with_stop_sessions_leaves_nothing(
             instances = os.listdir(tmp_path / "node" / "instances")
             pids = []
             for name in instances:
-                # One that is just being made for the pool has no handle yet.
+                # An instance that is being created for the pool has no handle yet.
                 with suppress(FileNotFoundError):
                     pids += [handle(server, name)[key] for key in ("pid", "child")]
         assert len(pids) >= 2 * 3
@@ -514,7 +514,7 @@ def test_an_execution_that_loses_every_instance_fails(bubblewrap: str, tmp_path:
         shown = api.execution(execution_id)
         assert (shown["status"], shown["retry_count"]) == ("crashed", 3)
         assert [attempt["cause"] for attempt in shown["attempts"]] == ["instance_lost"] * 4
-        # The session goes on.
+        # The session continues.
         assert api.run(session, "print(open('attempts').read())")["stdout"] == "xxxx\n"
 
 

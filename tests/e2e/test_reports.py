@@ -1,4 +1,4 @@
-"""Executors that report to a real server's /internal, besides telling their link."""
+"""Executors that report to /internal of a real server, besides their link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 NOWHERE = "http://192.0.2.1:9"
-"""An address that is nobody's: what the server's own instances are told, which have no network."""
+"""An unused address for the instances of the server, which have no network."""
 RESULT: dict[str, Any] = {
     "exit_code": 0, "signal": None, "reason": None, "duration": 0.25,
     "usage": {"cpu": 0.1, "peak": 1024, "read": 0, "written": 0},
@@ -55,7 +55,7 @@ def api(reporting: Server) -> Iterator[Api]:
 
 
 class Waiting:
-    """An execution that waits for a file in a session of its own."""
+    """An execution that waits for a file in its own session."""
 
     def __init__(self, server: Server, api: Api, **fields: Any) -> None:
         session = api.create(**fields)

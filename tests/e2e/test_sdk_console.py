@@ -102,7 +102,7 @@ async def test_other_consoles_watch_and_take_over(own: AsyncSession) -> None:
             refused = await anext(event async for event in second if event.kind == "error")
             assert refused.code == "console_taken"
             await until(third, b"first\r\n")
-    # The first has left, so has everybody; one who comes now types, when that is known.
+    # The first client has left, and so have all others; the next one types once that is known.
     async with execution.console() as second, asyncio.timeout(20):
         while not second.typing:
             await anext(aiter(second))
@@ -120,7 +120,7 @@ async def test_an_execution_is_ended_from_its_console(own: AsyncSession) -> None
         assert (await console.wait()).status == "cancelled"
         with pytest.raises(StopAsyncIteration):
             await anext(aiter(console))
-        # What is said to one that is over is said to nobody.
+        # Input to an ended execution is discarded.
         await console.send("x")
         await console.resize(1, 1)
 
@@ -131,7 +131,7 @@ async def test_an_unread_console_blocks_nothing(own: AsyncSession) -> None:
     async with execution.console() as console:
         await console.send("\n")
         assert (await execution.wait(60)).exit_code == 0
-        # It may come back to it: the last of the output is there, and the end.
+        # The client can reconnect: the last output and the result are available.
         assert (await console.wait()).exit_code == 0
 
 

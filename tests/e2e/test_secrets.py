@@ -24,7 +24,7 @@ pytestmark = pytest.mark.quick
 
 CANARY = "canary-" + os.urandom(12).hex()
 SHOW = "import os\nprint(os.environ.get('TOKEN'))"
-# That it is there, in a way that does not write it down.
+# Prints whether the secret is set, without its value.
 LENGTH = "import os\nprint(len(os.environ['TOKEN']))"
 
 

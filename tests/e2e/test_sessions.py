@@ -1,4 +1,4 @@
-"""Sessions: made with what was asked for, listed, kept apart, ended."""
+"""Sessions: created with requested options, listed, isolated and ended."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_an_invalid_list_query_is_refused(
 
 
 def lasting(shown: dict[str, Any]) -> dict[str, Any]:
-    """What stays as it is while the node is cleared of an ended session."""
+    """The fields that stay unchanged while an ended session is cleared from the node."""
     passing = ("observed", "container_id", "updated_at")
     return {name: value for name, value in shown.items() if name not in passing}
 

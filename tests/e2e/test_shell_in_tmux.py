@@ -1,4 +1,4 @@
-"""`atoll session shell` on a real terminal: tmux holds it, and tells what is on the screen."""
+"""`atoll session shell` on a real terminal, provided and inspected by tmux."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = "here>"
 
 
 class Screen:
-    """A terminal with a plain shell on it, as one who sits before it."""
+    """A terminal with a plain shell, as a user sees it."""
 
     def __init__(self, tmux: str, socket: Path, env: dict[str, str]) -> None:
         self._tmux = [tmux, "-S", str(socket), "-f", "/dev/null"]
@@ -100,13 +100,13 @@ def _screen(server: Server, tmp_path: Path) -> Iterator[Screen]:
 
 
 def shell(*words: str) -> str:
-    """The command line, with its exit code told after it."""
+    """The command line, which prints its exit code afterwards."""
     command = [sys.executable, "-m", "atoll.cli", "session", "shell", *words]
     return f"clear; {shlex.join(command)}; echo ended with $?"
 
 
 def inside(screen: Screen) -> None:
-    """Until the sandbox's shell takes what is typed."""
+    """Wait until the shell in the sandbox accepts input."""
     screen.until(lambda text: re.search(r"\$ *$", text.rstrip("\n")))
 
 
@@ -213,7 +213,7 @@ def test_replayed_terminal_queries_are_not_answered(screen: Screen, session: str
     told = screen.wait("ended with 0\n")
     execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", told.replace("\n", ""))
     assert execution is not None
-    # Else what is there already would be taken for what is told anew.
+    # Otherwise old text on the screen would match.
     screen.type("clear; echo cl''ear")
     screen.wait("clear\n")
     screen.type(shell("--attach", execution[0]))
@@ -309,7 +309,7 @@ def test_a_shell_continues_when_its_server_is_restarted(bubblewrap: str, tmp_pat
             screen.wait("before\n")
             own.stop(signal.SIGKILL)
             own.start()
-            # What is typed while nobody is there waits.
+            # Input without a server is queued.
             screen.type("echo $X; exit 9")
             screen.wait("kept\n")
             text = screen.wait("ended with 9\n")

@@ -1,4 +1,4 @@
-"""Links that need no key, for one file, one method and a while."""
+"""Links without a key, for one file and one method, with an expiry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.fixture
 def stranger() -> Iterator[httpx.Client]:
-    """Somebody without a key."""
+    """A client without a key."""
     with httpx.Client(timeout=30) as http:
         yield http
 
@@ -95,7 +95,7 @@ def test_a_link_cannot_be_forged_or_changed(
     for token in forged:
         response = stranger.get(f"{base}/{token}")
         problem(response, 403, "signed_url_invalid")
-    # What is behind it is part of it, or another route.
+    # Everything after it belongs to the token, or is another route.
     for more in ("/../b", "/b", "%2F..%2Fb", "%00", "%0A", "/", "%252F"):
         refused = stranger.get(url + more, headers={"Host": "evil.example"})
         assert refused.status_code in (401, 403, 404)

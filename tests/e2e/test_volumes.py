@@ -1,4 +1,4 @@
-"""Volumes on a node's disk: shared, bounded, and seen by those alone who were given them."""
+"""Volumes on the disk of a node: shared, limited, and visible only to their sessions."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_the_next_server_uses_and_clears_mounts_of_a_killed_server(
             instance = api.get(goes)["container_id"]
         server.stop(signal.SIGKILL)
         assert len(mounted(server)) == 2
-        # The instance of one goes while nobody looks, as in a crash of the machine.
+        # One instance disappears unnoticed, as in a crash of the machine.
         (tmp_path / "node" / "instances" / instance / "mounts.json").unlink()
         server.start()
         assert len(mounted(server)) == 1

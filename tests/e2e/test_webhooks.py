@@ -1,4 +1,4 @@
-"""Webhooks: who may have them and where, and what comes to whom, through whatever happens."""
+"""Webhooks: permitted addresses, and delivery despite failures."""
 
 from __future__ import annotations
 

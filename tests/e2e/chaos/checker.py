@@ -1,8 +1,8 @@
 """
-What was promised, held against what was told and what ran.
+Compares the guarantees with the recorded responses and the runs.
 
-Told is what clients heard, recorded is what the server says in the end, ran is what the code itself
-left as tokens. A violation names the job it is about.
+`told` holds what clients received, `record` the final state on the server, and `runs` the tokens
+that the code left. A violation contains the job that it concerns.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _failed_rightly(case: Case) -> Iterator[str]:
 
 
 def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
-    """Once, and once more for each instance that was lost with it, as the record says."""
+    """A job runs once, and once more for each instance that the record reports as lost."""
     times, retries = len(case.runs), case.record["retry_count"]
     if times > 1 + retries:
         yield f"it ran {times} times, with {retries} retries"
@@ -195,8 +195,8 @@ def is_retried_for_losses_only(case: Case) -> Iterator[str]:
     for attempt in attempts[:retries]:
         if attempt["cause"] not in RETRIED_CAUSES:
             yield f"it was retried after {attempt['cause']}"
-    # One that nobody had begun is forgiven too while its instance cannot be reached: because of a
-    # fault, or because the machine is slow.
+    # A run that had not started is excused while its instance is unreachable because of a fault or
+    # a slow machine.
     stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
     kept = [attempt for attempt in attempts[:retries] if attempt["container_id"] not in case.gone]
     if len(kept) > max(0, 1 + retries - len(case.runs)) and not stood:
@@ -204,7 +204,7 @@ def is_retried_for_losses_only(case: Case) -> Iterator[str]:
 
 
 def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
-    """A result outlives its instance, also when no server is there to take it."""
+    """A result survives its instance, even if no server was running to receive it."""
     for before, after in pairwise(case.runs):
         if not before.ended:
             continue
@@ -212,7 +212,7 @@ def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
             (loss.began for loss in case.losses if before.last <= loss.ended <= after.began),
             default=after.began,
         )
-        # What makes the result was not there to make it.
+        # The process that writes the result was not running.
         disturbed = any(
             fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
             and fault.began <= first
@@ -249,7 +249,7 @@ def changes_status_as_allowed(case: Case) -> Iterator[str]:
 
 
 def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
-    """Over all breaks a reader hears each event once, and all output of the last attempt."""
+    """Despite disconnects, a reader receives each event once and the complete last attempt."""
     heard = [event for event in case.told.heard if event.number is not None]
     numbers = [event.number for event in heard if event.number is not None]
     for before, after in pairwise(numbers):
@@ -289,7 +289,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _overlaps(runs: list[Run], capacity: int) -> Iterator[Violation]:
-    """Never more at once than the session's capacity."""
+    """The number of concurrent runs never exceeds the capacity of the session."""
     for run in runs:
         others = [one for one in runs if one is not run and one.began <= run.began < one.last]
         if len(others) >= capacity:

@@ -1,8 +1,8 @@
 """
-Those who ask: one client for each job, which submits it, follows it, and writes down what it hears.
+Clients: one for each job, which submits it, follows it and records the responses.
 
-A submit that bears an id or a key is sent until it is answered; any other is sent once, and what
-became of it is unknown when there is no answer.
+A request with an id or a key is repeated until it gets a response. Any other is sent once, and its
+outcome is unknown when the response is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAUSE = 0.05
 
 
 class Unanswered(Exception):
-    """Nobody knows whether it arrived."""
+    """It is unknown whether the request arrived."""
 
 
 class Client:
@@ -57,7 +57,7 @@ class Client:
         sends = [self._submit() for _ in range(1 + job.repeats)]
         await asyncio.gather(*sends)
         if self._told.accepted and job.repeats:
-            await self._submit()  # Long after: whatever became of it, it is still the same.
+            await self._submit()  # Sent long afterwards: the outcome must be the same.
 
     # Submitting
 

@@ -1,4 +1,4 @@
-"""One plan carried out, and what is wrong afterwards."""
+"""Carries out one plan and reports violations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.chaos.world import World
 from tests.integration.replicas import lines
 
 RECOVERY = 30.0
-"""Seconds after the last fault in which everything has come to its end."""
+"""Seconds after the last fault within which all jobs must have ended."""
 
 
 def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
@@ -63,7 +63,7 @@ async def _carry_out(planned: plan.Plan, world: World, history: History) -> None
 
 
 def _records(world: World) -> list[dict[str, Any]]:
-    """All there are once those have ended that nobody waited for."""
+    """All records, once executions without a waiting client have ended."""
     with contextlib.suppress(AssertionError):
         world.wait_until_settled(RECOVERY)
     api = world[0].api

@@ -1,4 +1,4 @@
-"""Servers and instances that things happen to, as a plan says."""
+"""Servers and instances that a plan disturbs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SETTINGS = {
 GLANCE = 0.02
 """Seconds."""
 ENDING = 15_000_000_000
-"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
+"""Nanoseconds for an executor to shut down, including time while it is suspended."""
 BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
-"""What no log may have in it, whatever happens."""
+"""Strings that no log may contain."""
 
 EXPECTED = "graceful shutdown exceeded"
 """Uvicorn's word for requests that waited when a server ended."""
@@ -64,7 +64,7 @@ class World(Cluster):
     def check_instances(self) -> None:
         """Each instance on the node is a session's, or waits in the pool."""
         if len(self) > 1:
-            # What a server that died was making is cleared when one starts by itself.
+            # Leftovers of a killed server are removed when a single server starts.
             self.check_node()
             return
         eventually(lambda: self.instances() == set(self._known()))
@@ -78,7 +78,7 @@ class World(Cluster):
     # Time
 
     def start_clock(self) -> None:
-        """The plan's time begins. It stands still while no server is there."""
+        """Start the clock of the plan. It is stopped while no server runs."""
         self._began = time.monotonic()
 
     async def until(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ class World(Cluster):
     # Faults
 
     async def suffer(self, plan: Plan) -> None:
-        """All faults of the plan; in the end all servers are up and nothing stands still."""
+        """Inject all faults of the plan; finally all servers run and no process is suspended."""
         for fault in plan.faults:
             await self.until(fault.at)
             await self._inflict(fault)
@@ -162,7 +162,7 @@ class World(Cluster):
     async def _end_instance(
         self, fault: Fault, told: str = "child", number: int = signal.SIGTERM
     ) -> None:
-        """Until it has: it may stand still just then, and hear of it later."""
+        """Signal until the instance ends: it may be suspended now and receive the signal later."""
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
         handle = self._handle(instance_id)

@@ -1,4 +1,4 @@
-"""Archives that a stranger sends: none of them writes outside, hangs, or takes more than it may."""
+"""Hostile archives: none writes outside, hangs, or exceeds its limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END = bytes(2 * BLOCK)
 
 
 def head(name: str, kind: bytes = b"0", size: int = 0, link: str = "") -> bytes:
-    """One header of a tar, whatever it says."""
+    """One tar header with the given fields."""
     info = tarfile.TarInfo(name)
     info.type, info.size, info.linkname = kind, size, link
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
@@ -230,7 +230,7 @@ def test_an_archive_shorter_than_its_content_length_leaves_no_files(
     left: list[Any] = []
 
     def nothing_new() -> bool:
-        # What another case left may have been removed meanwhile.
+        # Leftovers of another case may have been removed by now.
         left[:] = all_files(box)
         names, *content = left
         return content == before[1:] and all(map(set.issuperset, map(set, before[0]), names))

@@ -1,4 +1,4 @@
-"""Somebody who can write to the blob store attacks the control plane by what it reads there."""
+"""An attacker with write access to the blob store attacks the control plane."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_hostile_checkpoint_is_reported_as_damaged_without_using_memory(
                 assert read.status_code != 500 or read.json()["code"] == "checkpoint_damaged"
         assert peak(server.process.pid) - before < GROWTH
         assert not list(server.data_dir.glob("outside*"))
-        # Nothing is left of it, and the server goes on.
+        # Nothing is left of it, and the server still works.
         fresh = api.create()["id"]
         assert api.run(fresh, "print(1)")["stdout"] == "1\n"
         api.end(fresh)

@@ -1,4 +1,4 @@
-"""Clients without a key, or with one, that open connections and do not go on."""
+"""Clients, with or without a key, that open connections and send incomplete requests."""
 
 from __future__ import annotations
 
@@ -228,11 +228,11 @@ def test_the_descriptor_limit_is_raised_and_half_is_reserved_from_clients(
 
 
 LINES = b"a: b\r\n" * 80_000
-"""More than a header may have, and more than is read at once."""
+"""Longer than a header may be, and than one read returns."""
 
 
 def answered(made: socket.socket) -> bytes:
-    """What the server says to that; nothing if it closes before all of it has come."""
+    """The response to these lines; empty if the connection closes before they are complete."""
     try:
         made.sendall(LINES)
     except (BrokenPipeError, ConnectionResetError):
@@ -269,7 +269,7 @@ def test_a_header_behind_a_pending_request_is_bounded_too(server: Server, connec
 
 
 def test_two_requests_in_one_write_are_both_answered(server: Server, connect: Any) -> None:
-    """The second one is not taken for a connection that waits, which others may replace."""
+    """The second request does not count as an idle connection, which others could replace."""
     with server.client() as http:
         session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
         code = "import time\nopen('begun', 'w')\ntime.sleep(2)\nprint('done')"

@@ -1,6 +1,6 @@
 """
-Code in a context that attacks what it is run by: the executor and the session survive, and what it
-says of itself is taken for no more than that.
+Code in a context that attacks the executor: executor and session survive, and forged messages
+affect only the attacker.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_a_value_whose_repr_never_returns_is_interrupted(context: Context) -> No
         assert context.run("Slow()", timeout=1)["status"] == "timeout"
         if context.state != "dead":
             break
-        # On a busy machine it may be too slow to hear of the interrupt in time.
+        # On a busy machine the interrupt may arrive too late.
         context.assert_restarts()
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
 

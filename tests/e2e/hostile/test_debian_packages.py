@@ -252,7 +252,7 @@ async def test_the_number_of_processes_of_a_build_is_limited(
     if "cgroup_pids" not in site.groups.provides:
         pytest.skip("no control group for processes")
 
-    # Those of apt and dpkg among them; what is refused is this script's own affair.
+    # Including processes of apt and dpkg; refused forks only concern this script.
     with pytest.raises(AtollError):
         await site.install("i=0; while [ $i -lt 64 ]; do sleep 1000 & i=$((i+1)); done; exit 0")
 

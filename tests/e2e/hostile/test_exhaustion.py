@@ -177,7 +177,7 @@ for _ in range(WRITES):
 time.sleep(20)
 """
     if not target.own_disk:
-        # Watched: what is written between two looks passes, and is bounded here.
+        # With a watched limit, data written between two checks passes; this test bounds it.
         result = fresh.run(code.replace("(300 << 20)", "(3 << 20)").replace("WRITES", "3"))
         assert (result["status"], result["cause"]) == ("failed", "disk"), result
         fresh.assert_usable()

@@ -35,7 +35,7 @@ OUTSIDE = ["/etc/passwd", "/run/atoll/executor.pyz", "/proc/1/environ", "/proc/s
 
 
 def try_link(box: Box, target_path: str) -> None:
-    """None of the requests follows a link to there, whether it is absolute or not."""
+    """No request follows a link to that path, absolute or relative."""
     name = f"out-{secrets.token_hex(4)}"
     box.printed(
         f"import os\nos.symlink({target_path!r}, '{name}')\nopen('/tmp/x', 'w').write('secret')\n"
@@ -421,7 +421,7 @@ with open("moving", "wb") as file:
 
 
 def get_status(box: Box) -> int:
-    """Read it all, as far as it goes; a connection that is cut in the middle says so too."""
+    """Read the complete response as far as possible; an aborted connection is reported too."""
     import httpx
 
     try:

@@ -65,7 +65,7 @@ def target(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def box(target: Target) -> Iterator[Box]:
-    """Of a template that has hooks, and a module that trusts what lies in its home."""
+    """Of a template with hooks and with a module that loads files from its home directory."""
     template = {
         "id": "trusting",
         "name": "Trusting",

@@ -1,4 +1,4 @@
-"""The host's files, the server's own and other sessions': none of them is to be had."""
+"""Files of the host, of the server and of other sessions are unreachable."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(found, opened)
 
 @pytest.fixture(scope="module")
 def marked(target: Target) -> Iterator[tuple[str, Path]]:
-    """A file of the host, readable by whoever gets at it, with a text that is nowhere else."""
+    """A world-readable file of the host with a unique text."""
     text = secrets.token_hex(16)
     path = Path("/var/tmp" if os.access("/var/tmp", os.W_OK) else "/tmp") / f"atoll-{text[:8]}"
     path.write_text(text)
@@ -264,7 +264,7 @@ for name in os.listdir("/proc"):
         "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/pid_max",
         "/proc/sys/kernel/ns_last_pid",
     )  # fmt: skip
-    # Covered by /dev/null: what is written there is gone.
+    # Covered by /dev/null: written data is discarded.
     covered = {path for path in writable if path in sandbox.HIDDEN}
     assert {path for path in writable - covered if not path.startswith(own)} == set()
     seen = [path for path in writable if path.startswith(own) and not path.endswith("last_pid")]

@@ -1,9 +1,9 @@
 """
-An image whose interpreter is no interpreter: PID 1 sends the control plane what it likes.
+An image with a fake interpreter: PID 1 sends the control plane arbitrary bytes.
 
-What the control plane makes of a message is the same with every driver, and is tested on one. What
-differs is the way that the bytes take, and how an instance is started and ended: by a socket
-(`docker`), by a relay in the container (`remote`), and by one in a kernel of its own (`gvisor`).
+Messages are handled equally with every driver, so they are tested on one. The transport differs,
+and the way to start and end an instance: a socket (`docker`), a relay in the container (`remote`),
+and a relay under a separate kernel (`gvisor`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BYTES = {
     "announces": MORE["a frame that never ends"],
     ERRORS: "while True: link.error(b'x' * 65536)",
 }
-"""For each way that bytes take, by what is said of it; the last is of relays alone."""
+"""Byte sequences for each transport, by the expected error; the last concerns relays only."""
 ENGINES = ("docker", "remote", "gvisor")
 RELAYED = ("remote", "gvisor")
 START_TIMEOUT = 10
@@ -121,7 +121,7 @@ def attacked(hostile: Target, box: Box, code: str, why: str = "") -> None:
     assert result["stdout_bytes"] <= MiB
     assert resident(hostile.pid) - before < 64 * MiB
     eventually(lambda: instance not in living(), "the end of the instance")
-    # The next instance is another one, whose lies are bounded likewise.
+    # The next instance is different, and forged messages of it are bounded too.
     assert box.run("link.say(stream, END, RESULT)")["status"] == "success"
 
 
@@ -188,7 +188,7 @@ def test_an_instance_of_a_hostile_image_in_a_container_can_be_ended(
 def test_an_image_that_does_not_start_leaves_no_container(
     engines: Callable[[str], Target], dockerd: Dockerd, runsc: str
 ) -> None:
-    """All at once: each is given the time in which an executor has to start."""
+    """All concurrently: each case takes the start timeout of an executor."""
     cases = {
         **{(kind, "mute"): "did not answer" for kind in ENGINES},
         ("docker", "silent"): "did not answer",

@@ -155,7 +155,7 @@ true
     own, effective, real = shared.printed(code, language="shell").splitlines()
     assert own != "0"
     assert (effective, real) == (own, own)
-    # The engine cannot be asked for these, and `no_new_privs` does it.
+    # An engine has no option for these; `no_new_privs` has the same effect.
     if target.privileged and drivers.CHOSEN == "local":
         mounts = Path(f"/proc/{shared.pid_1}/mountinfo").read_text().splitlines()
         workspace = next(line for line in mounts if line.split()[4] == "/workspace")

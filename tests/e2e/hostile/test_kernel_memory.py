@@ -1,8 +1,8 @@
 """
-Memory that no process has mapped: buffers of sockets, files without names, System V objects.
+Memory that no process has mapped: buffers of sockets, unnamed files, System V objects.
 
-A session of 64Mi takes three times as much of each kind, and holds it. Either the kernel gives it
-no more than its share, or it is ended for memory; and then the session goes on.
+A session of 64Mi allocates three times as much of each kind. Either the kernel grants only the
+limit, or the execution is ended for memory; the session survives both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The network: there is none. What listens on the host, in the test itself, hears nothing."""
+"""Sandboxes have no network. Listeners on the host, in the test itself, receive nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.every_driver, pytest.mark.quick]
 
 
 class Listener:
-    """Sockets of the host that note whoever speaks to them."""
+    """Sockets of the host that record every client."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

@@ -121,7 +121,7 @@ def failed(target: Target, template: str) -> str:
 def test_a_faked_installation_does_not_affect_another_image(
     target: Target, hostile: Hostile
 ) -> None:
-    """It tells of the victim's interpreter, and answers the installer with files of its own."""
+    """It describes the interpreter of the victim, and answers the installer with its own files."""
     hostile(
         "fakes",
         """

@@ -291,7 +291,9 @@ def test_a_build_with_links_or_special_files_is_refused(building: Target, index:
 def test_installed_files_belong_to_root_with_plain_permissions(
     building: Target, index: Index
 ) -> None:
-    """Whatever the build, which runs again to be installed, has made of those of others."""
+    """
+    Also if a build, which is repeated for the installation, has changed files of other packages.
+    """
     code = """
 for place, _, names in os.walk("/build/target"):
     for name in names:

@@ -349,7 +349,7 @@ def test_a_daemon_ends_with_its_session(target: Target, fresh: Box) -> None:
         found = below(pid_1)
         return found if len(found) == 3 else set()
 
-    # The one that waits for the next run is made after the result is told.
+    # The spare child for the next run is forked after the result is sent.
     inside = eventually(all_three, "the daemon, the zygote and one that waits")
     fresh.assert_usable()
     target.client.delete(fresh.url)

@@ -1,4 +1,4 @@
-"""Code that will not stand still: while it is paused, and while its files are listed."""
+"""Code that keeps running and writing while it is paused and while its files are listed."""
 
 from __future__ import annotations
 

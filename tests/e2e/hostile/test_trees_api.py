@@ -141,7 +141,7 @@ def test_an_archive_bomb_fills_no_more_than_the_workspace(fresh: Box, kind: str)
 
 
 def test_an_upload_of_a_tree_cannot_be_redirected_by_a_link(fresh: Box) -> None:
-    """What is being unpacked has a place that user code can see, and swap for a link."""
+    """Files being unpacked have a path that user code can see and replace by a link."""
     trap = """
 import os, shutil, time
 os.makedirs("/tmp/trap", exist_ok=True)
@@ -166,7 +166,7 @@ while time.monotonic() < end:
     status = f"/api/v1/executions/{execution}/status"
     while fresh.client.get(status).json()["status"] in ("pending", "running"):
         answer = fresh.client.put(f"{fresh.files}/in", params={"archive": "tar"}, content=content)
-        # What the code takes away may also fill its own disk.
+        # Files that the code moves away may also fill its own disk.
         assert answer.status_code in (200, 400, 404, 409, 422, 507), answer.text
     look = """
 import glob, os, shutil

@@ -110,7 +110,7 @@ def test_unread_responses_use_bounded_memory_and_are_closed(
             # The server closes them: no client has closed a connection yet.
             eventually(lambda: connections() <= 0)
         assert most - before < MOST_GROWTH
-        # Who reads gets all of it.
+        # A client that reads gets the complete response.
         found = Api(http).result(execution)
         assert found["stdout"] == "\x01" * MiB
         assert found["stderr"] == "\x01" * MiB
@@ -158,7 +158,7 @@ def test_a_run_without_memory_for_its_result_is_accepted_and_can_be_read_later(
             return True
 
         eventually(is_accepted_without_a_result)
-        # Those who do not read are disconnected, which makes room again.
+        # Clients that do not read are disconnected, which frees memory.
         eventually(lambda: http.get(f"{V1}/executions/{accepted[0]}/result").status_code == 200)
         assert api.result(accepted[0])["stdout"] == "\x01" * MiB
         api.end(session)
