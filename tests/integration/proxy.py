@@ -24,7 +24,7 @@ class Proxy:
         self._once_passed = b""
         self._closed = False
         self.cut = threading.Event()
-        """Set when the way was cut; nobody gets through until it is mended."""
+        """Set when the connection was cut; no client gets through until it is mended."""
 
     def cut_response_to(self, words: re.Pattern[bytes], *, after: bytes) -> None:
         """

@@ -1,9 +1,10 @@
 """
-Several control planes as one: `atoll serve` processes on one database, one Redis and one node.
+A cluster of several control planes: `atoll serve` processes on one database, one Redis and one
+node.
 
-Members are started, stopped, killed and stood still one by one. When the cluster ends it is looked
-through: every execution has ended, what the database says is what the node has, nothing is left
-running, and no member logged an error.
+Members are started, stopped, killed and suspended individually. When the cluster ends, it checks
+that every execution has ended, that database and node agree, that no process is left running, and
+that no member logged an error.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LIVING = "('creating', 'running')"
 
 
 class Member(Server):
-    """One replica, with a log of its own and a client that goes with each start."""
+    """One replica, with its own log and a new client for each start."""
 
     def __init__(self, data_dir: Path, name: str, *arguments: str, **env: str) -> None:
         super().__init__(data_dir, *arguments, **env)
@@ -84,14 +85,14 @@ class Member(Server):
         return super().stop(number)
 
     def kill(self) -> None:
-        """The end that no server can prepare for, standing still or not."""
+        """Kill it without warning, suspended or not."""
         assert self.process is not None
         self.process.kill()
         self.paused = False
         self.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let it stand still: it answers nothing, and does not know that time goes by."""
+        """Suspend it: it answers nothing, and its clock seems to stand still when it resumes."""
         eventually(self._freeze, LONG)
 
     def _freeze(self) -> bool:
@@ -103,12 +104,12 @@ class Member(Server):
         return self.paused
 
     def _writes(self) -> bool:
-        """Whether somebody has the only lock for writing that a SQLite file has."""
+        """Whether a process holds the only write lock of a SQLite file."""
         default = f"sqlite:///{self.data_dir / 'atoll.db'}"
         kind, _, path = self._env.get("ATOLL_DATABASE_URL", default).partition(":///")
         if kind != "sqlite":
             return False
-        # Not for long: others wait, and what stands still is soon taken for lost.
+        # Only briefly: others wait for it, and a suspended replica soon counts as lost.
         with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -158,7 +159,7 @@ class Cluster:
             "ATOLL_SHUTDOWN_TIMEOUT": "5",
             "ATOLL_POOL__SIZE": "1",
             "ATOLL_POOL__MAX_SIZE": "1",
-            # Else each workspace is an image, which is slow to make and says nothing here.
+            # Otherwise each workspace is an image, which is slow to make and irrelevant here.
             "ATOLL_SESSION__DISK": str(16 * 2**20),
             "ATOLL_SECRETS__KEY": "42" * 32,
             **env,
@@ -185,7 +186,7 @@ class Cluster:
         return [member.api for member in self.members]
 
     def start(self) -> Self:
-        """All that do not run, at once."""
+        """Start all stopped members concurrently."""
         with ThreadPoolExecutor(len(self.members)) as threads:
             list(threads.map(Member.start, [one for one in self.members if not one.up]))
         return self
@@ -224,7 +225,7 @@ class Cluster:
         assert not logged, logged
 
     def _abandon(self) -> None:
-        """Leave nothing running behind a test that failed, whatever state it is in."""
+        """Stop everything after a failed test, whatever its state."""
         for member in self.members:
             if member.up:
                 member.kill()
@@ -237,7 +238,7 @@ class Cluster:
 
     @contextmanager
     def extra_member(self, name: str, **env: str) -> Iterator[Member]:
-        """One more member, with settings of its own."""
+        """An additional member with its own settings."""
         member = Member(self.data_dir, name, **{**self._env, **env})
         try:
             yield member.start()
@@ -249,7 +250,7 @@ class Cluster:
     # The end
 
     def start_single(self, *arguments: str) -> Member:
-        """A start by itself on the node, which clears it."""
+        """Start a single server on the node, which removes leftovers."""
         return Member(self.data_dir, "alone", *arguments, **self._env).start()
 
     def end(self) -> None:
@@ -266,7 +267,7 @@ class Cluster:
         assert self.groups() == []
 
     def check_settled(self) -> None:
-        """What was accepted has ended, and all members tell what the database tells."""
+        """Accepted executions have ended, and all members agree with the database."""
         self.start()
         self.wait_until_settled()
         apis = self.apis
@@ -286,8 +287,8 @@ class Cluster:
 
     def check_node(self) -> None:
         """
-        What is on the node once a start by itself has cleared it is what the database says: the
-        sessions' instances and workspaces, and the pool of the one that runs.
+        After the start of a single server, the node has exactly what the database lists: the
+        instances and workspaces of sessions, and the pool of that server.
         """
         for member in self.members:
             if member.up:
@@ -303,7 +304,7 @@ class Cluster:
             known = {row["id"] for row in self.rows("SELECT id FROM instances")}
             owned = {row["instance_id"] for row in sessions if row["instance_id"]}
             assert self.instances() == known
-            # One whose instance died has none until somebody needs it.
+            # A session whose instance died has none until the next request.
             assert known - {row["id"] for row in pooled} <= owned
             kept = {row["workspace"] for row in (*sessions, *pooled) if row["workspace"]}
             assert self.workspaces() == {json.loads(workspace) for workspace in kept}
@@ -417,5 +418,5 @@ def running(api: Api, execution_id: str) -> None:
 
 
 def result_of(api: Api, execution_id: str) -> dict[str, Any]:
-    """Its result, however it is to be asked for while members come and go."""
+    """The result, requested again while members stop and start."""
     return answer(api.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))

@@ -86,7 +86,7 @@ async def test_the_last_checkpoint_survives_a_kill_during_the_next_one(
     place = tmp_path / "data"
     place.mkdir()
     s3: S3Server | None = request.getfixturevalue("own_s3") if where == "s3" else None
-    # Saves that nobody asked for would come in between.
+    # Automatic saves would interfere.
     quiet = {"ATOLL_POOL__SIZE": "0", "ATOLL_WORKSPACE__DELAY": "3600"}
     environment = quiet if s3 is None else s3.environment(**quiet)
     chance = random.Random(7)

@@ -206,7 +206,7 @@ def test_a_writer_fills_only_the_scratch_space_of_its_mount(api: Api, node: Serv
         fails(api, one, "head -c 300000000 /dev/zero > /data/shared/bigger")
         sh(api, one, "rm -f /data/shared/bigger; echo fine > /data/shared/small")
         assert sh(api, one, "cat /data/shared/small") == "fine\n"
-        # What it did not fill: s3fs did all that within limits of its own.
+        # Space that the session did not use: s3fs stayed within its own limits.
         [pid] = processes(node)
         assert int(memory_limit(pid).read_text()) == MEMORY
         assert int((group_of(pid, "pids") / "pids.max").read_text()) <= PROCESSES + 1
@@ -276,7 +276,7 @@ def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
     eventually(lambda: len(mounted(node)) == 0)
     refused = api.http.delete(f"{V1}/volumes/unlistable")
     assert str(node.data_dir) not in problem(refused, 409, "volume_not_emptied")["detail"]
-    # It did not seem as if the store were away, in which everybody has files.
+    # The store did not count as unavailable, which would affect all sessions.
     assert "blobs.away" not in node.stderr()
     answer(api.http.get(f"{V1}/volumes/unlistable"))
 
@@ -448,7 +448,7 @@ def test_files_give_errors_while_s3_is_unavailable_and_the_api_responds(
             own.kill()
             assert http.delete(f"{V1}/volumes/unused").status_code == 503
             fails(api, one, "echo more > /data/shared/new && sync && cat /data/shared/new")
-            # The rest of the session, other sessions and the API go on.
+            # The rest of the session, other sessions and the API still work.
             assert sh(api, one, "echo fine > /workspace/x; cat /workspace/x") == "fine\n"
             other = api.create()["id"]
             assert sh(api, other, "echo fine") == "fine\n"
@@ -458,7 +458,7 @@ def test_files_give_errors_while_s3_is_unavailable_and_the_api_responds(
             own.start()
             eventually(lambda: "before" in api.run(
                 one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
-            # The volume that could not be removed has all that was in it, also a while later.
+            # The volume that could not be removed is complete, also later.
             eventually(lambda: "blobs.back" in server.stderr())
             with session(api, given("unused")) as user:
                 assert sh(api, user, "cat /data/shared/file") == "kept"

@@ -42,14 +42,14 @@ T = TypeVar("T")
 SERVERS = {"mariadb": MariaDB, "postgresql": PostgreSQL}
 # Long enough for a server to start again.
 PATIENT = DatabaseSettings(retries=8, retry_backoff=timedelta(seconds=0.1))
-# One that is gone refuses at once.
+# A stopped server refuses connections immediately.
 GONE = DatabaseSettings(
     retries=0,
     connect_timeout=timedelta(seconds=10),
     operation_timeout=timedelta(seconds=10),
     pool_timeout=timedelta(seconds=10),
 )
-# One that is silent is waited for.
+# Calls wait for a silent server.
 SILENT = DatabaseSettings(
     retries=0,
     connect_timeout=timedelta(seconds=3),
@@ -95,7 +95,7 @@ async def open_store(server: DatabaseServer, anyio_backend: str) -> AsyncIterato
             await store.open()
             return store
 
-        # Everything below ends by itself; this only keeps a failure from lasting for ever.
+        # Everything below ends on its own; this only bounds a failure.
         async with asyncio.timeout(120):
             yield open_store
 

@@ -1,4 +1,4 @@
-"""TLS to the database: who is trusted, and that it is never quietly left out."""
+"""TLS to the database: which certificates are trusted, and that TLS is never skipped silently."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_the_parameters_of_a_url_reach_the_server(
 
 
 async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
-    """One in between takes the offer out of the greeting, and would be told the password."""
+    """An attacker in between removes the TLS offer from the greeting to get the password."""
     heard = asyncio.get_running_loop().create_future()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

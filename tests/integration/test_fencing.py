@@ -1,8 +1,8 @@
 """
-A replica that stood still for longer than it may comes back and does no harm.
+A replica that was suspended for too long resumes and does no harm.
 
-It was given up, and others saw to what it had; it does not know that yet. Nothing is run a second
-time, no result is written over, and its own clients are told what the others found.
+It counted as lost, and others took over its executions, which it does not know yet. No execution is
+run twice, no result is overwritten, and its own clients receive the results of the others.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def session(cluster: Cluster) -> Iterator[str]:
 
 
 def owner_of(cluster: Cluster, number: int, session: str) -> str:
-    """The id under which a member sees to executions."""
+    """The id under which a member owns executions."""
     api = cluster[number].api
     return cluster.holder(api.run(session, "print(1)")["execution_id"])
 
 
 def wait_for_takeover(cluster: Cluster, *execution_ids: str) -> None:
-    """Wait until the other one has them; it is the living one's log that says so."""
+    """Wait until the other member owns them, according to its log."""
     for execution_id in execution_ids:
         eventually(
             functools.partial(logs_event, cluster[1], "execution.adopted", execution_id), LONG
@@ -59,7 +59,7 @@ def logs_event(member: Member, event: str, execution_id: str) -> bool:
 
 
 def works(cluster: Cluster, session: str) -> None:
-    """Whether it goes on as if nothing had been."""
+    """Whether it works as before."""
     for member in (cluster[0], cluster[1], cluster[0]):
         assert member.api.run(session, "print(2)")["stdout"] == "2\n"
     assert cluster[0].api.run(cluster[0].api.create()["id"], "print(3)")["stdout"] == "3\n"
@@ -76,7 +76,7 @@ def test_an_execution_of_a_suspended_replica_is_finished_once_by_another(
     waits = a.submit(session, note("second") + "print('waited')")
     assert [cluster.holder(runs), cluster.holder(waits)] == [first, first]
     with ThreadPoolExecutor(2) as threads:
-        # Clients of the one that stands still: they wait with it.
+        # Clients of the suspended member, which wait with it.
         theirs = [threads.submit(result_of, a, execution_id) for execution_id in (runs, waits)]
         cluster[0].pause()
         wait_for_takeover(cluster, runs, waits)
@@ -119,7 +119,7 @@ def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     result = result_of(b, runs)
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
     assert result_of(a, runs) == result
-    # What it no longer heard itself, it tells from the record.
+    # Events that it missed are taken from the record.
     assert [event[1:] for event in told] == [("stdout", {"text": "over\n"}), ("result", result)]
     assert result_of(a, waits) == result_of(b, waits)
     assert lines(b, session) == ["first", "second"]
@@ -226,7 +226,7 @@ class Countdown:
 
 
 def send(api: Api, session: str, token: str) -> str | None:
-    """It waits as long as the one that it is sent to stands still; none if that did not take it."""
+    """Waits while the member that receives it is suspended; null if that did not accept it."""
     response = api.execute(session, code=note(token))
     if response.status_code == 503:
         problem(response, 503, "coordination_unavailable")

@@ -82,7 +82,7 @@ class Tap:
 
 
 def _connected(node: FleetNode) -> socket.socket | None:
-    """None while the node is down."""
+    """Null while the node is down."""
     if not node.url:
         return None
     try:

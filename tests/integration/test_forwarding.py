@@ -28,7 +28,7 @@ SHELL = {"rows": 24, "cols": 80}
 
 
 class Pair(Fleet):
-    """Two nodes, each with a label that tells it from the other."""
+    """Two nodes, each with a unique label."""
 
     def __init__(self, place: Path, *, blobs: dict[str, str] | None = None, **env: Any) -> None:
         super().__init__(place, blobs=blobs, of_node=_labelled, **env)
@@ -44,7 +44,7 @@ class Pair(Fleet):
         return self
 
     def _can_place(self, asked: int, other: int) -> bool:
-        """Whether what is asked of one node can be made on the other."""
+        """Whether a request to one node can create a session on the other."""
         api = self[asked].api
         body = {"node_labels": {"place": str(other)}}
         made = api.http.post(f"{V1}/sessions", json=body)
@@ -101,7 +101,7 @@ def test_events_are_forwarded_as_they_arrive(pair: Pair) -> None:
     for number, name, content in b.events(execution):
         told.append((number, name))
         if name == "stdout" and "first" in content["text"]:
-            # Heard while it runs: only then it is let go.
+            # Received while it runs: only then it may end.
             b.put(session, "go")
     assert told[-1][1] == "result"
     seen = next(number for number, name in told if name == "stdout")
@@ -274,7 +274,7 @@ def test_a_client_that_disconnects_ends_the_forwarded_request(pair: Pair) -> Non
         with pytest.raises(httpx.ReadTimeout):
             streams.enter_context(waiting)
         assert connections(pair[1], pair[0]) >= 8
-    # What is used is closed with its client; one or two wait for the next request.
+    # A used connection is closed with its client; one or two idle ones are kept.
     eventually(lambda: connections(pair[1], pair[0]) <= 2)
     b.end(session)
 
@@ -382,7 +382,7 @@ def test_the_next_node_is_used_when_one_is_full(
         a, b = pair.apis
         eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(a).values()))
         eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(b).values()))
-        # Two at once, both asked of one: what it counts is newer than what it told of itself.
+        # Two concurrent requests to one node: its own count is newer than its last report.
         made = [a.create(), a.create()]
         assert {item["runtime_node"] for item in made} == {node.id for node in pair.nodes}
         answered = b.http.post(f"{V1}/sessions", json={})
@@ -403,7 +403,7 @@ def test_a_suspended_node_delays_requests_only_briefly(
         key = {"Idempotency-Key": uuid.uuid4().hex}
         body = {"node_labels": {"place": "0"}, "labels": {"made": "once"}}
         pair[0].pause()
-        # It takes connections, and says nothing: until it is known to be lost.
+        # It accepts connections without answering, until it counts as lost.
         problem(b.http.post(f"{V1}/sessions", json=body, headers=key), 503, "node_not_reached")
         problem(b.execute(session, code="1"), 503, "node_not_reached")
         problem(b.http.get(f"{V1}/sessions/{session}/files/f"), 503, "node_not_reached")
@@ -412,7 +412,7 @@ def test_a_suspended_node_delays_requests_only_briefly(
         def is_created() -> bool:
             return b.http.post(f"{V1}/sessions", json=body, headers=key).status_code == 201
 
-        # It may have done what it was asked for: the same request again is given that.
+        # The first request may have succeeded: a repetition returns the same response.
         eventually(is_created, LONG)
         listed = answer(b.http.get(f"{V1}/sessions?limit=500"))["items"]
         assert len([item for item in listed if item["labels"] == {"made": "once"}]) == 1
@@ -441,10 +441,10 @@ def test_a_killed_node_is_reported_as_unreachable(
         for answered in asked:
             problem(answered, 503, "node_not_reached")
             assert "retry-after" in answered.headers
-        # What is recorded is told, also now.
+        # Recorded executions can still be read.
         assert b.get(session)["runtime_node"] == pair[0].id
         assert b.status(execution) in ("pending", "running")
-        # New ones are made where somebody answers.
+        # New sessions are created on a node that answers.
         made = b.create()
         assert made["runtime_node"] == pair[1].id
         pair[0].start()
@@ -459,7 +459,7 @@ def test_a_session_with_files_in_the_blob_store_continues_on_another_node(
 ) -> None:
     place = tmp_path_factory.mktemp("archived")
     blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    # Probes find nothing for so long that what is at rest is not moved by them.
+    # Probes wait so long that they move no stopped sessions.
     with Pair(place, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
         a, b = pair.apis
         source = pair.on(0)
@@ -494,9 +494,9 @@ def test_an_archived_session_of_a_full_node_starts_on_another(
         answer(b.http.post(f"{V1}/sessions/{session}/archive"))
         number = pair.nodes.index(first)
         body = {"node_labels": {"place": str(number)}}
-        # As soon as it has told that it has room again.
+        # As soon as it has reported free capacity.
         eventually(lambda: b.http.post(f"{V1}/sessions", json=body).status_code == 201, LONG)
-        # As soon as the other has told that it has room: it had a session a moment ago.
+        # As soon as the other has reported free capacity: its last session has just ended.
         full = pair[number].api
         eventually(lambda: full.execute(session, code="1", wait=20).status_code == 200, LONG)
         for api in (full, pair[1 - number].api):

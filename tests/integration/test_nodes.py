@@ -1,4 +1,6 @@
-"""Nodes that are lost, come back and are drained: sessions go on elsewhere, with their files."""
+"""
+Nodes that are lost, recover or are drained: sessions continue on other nodes with their files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 SAVED = {"durability": "execution", "timeout": 3600}
-"""What an execution changed is in the bucket when its result is there."""
+"""Files changed by an execution are in the bucket before its result is returned."""
 
 
 def fleet(place: Path, s3: S3Server, **given: Any) -> Fleet:
@@ -58,7 +60,7 @@ def test_sessions_of_a_killed_node_continue_on_another_with_their_files(
         assert (told["status"], told["cordoned"]) == ("unhealthy", False)
         assert told["problem"]
 
-        # Its instances live on: it comes back, and removes them at once.
+        # Its instances still run: it recovers and removes them at once.
         assert lost.instances() == before
         lost.start()
         eventually(lambda: not lost.instances() & before, LONG)
@@ -163,7 +165,7 @@ def test_an_execution_that_outlasts_the_drain_grace_is_retried_on_the_next_node(
         nodes.wait_for_move(session, drained)
         result = other.api.result(busy, wait=LONG)
         assert (result["status"], result["stdout"]) == ("success", "again True\n"), result
-        # Who waits where it was submitted is told as well.
+        # A client that waits at the submitting node receives the result too.
         assert drained.api.result(busy, wait=LONG)["stdout"] == "again True\n"
 
 

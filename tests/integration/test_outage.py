@@ -1,9 +1,8 @@
 """
-The database goes away under load and comes back: what was accepted ends once, nobody is told a
-wrong thing, and the control plane needs no restart.
+The database becomes unavailable under load and recovers: accepted executions end once, no response
+is wrong, and the control plane needs no restart.
 
-The servers are real ones, killed, or stopped in their tracks; the settings only shorten how long
-Atoll waits for them.
+The servers are real ones, killed or suspended. The settings only shorten the time-outs of Atoll.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ SETTINGS = {
     "ATOLL_COORDINATION__PRESENCE_TTL": "3",
     "ATOLL_POOL__SIZE": "2",
     "ATOLL_POOL__MAX_SIZE": "2",
-    # Else each workspace is an image, which is slow to make and says nothing here.
+    # Otherwise each workspace is an image, which is slow to make and irrelevant here.
     "ATOLL_SESSION__DISK": str(16 * 2**20),
 }
 KINDS = [pytest.param(MariaDB, id="mariadb"), pytest.param(PostgreSQL, id="postgresql")]
 BOUNDED = 30.0
-"""Seconds in which every request is answered, whatever the database does."""
+"""Seconds within which every request must return, whatever the database does."""
 RETRIES = 6.0
 """Seconds after which a call has given up a database that is gone: all its pauses, and more."""
 RECOVERED = 60.0
@@ -150,7 +149,7 @@ def ground(
 
 
 class Load:
-    """Clients that execute all the time, each in a session of its own, until they are stopped."""
+    """Clients that execute code repeatedly, each in its own session, until they are stopped."""
 
     def __init__(self, calling: list[Callable[[], Any]]) -> None:
         self._calling = calling
@@ -197,7 +196,7 @@ class Load:
                         self.slowest = max(self.slowest, took)
                     self._done.notify_all()
                 if response.status_code != 200:
-                    # At a pace, so that what is accepted is also done.
+                    # Paced, so that accepted executions also finish.
                     self._stop.wait(0.1)
 
     def _told(self, response: httpx.Response, session_id: str, token: str) -> None:
@@ -232,7 +231,7 @@ class Load:
         self._wait(lambda: len(self.accepted) >= wanted, RECOVERED)
 
     def until_refused(self) -> None:
-        """Wait until somebody is told that the database is away."""
+        """Wait until a response reports that the database is unavailable."""
         wanted = len(self.refused) + 1
         self._wait(lambda: len(self.refused) >= wanted, BOUNDED)
 
@@ -295,7 +294,7 @@ class Bounded(httpx.BaseTransport):
 
 
 class Known:
-    """What is known from before the outage."""
+    """State from before the outage."""
 
     def __init__(self, ground: Environment, api: Api) -> None:
         self.session = api.create(timeout=900)
@@ -327,7 +326,7 @@ class Known:
 
 
 def check_outage(ground: Environment, known: Known) -> None:
-    """Every kind of answer while the database is away, and known to be."""
+    """Every kind of response while the database is known to be unavailable."""
     transport = Bounded()
     with ground.server.client(transport=transport) as http:
         api, session_id = Api(http), known.session["id"]
@@ -337,7 +336,7 @@ def check_outage(ground: Environment, known: Known) -> None:
         def shown(url: str) -> dict[str, Any]:
             return stale(http.get(url))
 
-        # At once, because a database that is silent makes each of them wait for it.
+        # Concurrently, because each of them waits for a silent database.
         with ThreadPoolExecutor(8) as threads:
             session = threads.submit(shown, f"{V1}/sessions/{session_id}")
             execution = threads.submit(shown, path)
@@ -358,7 +357,7 @@ def check_outage(ground: Environment, known: Known) -> None:
             assert status.result()["status"] == "completed"
             assert [result.result() for result in results] == [known.result] * 2
 
-            # None of the writes costs a ready instance.
+            # None of the writes uses a ready instance.
             instances = ground.instances()
             refused += [threads.submit(http.post, f"{V1}/sessions", json={}) for _ in range(3)]
             refused += [
@@ -372,13 +371,14 @@ def check_outage(ground: Environment, known: Known) -> None:
                 assert int(response.result().headers["retry-after"]) >= 1
             assert ground.instances() == instances
 
-        # Who calls, and whether this process lives
+        # Authentication and liveness
         assert http.get("/health").status_code == 200
         wrong = {"Authorization": f"Bearer {uuid.uuid4().hex}"}
         for method, url in (("GET", f"{V1}/sessions/{session_id}"), ("POST", f"{V1}/sessions")):
             problem(http.request(method, url, headers=wrong), 401, "key_unknown")
 
-        # What runs goes on, can be reached, and ends; it is not told before it is written.
+        # A running execution continues, can be reached, and ends; its result is returned only once
+        # it is stored.
         result = f"{V1}/executions/{known.long}/result"
         problem(http.get(result), 409, "execution_not_finished")
         ground.kill_instance(known.instance_id)
@@ -401,7 +401,7 @@ def check_recovery(ground: Environment, known: Known, waiting: Future[dict[str, 
         assert api.result(known.long) == result
         assert "stale" not in answer(api.http.get(f"{V1}/sessions/{known.session['id']}"))
 
-        # Its instance died meanwhile: it is run again in a new one, and that is counted.
+        # Its instance died during the outage: it is retried in a new one, and counted.
         doomed = api.result(known.doomed, wait=RECOVERED)
         assert doomed["status"] == "success", doomed
         assert api.execution(known.doomed)["retry_count"] == 1
@@ -457,7 +457,7 @@ def test_the_server_recovers_from_a_long_outage_of_the_database(
         known = Known(ground, api)
         waiting = threads.submit(other.result, known.long, wait=2 * RECOVERED)
         load.more()
-        # Else instances come meanwhile that nobody asked for.
+        # Otherwise additional instances would be started.
         eventually(lambda: ground.ready() == 2, BOUNDED)
         if way == "killed":
             ground.database.kill()
@@ -523,7 +523,7 @@ def test_a_refused_but_recorded_execution_neither_runs_nor_stays(
 
 
 def copied(original: DatabaseServer, directory: Path) -> DatabaseServer:
-    """Another server with the same content, of one that does not run."""
+    """Another server with a copy of the data of a stopped one."""
     copy = type(original)(directory)
     subprocess.run(["cp", "-a", original.place / "data", copy.place / "data"], check=True)
     copy._prepared = True
@@ -591,7 +591,7 @@ class Replica(Server):
         self.name = name
 
     def __exit__(self, *error: object) -> None:
-        # Each by itself does not end what the other left.
+        # Neither server removes the leftovers of the other.
         if self.process is not None:
             self.stop()
 
@@ -632,7 +632,7 @@ def test_replicas_keep_their_leases_while_the_database_is_unavailable(
 
                 database.kill()
                 load.until_refused()
-                # Beats go on: long enough for those who do not to be taken for lost.
+                # Heartbeats continue long enough for replicas without them to count as lost.
                 away = time.monotonic() + 1.5 * presence
                 eventually(lambda: time.monotonic() > away, 60)
                 for session, _ in runs:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAFE = ("get", "head", "options")
 SECRET = "the-value-of-a-secret"
 ENDLESS = ("/events", "/watch")
-"""Routes that go on for as long as the client does."""
+"""Routes whose responses last as long as the client is connected."""
 RECORDS = (
     "templates", "sessions", "executions", "api_keys", "keyed_requests", "webhooks", "properties",
     "template_versions", "checkpoints", "volumes", "events",

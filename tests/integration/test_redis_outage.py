@@ -1,4 +1,4 @@
-"""Redis goes away and comes back: nobody hangs, nobody believes to hold what is lost."""
+"""Redis becomes unavailable and recovers: no call hangs, and no lost lease counts as held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 LONG = 60.0
 QUICK = pytest.mark.parametrize("patience", [2.0])
-"""Where the server is silent; one that is gone has closed its connections."""
+"""Time-outs for a silent server; a stopped one has closed its connections."""
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ async def server(
 
 
 on_cluster_too = pytest.mark.parametrize("server", ["redis", "redis-cluster"], indirect=True)
-"""Where the client of a cluster has a way of its own: to connect again, and to give up."""
+"""Ways in which a cluster client reconnects and gives up."""
 
 
 class Watched(RedisCoordination):
-    """Records what it tells its observers."""
+    """Records the notifications of its observers."""
 
     def __init__(self, replica: str, url: str, patience: float) -> None:
         settings = CoordinationSettings(
@@ -136,7 +136,7 @@ async def test_no_caller_waits_for_a_stopped_redis(
             with pytest.raises(TemporaryError):
                 await bounded(waiting)
         assert await bounded(listener)
-        # And while it stays away.
+        # And while it stays unavailable.
         assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
         with pytest.raises(TemporaryError):
             await a.acquire("s", "z", wait=10 * LONG)
@@ -167,8 +167,8 @@ async def test_callers_waiting_over_a_restart_get_the_lease_or_an_error(
 
     async def take(replica: Watched, owner: str) -> None:
         with suppress(TemporaryError):
-            # In any order, for the line is lost with the server; and until the next beat one
-            # replica counts as lost for the other, who may take the lease away.
+            # In any order, because the queue is lost with the server. Until the next heartbeat each
+            # replica counts as lost for the other, which may take over the lease.
             assert await replica.acquire("s", owner, wait=10 * LONG) is None
             await replica.release("s", owner)
 
@@ -183,14 +183,14 @@ async def test_callers_waiting_over_a_restart_get_the_lease_or_an_error(
     for waiter in waiters:
         await bounded(waiter)
 
-    # What is not known to be held was not kept either.
+    # Leases that are not known to be held were not kept either.
     await a.heartbeat()
     await b.heartbeat()
     assert await a.acquire("s", "z", wait=LONG) is None
 
 
 async def until_received(replica: Watched, by: Watched) -> str:
-    """A cancellation. It is told again, since one that is slow may lose its connection again."""
+    """Notify repeatedly, because a slow listener may lose its connection again."""
     async with asyncio.timeout(LONG):
         while replica.cancellations.empty():
             with suppress(TemporaryError):

@@ -1,8 +1,8 @@
 """
-Redis goes, with all that it held, while replicas work: nothing hangs, nothing runs twice.
+Redis restarts empty while replicas work: nothing hangs, and nothing runs twice.
 
-What was accepted goes on and ends; what cannot be accepted is refused with a reason. When Redis is
-there again, empty, all works as before.
+Accepted executions continue and end; others are refused with a reason. Once Redis is available
+again, everything works as before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 
 def refuses(member: Member, session: str) -> bool:
-    """Whether it has noticed that others cannot tell any more that it lives."""
+    """Whether it has noticed that other replicas can no longer see that it is alive."""
     response = member.api.execute(session, code=note("asked", "asked"), wait=0.3)
     assert response.status_code in (200, 202) or problem(response, *AWAY)
     return response.status_code == 503
@@ -116,7 +116,7 @@ def test_running_and_queued_executions_finish_once_and_one_at_a_time(
         ]
     outage(cluster, way, other)
     for session in (mine, theirs):
-        # Whoever has it now, it was begun and has not ended.
+        # Whichever replica owns it now, it was started and has not ended.
         eventually(functools.partial(put, a, session, "go"), LONG)
     for session, submitted in all_of_them.items():
         for api, execution_id in itertools.product((a, b), submitted):
@@ -148,7 +148,7 @@ def test_executions_that_finish_while_redis_is_unavailable_are_not_lost(
         eventually(functools.partial(refuses, cluster[0], other), LONG)
     a.put(session, "go")
     with ThreadPoolExecutor(3) as threads:
-        # Asked while it is away: either told so, or told the end.
+        # A request during the outage gets an error or the result.
         asked = [threads.submit(settled, api, runs) for api in (a, b)]
         told = threads.submit(last_event, cluster[1], runs)
         cluster.redis.start()
@@ -164,7 +164,7 @@ def test_executions_that_finish_while_redis_is_unavailable_are_not_lost(
 
 
 def settled(api: Api, execution_id: str) -> dict[str, object]:
-    """The result, asked for until there is one."""
+    """The result, requested repeatedly until it exists."""
     found: list[dict[str, object]] = []
 
     def finished() -> bool:
@@ -249,4 +249,4 @@ def test_instances_not_cleared_before_are_removed_with_the_last_server(
         with closing(sqlite3.connect(cluster.data_dir / "atoll.db")) as database, database:
             database.execute(later)
         cluster.redis.start()
-        # Which looks for what is left: see `Cluster.end`.
+        # It checks for leftovers: see `Cluster.end`.

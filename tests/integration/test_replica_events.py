@@ -48,7 +48,7 @@ def page(api: Api, **asked: Any) -> dict[str, Any]:
 
 
 def feed(api: Api, after: int) -> list[dict[str, Any]]:
-    """All that is there beyond a place."""
+    """All events after a position."""
     found: list[dict[str, Any]] = []
     while items := (told := page(api, after=after, limit=500))["items"]:
         found += items
@@ -125,7 +125,9 @@ def test_events_stored_by_a_killed_replica_keep_their_position(
 def test_a_webhook_continues_when_the_replica_that_served_it_is_killed(
     cluster: Cluster, session: str
 ) -> None:
-    """Each event once while both live; after a kill perhaps the last ones again, none left out."""
+    """
+    Each event once while both live; after a kill the last ones may be repeated, but none is lost.
+    """
     with Receiver() as receiver:
         body = {"url": receiver.url, "types": ["execution.completed"]}
         made = answer(cluster[0].api.http.post(f"{V1}/webhooks", json=body), 201)

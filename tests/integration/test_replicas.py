@@ -103,14 +103,14 @@ def test_an_execution_can_be_followed_through_another_replica(pair: tuple[Api, A
     assert next(told)[1] == "started"
     number, name, content = next(told)
     assert (name, content) == ("stdout", {"text": "begun\n"})
-    # Nothing ends before it is told to, so what came so far came while it ran.
+    # Nothing ends by itself, so all events so far arrived while it ran.
     a.put(session, "go")
     rest = list(told)
 
     assert [name for _, name, _ in rest] == ["stdout", "result"]
     assert rest[0][2] == {"text": "over\n"}
     assert rest[1][2] == a.result(execution_id)
-    # One who goes on elsewhere is told the rest.
+    # A client that resumes at another replica receives the remaining events.
     assert list(a.events(execution_id, after=number)) == rest
     b.end(session)
 
@@ -128,7 +128,7 @@ def test_running_and_queued_executions_are_cancelled_through_another_replica(
         return runs[-1]
 
     run()
-    # A machine that is slow for a moment keeps one from being told in time, and not the next.
+    # On a slow machine one notification may be late, but not the next as well.
     for here, there in ((a, b), (b, a)):
         waits = (here.submit(session, note("waited")) for _ in range(3))
         assert any(is_notified_of_cancellation(there, execution_id) for execution_id in waits)
@@ -143,8 +143,8 @@ def test_running_and_queued_executions_are_cancelled_through_another_replica(
 
 def is_notified_of_cancellation(api: Api, execution_id: str) -> bool:
     """
-    Cancel it; whether one who waits for it was told, and did not find out by looking, which takes
-    longer: see `LOOK_SECONDS`.
+    Cancel it. Returns whether a waiting request was notified; polling would take longer, see
+    `LOOK_SECONDS`.
     """
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(api.http.get, f"{V1}/executions/{execution_id}/result?wait=4")
@@ -225,7 +225,7 @@ def test_a_template_changed_on_one_replica_is_used_by_the_other(pair: tuple[Api,
         shown = answer(there.http.get(f"{V1}/templates/changing"))
         assert shown["env"] == {"NUMBER": str(number)}
 
-        # What is told travels beside the answer: at once, but not before it.
+        # The notification is sent with the response: immediately, but not before it.
         def is_listed(api: Api = there, wanted: str = str(number)) -> bool:
             session = api.create(template_id="changing")
             sessions.append(session["id"])
@@ -360,7 +360,7 @@ def test_executions_of_one_session_never_overlap_and_alternate(
     found = spans(cluster[0].api, session)
     assert len({token for token, _, _ in found}) == len(found) == count * len(cluster)
     check_apart(found)
-    # While all want it, nobody has it much more often than the others.
+    # With all members waiting, none gets the lease much more often than the others.
     names = [token.rsplit("-", 1)[0] for token, _, _ in found]
     first_over = min(len(names) - 1 - names[::-1].index(member.name) for member in cluster.members)
     for member in cluster.members:
@@ -401,7 +401,7 @@ def test_a_stopped_replica_hands_over_at_once(cluster: Cluster, session: str) ->
         former = cluster.holder(runs)
         assert member.stop() == 0
 
-    # It said so, and is not waited for to be lost; see `LEAVING`.
+    # It announced its shutdown, so nothing waits for it to count as lost; see `LEAVING`.
     eventually(lambda: former not in (cluster.holder(runs), cluster.holder(waits)), LONG)
     b.put(session, "go")
     assert result_of(b, runs)["stdout"] == "over\n"
@@ -413,7 +413,7 @@ def test_a_stopped_replica_hands_over_at_once(cluster: Cluster, session: str) ->
 def test_a_queued_execution_does_not_overlap_one_of_a_lost_replica(
     cluster: Cluster, session: str, way: signal.Signals
 ) -> None:
-    """One waits at another replica, which gets the lease before anybody knows what still runs."""
+    """One waits at another replica, which gets the lease before it is known what still runs."""
     a, b = cluster[0].api, cluster[1].api
     code = (
         "import time\nbegan = time.monotonic()\n"
@@ -468,7 +468,7 @@ def test_a_replica_that_follows_an_execution_of_another_stops_at_once(
             assert next(leaves.events(runs))[1] == "started"
         began = time.monotonic()
         assert member.stop() == 0
-        # Sooner than what is under way would be given up.
+        # Sooner than the time after which requests in progress would be abandoned.
         assert time.monotonic() - began < 30
     a.put(session, "go")
     assert result_of(a, runs)["status"] == "success"
@@ -479,7 +479,7 @@ def test_queued_executions_run_after_redis_lost_its_data(cluster: Cluster, sessi
     for member in cluster.members[1:]:
         member.stop()  # Else one of them may take it over, and cannot know that it has not begun.
     cluster.kill_instance(a.get(session)["container_id"])
-    # Somebody else is at a new instance, so the session's lease is held and nothing is sent.
+    # Another call creates an instance, so the lease of the session is held and nothing is sent.
     cluster.redis.execute("SET", f"{{{cluster.prefix}:somebody}}:alive", "1")
     other = '["somebody", "else"]\ntoken'
     cluster.redis.execute("SET", f"{{{cluster.prefix}:instance:{session}}}:lease", other)
@@ -512,7 +512,7 @@ def test_another_replica_takes_over_from_a_killed_one(cluster: Cluster, session:
         result = waiting.result()
 
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
-    # One who listened at another replica all the time misses nothing.
+    # A client that listened at another replica throughout misses nothing.
     assert [content.get("text") or content["status"] for _, _, content in told] == [
         "over\n",
         "success",
@@ -639,7 +639,7 @@ def test_the_next_start_clears_the_pool_of_a_killed_replica(
         cluster[1].api.put(session, "kept", b"here")
         eventually(lambda: len(cluster.instances()) == 3)
         cluster[0].kill()
-        # Alive beside it, the other one leaves alone what may be on its way to somebody.
+        # While both run, the other one does not touch unassigned instances.
         cluster[0].start()
         eventually(lambda: len(cluster.instances()) == 4)
         for member in cluster.members:

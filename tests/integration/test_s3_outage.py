@@ -1,4 +1,4 @@
-"""S3 is killed and comes back: nothing that was taken is lost, and nobody waits for it."""
+"""S3 is killed and recovers: no accepted data is lost, and no request waits for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keys_in(server: S3Server, prefix: str) -> list[str]:
 
 
 def spooled(data_dir: Path) -> list[str]:
-    # Not by rglob, which fails when a directory goes meanwhile.
+    # Not with rglob, which fails when a directory is removed concurrently.
     return [name for _, _, names in os.walk(data_dir / "spool" / "objects") for name in names]
 
 
@@ -75,7 +75,7 @@ def metrics_of(server: Server) -> dict[str, float]:
 
 
 def check_log(server: Server) -> None:
-    """What the server said must not have what it was given."""
+    """The log of the server must not contain its credentials."""
     assert SECRET_KEY not in server.stderr()
     assert ACCESS_KEY not in server.stderr()
 
@@ -96,7 +96,7 @@ async def test_blobs_put_while_the_server_is_killed_reach_the_bucket_later(
         number = 0
         while not stopped.is_set():
             if len(put) >= most:
-                # However long the server takes to come back, what waits for it stays small.
+                # The spool stays small, however long the outage takes.
                 await asyncio.sleep(0.01)
                 continue
             number += 1
@@ -108,7 +108,7 @@ async def test_blobs_put_while_the_server_is_killed_reach_the_bucket_later(
             else:
                 await blobs.put(key, data)
             put[key] = data
-            # What is in the bucket already cannot be read while that is away.
+            # Objects in the bucket cannot be read while it is unavailable.
             with suppress(TemporaryError):
                 assert await blobs.get(key) == data
             manifest = f"workspaces/s/manifests/{worker}-{number:05}"
@@ -332,7 +332,7 @@ def test_credentials_reach_neither_code_nor_responses(
 
 
 class CountingBlobs(S3Blobs):
-    """Counts how often it is asked for an object."""
+    """Counts reads of objects."""
 
     count = 0
 

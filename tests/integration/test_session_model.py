@@ -1,7 +1,6 @@
 """
-Whatever is wanted of sessions, whatever goes wrong with the node and however often control planes
-die: when that is over, each session is what was wanted of it, with its files, and the node has what
-it needs for them and nothing else.
+Whatever is requested of sessions, whatever fails on the node and however often control planes die:
+afterwards each session has its wanted state and its files, and the node has exactly what they need.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from tests.parts import Parts
 
 PATIENCE = 0.3
-"""Seconds that an action waits for what it asked for before the next one comes."""
+"""Seconds that an action waits for its result before the next one starts."""
 QUIET = 60.0
 """Seconds within which everything settles once nothing goes wrong any more."""
 HOURS = 3600
@@ -87,7 +86,7 @@ def _action(chance: random.Random) -> Action:
 
 @dataclasses.dataclass
 class Known:
-    """A session as those who ask for things know it."""
+    """A session as its clients know it."""
 
     id: str
     wanted: set[Wanted] = dataclasses.field(default_factory=lambda: {Wanted.RUNNING})
@@ -100,7 +99,7 @@ class Known:
 
 
 class Life:
-    """A world, what was asked for in it, and what must have become of that."""
+    """A world, the requests in it, and the expected results."""
 
     def __init__(self, place: Path) -> None:
         self.world = World(place)
@@ -117,7 +116,9 @@ class Life:
         await getattr(self, name)(*given)
 
     async def _tried(self, work: Awaitable[Any], seconds: float = 10.0) -> Any:
-        """What came of it; None when it was refused or takes too long. No other error comes."""
+        """
+        The result; None if the request was refused or takes too long. No other error may occur.
+        """
         try:
             async with asyncio.timeout(seconds):
                 return await work
@@ -293,7 +294,7 @@ class Life:
         await self._check_node()
 
     async def _use_all(self) -> None:
-        """Each is asked for its files, and runs then; one that was killed is replaced by that."""
+        """Each session runs after a request for its files; a killed one is replaced by that."""
         for number, known in enumerate([*self.known.values(), *self.clones]):
             if known.deleted:
                 continue
@@ -380,7 +381,7 @@ numbers = st.integers(0, 2**32 - 1)
     deadline=None,
     derandomize=True,
     database=None,
-    # Each example is seconds of real work: the first that fails is told as it is.
+    # Each example takes seconds: the first failure is reported without shrinking.
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )
@@ -460,7 +461,7 @@ async def test_a_hanging_driver_call_delays_no_other_session(world: World) -> No
     session = await new(parts)
     live = await parts.starter.connect(session.id)
     world.trouble.set("observe", "hang", 100)
-    # The one that is reached is trusted.
+    # A connected instance is used without a check.
     world.clock.ahead += 10
     assert await parts.starter.connect(session.id) is live
     live.link.close()

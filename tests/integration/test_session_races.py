@@ -1,4 +1,4 @@
-"""What comes at the worst moment loses no files and no work, and leaves nobody standing still."""
+"""Requests at the worst moment lose no files and no executions, and leave no session stuck."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_queued_execution_restarts_a_session_stopped_as_idle(world: Worl
     live = await parts.starter.connect(session.id, submitted_at=accepted)
     assert live.session.status is SessionStatus.RUNNING
 
-    # Not so if somebody stopped it.
+    # Unless a client stopped it.
     accepted = world.clock.now()
     await parts.sessions.stop(session.id, wait=10)
     with pytest.raises(Conflict):
@@ -137,7 +137,7 @@ async def test_a_session_extended_at_the_last_moment_does_not_end(
 
     for loop in world.replicas[0].loops:
         if loop.get_name() == "sessions":
-            loop.cancel()  # This is the only one that looks.
+            loop.cancel()  # This is the only poller.
     monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
     world.clock.ahead += 3601
     await parts.timers.fire(session.id)
@@ -353,7 +353,7 @@ async def test_the_number_of_concurrent_workspace_copies_is_limited(
         for session in sessions
     ]
     await crowded.wait()
-    # Who waits for a place does not stand still.
+    # A waiting session is not suspended.
     states = []
     for session in sessions:
         instance = await parts.store.instances.get(str(session.instance_id))

@@ -143,7 +143,7 @@ def test_executions_continue_while_s3_is_unavailable_and_are_saved_later(
     assert [warning["code"] for warning in new["warnings"]] == ["workspace_not_saved"]
     content = "abc" * 100_000
     api.run(new["id"], f"open('made', 'w').write({content!r})")
-    # What is kept on the node is there for the next session too.
+    # The spooled files are available to the next session too.
     copy = api.create(started_from=new["id"])["id"]
     assert api.run(copy, "print(len(open('made').read()))")["stdout"] == "300000\n"
     api.end(new["id"])

@@ -1,4 +1,4 @@
-"""Bytes by key: whole or not at all, whoever else is at it."""
+"""Objects by key: read and written completely or not at all, also concurrently."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ async def test_a_silent_server_is_reported_in_time(tmp_path: Path) -> None:
         await patient.put("kept/c", b"1")
         server.pause()
 
-        # Far longer than they may take, and far shorter than the server stands still.
+        # Far longer than the time-out, and far shorter than the server is suspended.
         async with asyncio.timeout(60):
             for error in await asyncio.gather(*map(failure, calls_of(blobs))):
                 assert "no answer" in error.message

@@ -1,4 +1,4 @@
-"""The back-ends that the contract is held against."""
+"""The back-ends under test."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def test_another_replica_that_repeats_a_question_gets_the_stored_answer(
     await until_asked(ground)
     assert await ground.b.resolve("e", YES) == "resolved"
     assert await asked == YES
-    # Before it told anybody.
+    # Before it passed the answer on.
     await ground.die(ground.a)
 
     assert await ground.b.ask("e", QUESTION, timeout=LONG) == YES

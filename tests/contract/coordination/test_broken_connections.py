@@ -35,7 +35,7 @@ async def _lost(wire: Any) -> None:
 
 
 async def _reset(wire: Any) -> None:
-    """As the server does; nobody has noticed yet."""
+    """Reset by the server, and not noticed yet."""
     wire._writer.transport.abort()
 
 

@@ -53,7 +53,7 @@ RESOURCES = Resources(cpu=0.5, memory=512 * 2**20, disk=2**40, max_processes=128
 ODD_TEXT = "NUL \0, half a pair \ud800 and \udcff, 𝄞, \r\n, '\";--, %s :id ?"
 ODD_BYTES = b"\0\xff\xfe\xc3( \x80 'quoted' \r\n"
 
-# Every example has ids of its own, so that they can share a store.
+# Every example has its own ids, so that all can share a store.
 shared = settings(
     max_examples=60,
     deadline=None,
@@ -200,7 +200,7 @@ async def walk(page: Callable[..., Awaitable[Page[Any]]], limit: int, **where: A
         cursor = got.next_cursor
 
 
-# Any str but one that spells a character beyond U+FFFF as two halves: JSON spells both alike.
+# Any str except surrogate pairs: JSON encodes them like the character itself.
 texts = st.text(st.characters(blacklist_categories=[]), max_size=40).filter(
     lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") == text
 )

@@ -1,4 +1,4 @@
-"""The migrations lead up and down on every database, whatever comes in between."""
+"""Migrations upgrade and downgrade every database, also after interruptions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Database:
             await server.dispose()
 
     async def describe(self) -> Description:
-        """Everything about its tables, but for the one that says the revision."""
+        """Description of its tables, except the one with the revision."""
         found = await self.run(_DESCRIBE[self.kind])
         return {name: words for name, words in found.items() if "alembic_version" not in name}
 
@@ -262,7 +262,7 @@ NOT_NULL = {
 
 
 async def test_concurrent_upgrades_take_turns(database: Database) -> None:
-    """As replicas that start together do: each in a process of its own."""
+    """As with replicas that start together: each in its own process."""
     script = (
         "import asyncio, sys\n"
         "from atoll.settings import DatabaseSettings, SqliteSettings\n"
@@ -366,7 +366,7 @@ async def test_a_foreign_table_is_not_changed(database: Database) -> None:
     )
     after = await database.describe()
     assert after["sessions.mine" if database.kind is Kind.POSTGRESQL else "sessions"]
-    # MariaDB keeps what was made before, and goes on from there when the way is free.
+    # MariaDB keeps the completed part, and continues from there without the foreign table.
     assert database.kind is Kind.MARIADB or after == before
     await database.run(lambda held: held.execute(text("DROP TABLE sessions")))
     await database.schema.upgrade()

@@ -61,7 +61,7 @@ def sqlite(url: str) -> SqlStore:
 
 
 class Child:
-    """Another process that adds `count` executions, once it is told to."""
+    """Another process that adds `count` executions on request."""
 
     def __init__(self, path: Path, name: str, count: int, end: str = "closed") -> None:
         self._process = subprocess.Popen(
@@ -220,7 +220,7 @@ async def test_a_path_that_is_not_a_file_cannot_be_opened(tmp_path: Path) -> Non
 async def test_a_file_that_is_not_a_database_is_reported_as_damaged(
     path: Path, open_file: OpenFile
 ) -> None:
-    path.write_bytes(b"this is not a database" * 100)  # noqa: ASYNC240 nobody waits for the loop
+    path.write_bytes(b"this is not a database" * 100)  # noqa: ASYNC240 no other task uses the loop
 
     with pytest.raises(PermanentError) as caught:
         await open_file()

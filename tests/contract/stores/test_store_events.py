@@ -1,4 +1,4 @@
-"""Events: stored with what they tell of, numbered in one order, and forgotten by age."""
+"""Events: stored with their changes, numbered in one order, and deleted by age."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_event_is_stored_if_and_only_if_its_change_is(store: Store) -> 
 
 
 async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url: str) -> None:
-    """Writers, numberers and a reader at once; the reader never misses what comes before."""
+    """Concurrent writers, numberers and a reader; the reader never misses an earlier event."""
     others: list[SqlStore] = []
     if ":memory:" not in url:
         for _ in range(2):

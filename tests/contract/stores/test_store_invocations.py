@@ -47,7 +47,7 @@ async def of_invocation(store: Store, invocation_id: str | None) -> tuple[Execut
 
 
 async def test_rare_fields_of_an_execution_are_stored_unchanged(store: Store) -> None:
-    """Tuples as tuples, words as enums, none and empty apart."""
+    """Tuples stay tuples, strings become enums, null and empty differ."""
     attempt = Attempt(NOW, NOW + timedelta(microseconds=1), "node", None, Cause.EVICTED, ODD_TEXT)
     full = completed(
         make_execution(

@@ -388,7 +388,7 @@ async def test_holdings_of_a_node_are_listed_by_id(store: Store) -> None:
     cleared = make_session(status=SessionStatus.TERMINATED)
     for session in (*there, elsewhere, cleared):
         await store.sessions.add(session)
-    # Of those that have ended too: somebody has to save and remove it yet.
+    # Including ended sessions: their files must still be saved and removed.
     held = [Holding(session.id, session.instance_id, session.workspace) for session in there]
     node_id = there[0].runtime_node
 

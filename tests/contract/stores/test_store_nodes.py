@@ -1,4 +1,4 @@
-"""Nodes: what they tell of themselves, and what others say of them."""
+"""Nodes: their own reports, and fields that other nodes write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that race: compare-and-set, owners of instances, many at once, callers that go away."""
+"""Concurrent writes: compare-and-set, owners of instances, and cancelled callers."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ async def test_a_refused_write_does_not_affect_concurrent_ones(store: Store) -> 
 async def test_cancelled_callers_do_not_affect_others(store: Store) -> None:
     executions = [make_execution() for _ in range(100)]
     tasks = [asyncio.create_task(store.executions.add(execution)) for execution in executions]
-    # One turn of the loop: each has asked for its write, none has the answer.
+    # One turn of the loop: each has requested its write, none has a response.
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()

@@ -1,4 +1,4 @@
-"""What is put in comes back equal."""
+"""Stored entities are returned unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of templates: numbered, kept as they were, found by number and by what is ready."""
+"""Versions of templates: numbered, immutable, found by number and by status."""
 
 from __future__ import annotations
 
