@@ -20,7 +20,7 @@ ALWAYS = ("tests/e2e/test_sessions.py", "tests/e2e/test_executions.py")
 
 
 def selection(top: Path) -> list[str]:
-    """Paths for pytest, beneath `top`; none when no test depends on what changed."""
+    """Paths for pytest, below `top`; None if no test depends on the change."""
     changed = [path for path in _changed(top) if path.suffix == ".py"]
     graph = _imports()
     found: set[Path] = set()

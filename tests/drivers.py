@@ -30,7 +30,7 @@ SPARE = 2
 """Processes below PID 1 beyond the limit: the zygote, and a spare child that is about to end."""
 
 VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
-"""What is in the environment of user code besides: that is `sandbox`."""
+"""Additional environment variables of user code: that is `sandbox`."""
 
 pausing = pytest.mark.skipif(
     os.geteuid() != 0, reason="instances of an ordinary user cannot be paused"
@@ -74,11 +74,11 @@ LOCAL_ONLY = {
         )
     },
 }
-"""Why a test says nothing about another driver, by path, test or case beneath `tests`."""
+"""Why a test does not apply to another driver, by path, test or case below `tests`."""
 
 
 def why_not(path: str, name: str) -> str | None:
-    """Why a test does not run with the driver that was chosen; none when it does."""
+    """Why a test does not run with the selected driver; None if it does."""
     if CHOSEN == "local":
         return None
     names = (f"{path}::{name}", f"{path}::{name.partition('[')[0]}", path)
@@ -107,8 +107,8 @@ def chosen(place: Path) -> Iterator[None]:
 
 def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:
     """
-    Of an instance: `child`, its first process; `pid`, the process that started that; when these
-    began; its `workspace`. `FileNotFoundError` when it is not there.
+    Details of an instance: `child`, its first process; `pid`, the process that started that; their
+    start times; its `workspace`. `FileNotFoundError` if it does not exist.
     """
     written = _directory(data_dir, instance_id) / "handle.json"
     if os.environ.get("ATOLL_DRIVER") != "docker":

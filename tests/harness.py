@@ -20,10 +20,10 @@ ADDRESS = re.compile(r"listens on (\S+)")
 
 
 class Server:
-    """`atoll serve` on a free port with a data directory of its own; killed and started at will."""
+    """`atoll serve` on a free port with its own data directory; killed and started on request."""
 
     prefix: tuple[str, ...] = ()
-    """A command that becomes the server, such as one that takes rights from it."""
+    """A command that executes the server, such as one that drops privileges."""
     preloaded = True
     """Whether it may be a fork (`tests.preloaded`), which it is not with a `prefix`."""
 

@@ -16,8 +16,8 @@ from pathlib import Path
 @contextmanager
 def own_interpreter() -> Iterator[Path]:
     """
-    The running one. A sandbox has a /tmp of its own, so that an environment in /tmp cannot be shown
-    to it: it is made once more in the home directory, by hard links.
+    The running interpreter. A sandbox has its own /tmp, so an environment in /tmp is not visible in
+    it: it is copied to the home directory with hard links.
     """
     if not Path(sys.prefix).is_relative_to("/tmp"):
         yield Path(sys.executable)

@@ -83,7 +83,7 @@ class Origin:
             )
 
     def close(self) -> None:
-        """End it; forks that still run go on."""
+        """End it; running forks continue."""
         self._socket.close()
         self._process.wait()
 

@@ -90,7 +90,7 @@ def directory() -> Iterator[Path]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """That user's environment: nothing of the one who runs the tests but where programs are."""
+    """The environment of that user: of the developer's it has only the path of programs."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(home),
@@ -114,8 +114,8 @@ def run(*arguments: str, home: Path, timeout: float = 120) -> subprocess.Complet
 
 class UnprivilegedServer(Server):
     """
-    With the local driver: whoever may use a Docker engine is as good as root. Run by somebody whose
-    systemd could give it control groups, it does not ask: tests are about a server without.
+    Only with the local driver: access to a Docker engine is equivalent to root. For a user whose
+    systemd could provide control groups, it requests none: the tests need a server without.
     """
 
     prefix = prefix()

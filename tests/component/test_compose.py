@@ -1,7 +1,7 @@
 """
-deploy/compose.yaml and what it needs, held against the settings: no engine is here to start it.
+Compares deploy/compose.yaml and its files with the settings, without an engine.
 
-Values are filled in as Compose does it, with the passwords that deploy/env makes.
+Values are substituted as by Compose, with the passwords that deploy/env generates.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_every_generated_password_is_required(env: dict[str, str]) -> None:
     text = COMPOSE.read_text()
 
     assert {name for name in env if f"${{{name}:?run deploy/up}}" not in text} == set()
-    # Nobody else gets one, and no other is demanded.
+    # No other value is generated, and no other is required.
     assert set(re.findall(r"\$\{(\w+):\?", text)) == set(env)
 
 

@@ -111,7 +111,7 @@ class Connection:
 
 
 def relay() -> None:
-    """Hand the standard streams over, and last as long as they are used."""
+    """Hand over the standard streams, and run as long as they are used."""
     with socket.socket(socket.AF_UNIX) as held:
         held.connect(f"\0{RELAY}")
         socket.send_fds(held, [b"\n"], [0, 1, 2])

@@ -21,7 +21,7 @@ from tests.fuzz.hostile import HELLO, OWN, Said, say
 
 LIMIT = 100_000
 Script = Callable[[str], list[Said]]
-"""What is sent in answer to a request, by its name."""
+"""Frames sent in response to a request, by its name."""
 GREETING = say(frames.HELLO, HELLO, 0)
 
 
@@ -118,8 +118,8 @@ async def _content() -> AsyncIterator[bytes]:
 
 async def play(op: str, script: list[Said], greeting: Said = GREETING) -> None:
     """
-    Whatever comes, the request ends, by a checked answer or by one of our own errors, and nothing
-    breaks in the loop.
+    For any input the request ends, with a verified response or with one of our own errors, and the
+    loop keeps running.
     """
     broken: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
@@ -136,7 +136,7 @@ async def play(op: str, script: list[Said], greeting: Said = GREETING) -> None:
 
 
 def clean(value: Any) -> None:
-    """What everybody can write down: JSON, and text but for the bytes of names."""
+    """Any JSON, and text except for the bytes of names."""
     if isinstance(value, bytes | Piece):
         return
     if isinstance(value, list):

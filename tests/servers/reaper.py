@@ -63,7 +63,7 @@ def kill(place: Path, cgroup: str) -> None:
 def clean(place: Path, cgroup: str) -> None:
     for mounted in reversed(mounts(place)):
         subprocess.run(["umount", "--lazy", mounted], check=True)
-    # What is still mounted is not ours to remove.
+    # Remaining mounts are not ours to remove.
     assert not mounts(place), mounts(place)
     shutil.rmtree(place)
     for group in cgroups(cgroup):
@@ -91,12 +91,12 @@ def thaw(cgroup: str) -> None:
     """Processes of a paused container do not even die before that."""
     for group in cgroups(cgroup):
         for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            # For reading too, which makes none where there is none.
+            # Opened for reading too, which creates no file.
             try:
                 with (group / name).open("r+") as file:
                     file.write(value)
             except OSError as error:
-                # The second of a group that somebody removes meanwhile.
+                # Another process may remove the second file of a group concurrently.
                 if error.errno not in (errno.ENOENT, errno.ENODEV):
                     raise
 

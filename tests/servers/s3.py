@@ -29,7 +29,7 @@ from tests.standstill import go_on, stand_still
 ACCESS_KEY, SECRET_KEY = "ATOLLTESTACCESSKEY", "atoll-test-secret-access-key"
 BUCKET = "atoll"
 DOMAIN = "s3.example.com"
-"""Beneath which its buckets have hosts of their own."""
+"""Domain below which each bucket has its own host."""
 PORTS = (
     "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
     "filer.port.grpc", "s3.port", "s3.port.grpc",
@@ -135,7 +135,7 @@ class S3Server:
         return self
 
     def kill(self) -> None:
-        """End it at once, and wait for that."""
+        """Kill it, and wait for its end."""
         self._running.kill()
         self._running.wait(60)
         self.process = None

@@ -56,8 +56,8 @@ class ManualClock:
 
 class Work:
     """
-    The application behind it. The last part of the path tells it how to answer; the seed of each
-    request that it was given is in `done`.
+    The application behind the middleware. The last part of the path selects the response; the seed
+    of each request is appended to `done`.
     """
 
     def __init__(self, store: SqlStore) -> None:
@@ -170,14 +170,14 @@ class World:
         return client
 
     async def pass_by(self, time: timedelta) -> None:
-        """Everybody who is alive stays so."""
+        """All live replicas send heartbeats."""
         alive = [c for c in self.clients if await c.coordination.alive(c.coordination.replica)]
         self.clock.time += time
         for client in alive:
             await client.coordination.heartbeat()
 
     async def lose(self, client: Client) -> None:
-        """It is heard of no more."""
+        """It sends no more heartbeats."""
         self.clients.remove(client)
         await client.http.aclose()
         await self.pass_by(PRESENCE)
@@ -364,7 +364,7 @@ async def test_a_response_whose_blob_is_lost_or_changed_is_reported_as_lost(
     if change == "removed":
         kept.unlink()
     elif change == "another":
-        # Of the same length, as somebody with a right to write to the store could put it there.
+        # Of the same length, as an attacker with write access to the store could put it there.
         kept.write_bytes(first.content[::-1])
     else:
         os.truncate(kept, 2**33)
@@ -435,7 +435,7 @@ async def test_one_of_many_concurrent_requests_is_served(client: Client, world: 
     assert world.done == 1
 
 
-# One that was never finished
+# Interrupted requests
 
 
 async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
@@ -453,7 +453,7 @@ async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
     first, second = world.work.done
     assert first is not None
     assert first == second
-    # Midnight has passed meanwhile.
+    # Midnight has passed in between.
     assert ids.execution_id(first.at, first).startswith("exec_20261115_")
 
 
@@ -607,7 +607,7 @@ async def test_the_sweep_deletes_expired_records_and_their_blobs(
     assert replayed(await client.post("large", key="b"))
 
 
-# The database is away
+# The database is unavailable
 
 
 async def test_without_the_database_no_request_is_started(client: Client, world: World) -> None:
@@ -641,7 +641,7 @@ async def test_a_response_that_could_not_be_recorded_is_produced_again_by_any_re
     await asyncio.sleep(0.1)  # It has tried once more.
     await world.store.open()
 
-    # The first lives on, but nobody there is at it any more.
+    # The first replica is alive, but no longer works on the request.
     other = await world.start()
     async with asyncio.timeout(30):
         second = await other.post_until_answered("outage")

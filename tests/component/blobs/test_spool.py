@@ -1,4 +1,7 @@
-"""What waits for a store that is away: where it goes, when, and in which order."""
+"""
+The spool for an unavailable store: which objects are spooled, and when and in which order they are
+uploaded.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ asyncio.run(main())
 
 
 class Remote(LocalBlobs):
-    """A store that can be away, and notes what it was asked for."""
+    """A store that can be unavailable, and records its calls."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -42,7 +42,7 @@ def atoll() -> Command:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """The command line as a process of its own, with its stdout and stderr piped."""
+    """The command line as a separate process with piped stdout and stderr."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str, stdin: int | None = None) -> subprocess.Popen[bytes]:

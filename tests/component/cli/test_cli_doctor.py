@@ -38,7 +38,7 @@ def doctor(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[s
 
 
 def unified(home: Path) -> Path:
-    """A machine with version 2, none of whose groups is the user's."""
+    """A machine with cgroup v2, where the user owns no group."""
     root = home / "cgroup"
     root.mkdir(mode=0o755)
     (root / "cgroup.controllers").write_text("cpu memory pids")

@@ -24,7 +24,7 @@ def session(atoll: Command, fake_server: FakeServer) -> str:
 
 
 def begin(atoll: Command, session: str, **script: Any) -> str:
-    """An execution that goes on by itself; its id."""
+    """Start an execution in the background; returns its id."""
     code = json.dumps(script)
     return atoll("session", "exec", session, "--no-follow", "--code", code).stdout.strip()
 

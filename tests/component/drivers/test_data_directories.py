@@ -1,4 +1,4 @@
-"""Notes of data directories, and who holds them."""
+"""Notes about data directories, and their locks."""
 
 from __future__ import annotations
 

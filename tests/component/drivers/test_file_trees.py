@@ -1,4 +1,4 @@
-"""Counting what is in a directory while others write to it."""
+"""Measuring a directory while other processes write to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine can give is tried, and what the try took is given back."""
+"""Features of the machine are checked by using them, and the checks leave nothing behind."""
 
 from __future__ import annotations
 

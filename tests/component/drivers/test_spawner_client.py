@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 DATA_DIRECTORY = DataDirectory("/", [], 3600)
-# As bubblewrap does, it tells its child's pid.
+# Like bubblewrap, it reports the pid of its child.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 
 
@@ -79,7 +79,7 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
             assert caught.value.code == "instance_not_started"
         finally:
             go_on(spawner)
-        # It is started after all, told of, and ended: nobody would know of it.
+        # It is started nevertheless, reported and ended: otherwise it would be unknown.
         await until(has_ended, "its end", 60)
     finally:
         await client.close()

@@ -1,4 +1,4 @@
-"""What is kept of an installation that anybody may have made: what wheels of the index list."""
+"""Which files of an untrusted installation are kept: those listed by wheels of the index."""
 
 from __future__ import annotations
 

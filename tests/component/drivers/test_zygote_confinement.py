@@ -1,4 +1,4 @@
-"""Zygotes that come and go while they are being confined, told by a scripted executor."""
+"""Zygotes that start and exit while they are confined, with a scripted executor."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Executor:
-    """Says hello with `zygote`, and to each release the script's next: events, then an answer."""
+    """
+    Sends a hello with `zygote`, and for each release the next entry of the script: events, then a
+    response.
+    """
 
     zygote: int = 10
     with_hello: list[int] = field(default_factory=list)
-    """Zygotes told of in one breath with the hello."""
+    """Zygotes reported together with the hello."""
     script: list[tuple[list[int], str]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     heard: asyncio.Event = field(default_factory=asyncio.Event)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Output:
-    """Hears a run, and lets the test wait for what it says."""
+    """Receives the events of a run, and lets the test wait for output."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -65,7 +65,7 @@ def text(data: str) -> str:
 
 
 async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[RunResult]:
-    """Sent when this returns, so that what is asked next comes after it."""
+    """Sent when this returns, so that later requests are ordered after it."""
     request = job("one", fields.pop("code", None), **fields)
     running = asyncio.create_task(link.run(request, output))
     await asyncio.sleep(0)

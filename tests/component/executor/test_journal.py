@@ -1,4 +1,4 @@
-"""The executor's journal: complete records are read, whatever happened to the rest."""
+"""The journal of the executor: complete records are read, whatever their surroundings."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def test_a_large_file_without_pending_records_is_emptied(tmp_path: Path) -> None
         assert 10_000 < most < journal.EMPTY_ABOVE + 20_000
         kept.append("last", {}, [])
         found = [run[0] for run in Journal(fds).load()]
-        # Those behind the last emptying are found again, as nobody wrote that they were taken.
+        # Records after the last truncation are read again, because their acknowledgement is not
+        # stored.
         assert found[-1] == "last"
 
 
@@ -233,7 +234,7 @@ print([run[0] for run in Journal(fds).load()])
 
 
 def test_a_record_truncated_by_a_full_disk_does_not_damage_the_next(tmp_path: Path) -> None:
-    # The limit on a file's size stands in for the disk: the write is short in the same way.
+    # The limit on the size of a file stands for a full disk: the write is short in the same way.
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "0"), str(tmp_path / "1")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),

@@ -35,7 +35,7 @@ async def test_the_next_executor_restores_unacknowledged_results(
 
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
-        # Acknowledgements are not written: whoever stored the other acknowledges it once more.
+        # Acknowledgements are not stored: the control plane acknowledges the other result again.
         assert link.hello["runs"] == [{"id": "one", "ended": True}, {"id": "two", "ended": True}]
         assert await link.attach("one", 0, second) == result
         assert second.log == first.log

@@ -82,7 +82,7 @@ def put(path: Path, text: str) -> None:
 
 
 def leftovers(root: Path) -> list[str]:
-    """What is left of the executor's own in the workspace."""
+    """Leftovers of the executor in the workspace."""
     left = [str(path.relative_to(root)) for path in root.rglob("*")]
     return [name for name in left if name.startswith(".") and name != STAGING]
 

@@ -65,7 +65,7 @@ def leftovers(root: Path) -> list[str]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """For what tells nobody when it happens."""
+    """Poll a condition that has no event."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_a_search_expression_that_never_ends_is_an_error(
     assert (await link.call("stat", path="a"))["entry"]["size"] == 5
     assert not asked.done(), "others wait for it"
     page = await asked
-    # What was found before is told; the page behind it cannot be had.
+    # Earlier matches are returned; the next page cannot be read.
     assert [match["path"] for match in page["matches"]] == ["a"]
     place = {"after": page["next"]["path"], "line": page["next"]["line"]}
     fields["seconds"] = 1.0

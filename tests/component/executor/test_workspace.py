@@ -1,4 +1,4 @@
-"""Paths of the files API, beneath a root that user code writes to."""
+"""Paths of the files API below a root that user code writes to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that do not answer, what becomes of their sessions, and how they come back."""
+"""Nodes that do not answer, their sessions, and their recovery."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MachineWorkspaces(LocalWorkspaces):
 
 
 class Neighbour:
-    """The control plane of another node: it answers as the test says, or not at all."""
+    """The control plane of another node: it responds as configured, or not at all."""
 
     def __init__(self, node_id: str, probing: NodeProbe) -> None:
         self.id = node_id
@@ -173,7 +173,7 @@ def builds(found: Parts, machine: Machine) -> Builds:
 
 @asynccontextmanager
 async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Ground]:
-    """This node and others, of which one reports whenever it is told to."""
+    """This node and others, of which one reports on request."""
     clock, machine = ManualClock(), Machine(place)
     async with AsyncExitStack() as stack:
         found = put_together(place, clock, driver=machine)

@@ -1,4 +1,4 @@
-"""Blobs that nothing refers to go away, when they are old enough, and nothing else does."""
+"""Blobs without a reference are removed when they are old enough; all others stay."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_foreign_objects_neither_protect_orphans_nor_make_the_store_unavai
         assert [line["kind"] for line in logs if line["event"] == "orphan_sweep.not_listed"] == [
             "workspaces/"
         ]
-        # Somebody else's object that is to say whose all of this is.
+        # Another program's object at the key that identifies the owner of the store.
         s3.plant(f"{prefix}/{OWNER}", b"x" * 10_000)
         await ground.put(keys[0])
         await ground.later(3 * DAY)

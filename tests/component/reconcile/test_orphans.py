@@ -1,4 +1,4 @@
-"""What no session owns goes away, and nothing else does."""
+"""Instances and workspaces without a session are removed; all others stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ME, OTHER = "replica-me", "replica-other"
 
 
 class Node(LocalDriver):
-    """A node that only tells what is there."""
+    """A node that only lists its instances."""
 
     def __init__(self, place: Path, settings: Settings, *there: Instance) -> None:
         super().__init__(place, settings.local, settings.link)
@@ -165,7 +165,8 @@ async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: 
         )
         await found.store.sessions.add(session)
         for _ in range(2):
-            # Nobody has begun with it: many may have ended at once, or whoever was at it died.
+            # Its clearing has not begun: many sessions may have ended together, or their replica
+            # died.
             await found.sweep.once()
             assert list(found.node.there) == [instance.id]
             found.clock.time += timedelta(seconds=ORPHAN_AGE)

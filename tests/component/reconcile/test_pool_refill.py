@@ -1,4 +1,4 @@
-"""The refill, turn by turn, on a node that starts an instance when the test says so."""
+"""The refill, step by step, on a node whose starts the test controls."""
 
 from __future__ import annotations
 
@@ -129,10 +129,10 @@ class Ground:
         while True:
             self.pool.changed.clear()
             wait = await self.refill.turn()
-            # One that is stuck tells nobody.
+            # A hanging start has no event.
             while self._busy() and not self.pool.changed.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0)  # Who has ended says so a moment later.
+            await asyncio.sleep(0)  # Tasks report their end a moment later.
             if not self.pool.changed.is_set():
                 return wait
 
@@ -200,7 +200,7 @@ async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path
         await found.settle()
         assert found.pool.sizes().get(template.id, 0) == 0
         found.burst(template, 3)
-        # A cold start is the first to tell what an instance uses.
+        # A cold start provides the first measurement of an instance.
         cold = await found.pool.make(template, template.default_resources, session_id="sess_1")
         del found.node.lines[cold.instance.id]
         await found.settle()
@@ -323,7 +323,7 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
         found.pass_time(100)
         found.node.slow[template.id] = asyncio.Event()
         await found.refill.turn()
-        assert set(found.node.lines) == first  # None goes before another is there.
+        assert set(found.node.lines) == first  # None is removed before another is ready.
         found.node.slow.pop(template.id).set()
         await found.settle()
         assert found.pool.size(template) == 3

@@ -1,4 +1,4 @@
-"""Executions that were recorded though whoever submitted them was told that they failed."""
+"""Executions that were recorded although their submission was reported as failed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_stray_execution_ends_without_having_run_when_it_is_old_enough(
         stray = make_execution(holder=ME)
         await store.executions.add(stray)
 
-        # It may be on its way yet: whoever adds it has not heard of it.
+        # Its submission may still be in progress, without a response yet.
         clock.time += STRAY_AGE - timedelta(microseconds=1)
         await found.once()
         assert await store.executions.get(stray.id) == stray
@@ -104,7 +104,8 @@ async def test_a_stray_execution_of_a_moved_session_is_skipped(tmp_path: Path) -
         await store.sessions.add(session)
         execution = make_execution(session_id=session.id, holder="lost")
         await store.executions.add(execution)
-        # Taken over by this replica before the session moved, though the store did not say so.
+        # This replica took it over before the session moved, although the store did not confirm
+        # that.
         taken = await store.executions.save(replace(execution, holder=ME))
 
         clock.time += STRAY_AGE + timedelta(seconds=1)

@@ -239,7 +239,7 @@ def test_an_interrupt_that_coincides_with_the_result_does_not_hang(
     loop_thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(SimpleQueue[object]):
-        """Ctrl-C as the last word leaves the queue: it is out of it, and nobody has it."""
+        """Interrupts as the last item leaves the queue: it is removed, but not returned."""
 
         late = True
 

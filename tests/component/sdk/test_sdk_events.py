@@ -261,7 +261,7 @@ async def test_a_callback_can_leave_a_question_to_other_clients(async_atoll: Asy
             await execution.refuse("late")
 
 
-# What it is told
+# Input and messages
 
 
 def test_a_message_and_input_are_sent(atoll: Atoll, fake_server: FakeServer) -> None:

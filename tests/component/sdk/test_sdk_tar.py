@@ -55,7 +55,7 @@ def unpack(data: bytes, top: Path, step: int = 1000) -> TarUnpacker:
 
 
 def listing_of(top: Path) -> dict[str, object]:
-    """Everything beneath a directory, with what matters of it."""
+    """All entries below a directory with their relevant attributes."""
     found: dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         name, mode = str(path.relative_to(top)), path.lstat().st_mode

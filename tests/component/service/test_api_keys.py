@@ -1,4 +1,4 @@
-"""Keys: known a while longer than the database, gone when they were removed."""
+"""API keys: cached beyond an outage of the database, and refused once they are removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Slow:
         self.answers.set()
 
     def hold(self) -> asyncio.Event:
-        """Let reads that begin from now on wait for what is returned."""
+        """Block reads that start from now on until the returned event is set."""
         self.asked.clear()
         self.answers = asyncio.Event()
         return self.answers

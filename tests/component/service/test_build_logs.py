@@ -1,4 +1,4 @@
-"""What is left of a build's log when somebody else has written to the blob store."""
+"""Build logs after an attacker has written to the blob store."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Site:
         await self.leases.heartbeat()
 
     async def built(self) -> None:
-        """Begin what is due, up to its end."""
+        """Start due builds and wait for their end."""
         await self.loop.once()
         await self.loop.settled()
 

@@ -120,7 +120,7 @@ async def test_the_previous_backup_is_restored_when_the_newest_is_damaged(
         assert ground.last is not None
         assert (ground.last.backup.number, ground.last.older) == (1, True)
         path.write_bytes(kept)
-    # All is there again, but nobody can know: the next one relies on nothing of it.
+    # All objects exist again, but that cannot be known: the next save relies on none of them.
     assert tree(await ground.restored("whole")) == tree(workspace)
     harm(sorted(only)[0], how)
     await ground.checkpoints.take(SESSION, link)

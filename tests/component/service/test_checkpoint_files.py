@@ -1,4 +1,4 @@
-"""Files of sessions that are away, as they were kept."""
+"""Files of unavailable sessions, read from their checkpoints."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ async def test_files_of_an_unavailable_session_are_read_from_the_checkpoint(
         page = await files.list(session.id, "", cursor=None, limit=10)
         assert page.items == (ENTRY,)
         assert (await files.list(session.id, "", cursor=page.next_cursor, limit=10)).items == ()
-        # What was not kept, and without a shelf everything, is as far away as the session.
+        # Files that were not saved, and all files without a blob store, are as unavailable as the
+        # session.
         for call in (
             files.read(session.id, "b"),
             Files(found.access, found.driver, work_timeout=work_timeout).read(session.id, "a"),

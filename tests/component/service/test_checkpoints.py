@@ -1,4 +1,4 @@
-"""A workspace goes to the blob store and comes back, by real executors."""
+"""Workspaces are saved to the blob store and restored by real executors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MEGABYTE = 1 << 20
 
 
 class Breaking(LocalBlobs):
-    """A blob store that can go away after so many puts."""
+    """A blob store that can become unavailable after a number of puts."""
 
     left: int | None = None
 
@@ -65,7 +65,7 @@ class Breaking(LocalBlobs):
 
 
 class Ground:
-    """A blob store, and as many nodes as are asked for."""
+    """A blob store and any number of nodes."""
 
     def __init__(
         self, place: Path, bubblewrap: str, checkpoints: Checkpoints, breaking: Breaking
@@ -79,7 +79,7 @@ class Ground:
         self.last: Restored | None = None
 
     async def node(self, name: str) -> tuple[Path, Link]:
-        """An executor of its own; its workspace, and the link to it."""
+        """Start an executor; returns its workspace and the link to it."""
         home = self.place / name
         home.mkdir()
         started = self._stack.enter_context(executors.executor(self._bubblewrap, home))

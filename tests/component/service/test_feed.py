@@ -46,7 +46,7 @@ async def add_events(store: SqlStore, count: int = 1, type_: str = "session.x") 
 
 
 async def allowed() -> None:
-    """It may go on."""
+    """The follower may continue."""
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class World:
         self.said = said
 
     async def link(self, name: str = "plain") -> str:
-        """Where the gateway says that the first file of a package is."""
+        """URL of the first file of a package, according to the gateway."""
         page = (await self.client.get(f"/simple/{name}/")).json()
         return str(page["files"][0]["url"])
 
@@ -171,7 +171,7 @@ async def test_the_password_is_sent_to_the_index_but_not_to_linked_hosts(
         index.odd["/simple/plain/"] = (200, {"Content-Type": JSON_PAGE}, page.encode())
         allowed = f"127.0.0.1:{elsewhere.port}"
         async with gateway(index, tmp_path, private_hosts=allowed) as world:
-            # It asks for a password, and was given none.
+            # It requires a password, and was given none.
             assert (await world.client.get(await world.link())).status_code == 502
         assert elsewhere.asked == [f"/files/{WHEEL}"]
         elsewhere.password = None

@@ -1,4 +1,4 @@
-"""Invocations as they are made of executions that other replicas record at the same time."""
+"""Invocations whose executions are recorded concurrently by other replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor tells of a workspace is taken for what it may be: lies."""
+"""Messages of an executor about its workspace are not trusted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines(*entries: Any) -> bytes:
 async def liar(
     place: Path, scan: list[Said], collect: list[Said], patience: float = 30
 ) -> AsyncIterator[Link]:
-    """A link to something that greets as an executor does, and then says what it likes."""
+    """A link to a fake executor that sends a valid hello, and then the configured messages."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = frames.Decoder()
@@ -54,7 +54,7 @@ async def liar(
                 elif kind == frames.OPEN:
                     op = frames.decode_json(payload)["op"]
                     if op == "populate":
-                        continue  # It takes nothing, and says nothing.
+                        continue  # It neither reads nor answers.
                     for said in scan if op == "scan" else collect:
                         if isinstance(said, bytes):
                             writer.write(frames.encode(stream, frames.DATA, said))

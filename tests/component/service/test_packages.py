@@ -101,7 +101,7 @@ async def test_a_set_is_installed_once_and_reused_after_a_restart(
         assert await found.install("two") == first
     async with world(tmp_path, index) as found:
         assert await found.install("two") == first
-        # Another set that comes to the same packages is the same directory.
+        # Another set that resolves to the same packages uses the same directory.
         again = await found.install("one", "two ==1.0")
         assert (again.environment, len(index.asked) > asked) == (first.environment, True)
 
@@ -292,7 +292,7 @@ async def test_a_very_long_log_keeps_its_beginning_and_its_end(
         assert len(said) < 300 * 1024
 
 
-# What is kept
+# Removal of unused sets
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Other nodes are found whatever becomes of what brings the news of them."""
+"""Other nodes are found even without notifications."""
 
 from __future__ import annotations
 

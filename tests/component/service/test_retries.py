@@ -112,7 +112,7 @@ async def test_a_retry_continues_after_an_unconfirmed_write_of_its_record(
 async def test_an_execution_is_not_retried_while_its_instances_state_is_unknown(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that does not answer says nothing about the instances that it runs."""
+    """An engine that does not answer gives no information about its instances."""
     async with adoptable(tmp_path) as (found, other):
         observe, unknown = found.driver.observe, 0
 

@@ -1,4 +1,4 @@
-"""Sessions whose record was written, or was not, without the database saying so."""
+"""Sessions whose record was written, or not, without a confirmation of the database."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def sending(settings: EventSettings = PRIVATE) -> AsyncIterator[Callable[[
 
 
 def lead(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """What the name system says, answer by answer; the names that were asked for."""
+    """Responses of the name system, in order; returns the resolved names."""
     asked, left, really = [], list(answers), socket.getaddrinfo
 
     def look(host: str, port: int, *more: Any, **named: Any) -> list[Any]:
@@ -91,7 +91,7 @@ async def test_a_name_that_resolves_to_a_private_address_now_is_refused(
 async def test_a_name_is_resolved_once_and_the_connection_uses_that_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second look, by whoever connects, could be told another address."""
+    """A second lookup for the connection could return another address."""
     with Receiver() as receiver:
         asked = lead(monkeypatch, ["127.0.0.1"], ["192.0.2.1"])
         url = receiver.url.replace("127.0.0.1", "named.example")

@@ -1,4 +1,4 @@
-"""The cache of sessions and executions: bounded, with ages, never used unless asked for."""
+"""The cache of sessions and executions: bounded, with ages, used only on request."""
 
 from __future__ import annotations
 

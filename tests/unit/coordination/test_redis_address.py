@@ -1,4 +1,4 @@
-"""Addresses of a Redis: what is refused, and that no password is shown."""
+"""Addresses of a Redis: refused ones, and hidden passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control groups on a tree of files that stands for the kernel's."""
+"""Control groups in a tree of files that imitates the kernel."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_version_two_lets_the_kernel_end_all_processes_at_once(tmp_path: Path) -
     groups = cgroups.find(tmp_path, "atoll", "0::/\n")
     groups.make("one", LIMITS)
     group = tmp_path / "atoll/one"
-    # Of a process that nobody may signal: it is only asked for where the kernel cannot do it.
+    # Of a process without permission to signal it: used only if the kernel cannot end it.
     (group / "exec/cgroup.procs").write_text("0\n")
     assert not groups.kill("one")
     (group / "cgroup.kill").touch()

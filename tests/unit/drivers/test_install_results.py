@@ -59,7 +59,7 @@ def test_interpreters_of_two_images_differ() -> None:
     mine, other = interpreter(PLAIN, ("root", "/a", "")), interpreter(PLAIN, ("root", "/b", ""))
     assert mine.fingerprint == interpreter(dict(PLAIN), ("root", "/a", "")).fingerprint
     assert mine.fingerprint != other.fingerprint
-    # What one says cannot be taken for which image it is of.
+    # The output of an image does not affect which image it belongs to.
     assert interpreter(PLAIN, ("root",)).fingerprint != interpreter(PLAIN, ()).fingerprint
 
 

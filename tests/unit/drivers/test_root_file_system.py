@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def program(path: Path) -> Path:
-    """What tells when it is executed."""
+    """A program that records its execution."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\ntouch {path}.was-run\n")
     path.chmod(0o755)

@@ -11,7 +11,7 @@ from atoll.executor.files import scan, workspace
 
 
 class Listener:
-    """The other end, which hears everything at once."""
+    """The other end, which receives everything immediately."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

@@ -38,7 +38,7 @@ class Time:
         self.now = end
 
     def freeze(self, seconds: float) -> None:
-        """Nothing is called meanwhile; what is due is called afterwards."""
+        """No timer fires in between; due ones fire afterwards."""
         self.now += seconds
         for timer in self.timers:
             if timer.call and timer.due <= self.now:

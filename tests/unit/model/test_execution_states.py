@@ -52,7 +52,7 @@ def test_a_final_status_never_changes(
 def test_a_record_that_allows_only_valid_transitions_ends_at_most_once(
     asked: list[ExecutionStatus],
 ) -> None:
-    """As the store's record does, whatever replicas and retries ask of it in whatever order."""
+    """As in the record of the store, for any requests of replicas and retries in any order."""
     status, ends = PENDING, []
     for following in asked:
         if may_become(status, following) and status is not following:

@@ -1,4 +1,4 @@
-"""Times of files are told, whatever they were set to."""
+"""Times of files are reported, whatever their value."""
 
 from __future__ import annotations
 

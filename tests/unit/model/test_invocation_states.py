@@ -1,4 +1,4 @@
-"""An invocation is as its latest execution is; only one that failed is begun anew."""
+"""An invocation has the status of its latest execution; only a failed one can be retried."""
 
 from __future__ import annotations
 

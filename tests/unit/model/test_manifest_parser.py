@@ -1,4 +1,4 @@
-"""Manifests and pages that somebody else wrote into the blob store."""
+"""Manifests and pages that an attacker wrote to the blob store."""
 
 from __future__ import annotations
 

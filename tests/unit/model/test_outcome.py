@@ -1,4 +1,4 @@
-"""From what the kernel and the process say to how an execution ended."""
+"""How the outcome of an execution follows from reports of the kernel and the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outcome_of(
     )
 
 
-# What is said, then status, cause, exit code, signal, code of the error, whether the value counts.
+# The report, then status, cause, exit code, signal, code of the error, whether the value counts.
 ENDS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "exit 0": ({"raw": {"exit_code": 0}}, ("completed", None, 0, None, None, False)),
     "exit 0 with a value": (

@@ -1,4 +1,4 @@
-"""What may be asked for, and what it is held against."""
+"""Which packages may be requested, and their conflicts with a template."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ BUSY = {"metrics": replace(IDLE, cpu_usage=0.9)}
     ],
 )
 def test_the_better_node_comes_first(better: dict[str, Any], worse: dict[str, Any]) -> None:
-    # Whatever their names are.
+    # Independently of their names.
     for first, second in (("a", "b"), ("b", "a")):
         nodes = [node(second, **worse), node(first, **better)]
         assert [found.id for found in rank(nodes, DEMAND, spread_above=35)] == [first, second]
@@ -123,7 +123,7 @@ def test_equal_nodes_are_ordered_by_their_ids() -> None:
     assert [found.id for found in rank(nodes, DEMAND, spread_above=35)] == ["a", "b", "c"]
 
 
-# Whatever nodes there are
+# Any set of nodes
 
 names = st.sets(st.sampled_from(["seccomp", "own_uid", "pause", MOUNT])).map(frozenset)
 shares = st.floats(0, 1)

@@ -1,4 +1,4 @@
-"""The table says what to do with every session, and following it comes to an end."""
+"""The table has a step for every session, and a sequence of steps ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_WAY = 6
 LEADS_TO: dict[Step, tuple[Observed, ...]] = {
     Step.START: (Observed.STARTING, Observed.RESTORING, Observed.RUNNING),
     Step.RESUME: (Observed.RUNNING,),
-    # One whose instance has died has nothing to keep, and runs anew before it stands still.
+    # A session whose instance has died has no memory to keep, and starts again before it stops.
     Step.PAUSE: (Observed.PAUSING, Observed.PAUSED, Observed.RUNNING),
     Step.STOP: (Observed.STOPPING, Observed.STOPPED),
     Step.ARCHIVE: (Observed.ARCHIVING, Observed.ARCHIVED),
@@ -65,7 +65,7 @@ def test_every_undisturbed_sequence_of_steps_settles(wanted: Wanted, observed: O
         if step is Step.NONE:
             continue
         assert len(way) <= LONGEST_WAY, way
-        # What is really there is found once; from then on each step does what it is for.
+        # The observed state is determined once; afterwards each step has its effect.
         leads = LEADS_TO[step] if step is Step.HEAL else LEADS_TO[step][-1:]
         if step is Step.PAUSE:
             leads = (Observed.PAUSED,)
@@ -98,7 +98,7 @@ def test_a_step_that_stops_halfway_or_fails_can_still_settle(
     ("wanted", "at_rest"),
     [
         (Wanted.RUNNING, {Observed.RUNNING}),
-        # One that has no instance has no memory to keep.
+        # Without an instance no memory can be kept.
         (Wanted.PAUSED, {Observed.PAUSED, Observed.STOPPED, Observed.ARCHIVED}),
         (Wanted.STOPPED, {Observed.STOPPED, Observed.ARCHIVED}),
         (Wanted.ARCHIVED, {Observed.ARCHIVED}),

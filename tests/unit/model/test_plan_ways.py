@@ -1,4 +1,4 @@
-"""The ways that the documentation draws: each leads to where the session is left alone."""
+"""The sequences of steps in the documentation: each ends in a state without a next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is retried, and when."""
+"""Which failures are retried, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.stores.store_entities import make_execution
 MOST = 3
 CODE = {"code": "print(1)"}
 
-# Status and cause of the attempt, retries before it, what was asked for, whether it is retried.
+# Status and cause of the attempt, retries before it, the request, whether it is retried.
 CASES: dict[str, tuple[str, str | None, int, dict[str, Any], bool]] = {
     "instance lost": ("crashed", "instance_lost", 0, CODE, True),
     "a violation of the protocol": ("failed", "protocol", 0, CODE, False),

@@ -82,5 +82,5 @@ def test_an_ended_session_stays_on_its_node(status: SessionStatus) -> None:
 def test_a_moved_session_settles_on_its_new_node(status: SessionStatus, wanted: Wanted) -> None:
     found = moved(session(status=status, wanted=wanted), THERE, NOW)
     if not status.ended and wanted is not Wanted.DESTROYED:
-        # Nothing of the way that needs an instance which is not there.
+        # No step that needs an instance, which does not exist there.
         assert plan.next_step(found) in (Step.START, Step.NONE, Step.ARCHIVE, Step.STOP)

@@ -1,4 +1,4 @@
-"""Workers go on, whatever becomes of one key."""
+"""Workers continue after any failure of one key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def working(
 
 
 class Seen:
-    """Who was looked at, how often, and how many at once."""
+    """Which keys were handled, how often, and how many concurrently."""
 
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
@@ -183,7 +183,7 @@ async def test_workers_end_with_their_task_and_leave_no_timer() -> None:
 
 @pytest.mark.parametrize("loop", ["work", "sweep"])
 async def test_a_cancellation_replaced_by_an_error_ends_the_loop(loop: str) -> None:
-    """What is given back at the end may fail, as with a back-end that is away."""
+    """Cleaning up may fail, for example with an unavailable back-end."""
     begun = asyncio.Event()
 
     async def handle(key: str = "") -> None:

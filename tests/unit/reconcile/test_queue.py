@@ -1,4 +1,4 @@
-"""Keys are given out once, to one worker at a time, and none is forgotten."""
+"""Keys are handed out once, to one worker at a time, and none is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = st.sampled_from(["a", "b", "c"])
 
 
 async def take_now(queue: Queue) -> str | None:
-    """What is given out at once, if anything is."""
+    """The key that can be taken immediately, if any."""
     taking = asyncio.ensure_future(queue.take())
     await asyncio.sleep(0)
     if taking.done():
@@ -176,7 +176,7 @@ class Model(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.queue = Queue()
         self.due: set[str] = set()
-        """Keys that somebody has to look at still."""
+        """Keys that still have to be handled."""
         self.out: set[str] = set()
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions of an execution, as the replica that sees to it puts them."""
+"""Questions of an execution at the replica that owns it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Executor:
-    """Stands where a sandbox would be, and keeps what it is told."""
+    """Replaces a sandbox and records the answers."""
 
     def __init__(self) -> None:
         self.link = self
@@ -83,7 +83,7 @@ async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> N
 
 async def test_an_oversized_question_is_refused_at_once() -> None:
     ground = Ground()
-    # Short as the executor wrote it, and long as it is written here.
+    # Short in the encoding of the executor, and long in ours.
     ground.ask("?", data=[1e15] * 5000)
     told = await asyncio.wait_for(ground.executor.told.get(), 60)
     answer = {"approved": False, "answer": None, "reason": "message_too_large"}

@@ -1,4 +1,4 @@
-"""What a console tells of an execution that has ended, and what is kept of a terminal."""
+"""Console output of an ended execution, and the stored output of a terminal."""
 
 from __future__ import annotations
 

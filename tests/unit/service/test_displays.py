@@ -1,4 +1,4 @@
-"""What becomes of what a context shows, which user code can write as well."""
+"""Displays of a context, which user code can forge."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def hops(tmp_path: Path, clock: ManualClock) -> Callable[..., ForwardTokens]:
-    """The tokens of a node, whose accepted ones are in a directory of its own."""
+    """The tokens of a node, which stores accepted ones in its own directory."""
 
     def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
         return ForwardTokens(
@@ -120,11 +120,11 @@ def test_a_token_is_accepted_once_by_all_processes_of_a_node(
     clock.time -= skew
     first, second = hops(), hops()
     first.verify(token, "POST", b"/a")
-    # Tokens of other minutes, on the way, remove none that is needed.
+    # Tokens of other minutes remove none that is still needed.
     for _ in range(later // MAX_CLOCK_SKEW):
         clock.time += MAX_CLOCK_SKEW
         first.verify(hops("local-2").make(HOP, "POST", b"/a"), "POST", b"/a")
-    # The process itself, another one, and one that was started since.
+    # The same process, another one, and one that was started later.
     for asked in (first, second, hops()):
         with pytest.raises(Forbidden) as refused:
             asked.verify(token, "POST", b"/a")

@@ -1,4 +1,6 @@
-"""What is put away comes back equal, rows stay small, and small executions pay nothing."""
+"""
+Offloaded parts are restored unchanged, rows stay small, and small executions have no overhead.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ ODD = make.completed(
 
 
 class Shelf(ObstoreBlobs):
-    """A blob store in a dictionary, which can be away."""
+    """A blob store in a dictionary, which can be unavailable."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore, concurrency=1)
@@ -131,7 +133,7 @@ def test_an_offloaded_execution_is_restored_unchanged(
     assert runner.run(bulk.fetch(row)) == execution
     assert runner.run(bulk.request_of(row)) == execution.request
     assert set(shelf.objects) == set(row.kept.values())
-    # A second time changes nothing: the beginning of a part is not put away in its place.
+    # A second time changes nothing: the beginning of a part is not offloaded instead.
     puts = shelf.puts
     assert runner.run(bulk.store(row)) is row
     assert shelf.puts == puts

@@ -1,4 +1,4 @@
-"""What is remembered of creates and starts: enough to size a pool by, and no more."""
+"""Statistics of creates and starts: enough to size a pool, and bounded."""
 
 from __future__ import annotations
 

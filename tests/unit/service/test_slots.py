@@ -1,4 +1,4 @@
-"""At most as many executions at once as the session has slots, in order."""
+"""A session runs at most as many executions concurrently as it has slots, in order."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def _fill(capacity: int, order: list[str], choice: Random) -> None:
         assert all(number < capacity for number in numbers)
         wanting = [slot for slot in there if slot.waiting or slot.granted]
         assert len(numbers) == min(capacity, len(wanting))
-        # One that came first is before one that came later.
+        # An earlier execution is before a later one.
         positions = [slot.position for slot in there if slot.waiting]
         assert positions == sorted(positions)
 

@@ -1,4 +1,4 @@
-"""What a database URL asks of its driver, and what is refused at start."""
+"""How a database URL configures its driver, and which URLs are refused."""
 
 from __future__ import annotations
 
