@@ -46,8 +46,8 @@ def put(place: Path, source: str, target: str | None = None) -> None:
 
 
 def put_libraries(place: Path, source: str) -> None:
-    said = subprocess.run(["ldd", source], capture_output=True, text=True, check=False)
-    for library in _LIBRARY.findall(said.stdout):
+    output = subprocess.run(["ldd", source], capture_output=True, text=True, check=False)
+    for library in _LIBRARY.findall(output.stdout):
         # Where the loader finds it without configuration, wherever it is on this machine.
         usual = library.startswith(LIBRARIES)
         put(place, library, None if usual else f"/usr/lib/{Path(library).name}")

@@ -105,9 +105,9 @@ def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
 
 def sh(api: Api, session_id: str, line: str) -> str:
     """What the line printed; it is to go well."""
-    told = api.run(session_id, command=["sh", "-c", line])
-    assert told["exit_code"] == 0, told
-    return str(told["stdout"])
+    result = api.run(session_id, command=["sh", "-c", line])
+    assert result["exit_code"] == 0, result
+    return str(result["stdout"])
 
 
 def read_events(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -50,17 +50,17 @@ class Console:
         if isinstance(message, bytes):
             self.output += message
             return
-        told = json.loads(message)
-        if told["type"] in ("stdout", "stderr"):
-            self.output += base64.b64decode(told["base64"])
-            self.position = told["position"]
-        elif told["type"] == "status":
-            self.statuses.append(told)
-        elif told["type"] == "error":
-            self.errors.append(told)
+        content = json.loads(message)
+        if content["type"] in ("stdout", "stderr"):
+            self.output += base64.b64decode(content["base64"])
+            self.position = content["position"]
+        elif content["type"] == "status":
+            self.statuses.append(content)
+        elif content["type"] == "error":
+            self.errors.append(content)
         else:
-            assert told["type"] == "exit"
-            self.exit = told
+            assert content["type"] == "exit"
+            self.exit = content
 
     def wait(self, met: Callable[[], object]) -> Self:
         deadline = time.monotonic() + PATIENCE
@@ -68,8 +68,8 @@ class Console:
             try:
                 self.receive(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                heard = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
-                raise AssertionError(f"it did not come: {heard}") from None
+                state = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
+                raise AssertionError(f"it did not come: {state}") from None
         return self
 
     def until(self, text: str) -> Self:

@@ -121,9 +121,9 @@ def test_a_full_queue_refuses_executions_with_retry_after(bubblewrap: str, tmp_p
                 return mine.post(f"{V1}/invocations", json=body)
 
         with ThreadPoolExecutor(8) as threads:
-            told = list(threads.map(one_more, range(8)))
-        accepted = [response for response in told if response.status_code == 202]
-        refused = [response for response in told if response.status_code != 202]
+            responses = list(threads.map(one_more, range(8)))
+        accepted = [response for response in responses if response.status_code == 202]
+        refused = [response for response in responses if response.status_code != 202]
         assert len(accepted) == 3
         for response in refused:
             problem(response, 429, "session_busy")

@@ -78,8 +78,8 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
         0, b"", "atoll: 2 file(s) copied, 15 bytes.\n",
     )  # fmt: skip
     code, out, _ = atoll("cp", f"{session}:tree", tmp_path / "out", "--json")
-    told = json.loads(out)
-    assert (code, told["files"], told["size"], told["left_out"]) == (0, 2, 15, [])
+    content = json.loads(out)
+    assert (code, content["files"], content["size"], content["left_out"]) == (0, 2, 15, [])
     assert listing_of(tmp_path / "out") == listing_of(source)
     assert (tmp_path / "out" / "sub" / "run").stat().st_mode & 0o777 == 0o755
     # One file by a name that is no text, both ways.

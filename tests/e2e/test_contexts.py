@@ -244,8 +244,8 @@ def test_drawing_prints_nothing_and_leaves_only_the_figure(api: Api) -> None:
     for context in ({}, {"context_id": Context(api, session).id}):
         result = api.run(session, code, timeout=60, wait=60, **context)
         # Output if it takes longer than five seconds.
-        told = [line for line in result["stderr"].splitlines() if "font cache" not in line]
-        assert (result["exit_code"], told) == (0, [])
+        received = [line for line in result["stderr"].splitlines() if "font cache" not in line]
+        assert (result["exit_code"], received) == (0, [])
         assert result["artifacts"] == ["figure.png"]
     assert api.names(session) == ["figure.png"]
     api.end(session)
@@ -265,9 +265,9 @@ def test_results_are_stored_with_the_record_and_sent_as_events(context: Context)
     result = context.api.result(execution)
     assert [len(s["data"]["text/plain"]) for s in result["results"]] == [200_002, 1]
     assert context.api.execution(execution)["results"] == result["results"]
-    told = [(name, content) for _, name, content in context.api.events(execution)]
-    assert [content for name, content in told if name == "display"] == result["results"]
-    order = [name for name, _ in told if name in ("stdout", "display")]
+    events = [(name, content) for _, name, content in context.api.events(execution)]
+    assert [content for name, content in events if name == "display"] == result["results"]
+    order = [name for name, _ in events if name in ("stdout", "display")]
     assert order[0] == "stdout"
 
 

@@ -68,10 +68,10 @@ def waits(api: Api, execution_id: str) -> None:
 def test_stdin_is_written_until_it_is_closed(api: Api, session: str) -> None:
     execution_id = api.submit(session, READ, stdin="first\n", stdin_open=True)
     events = api.events(execution_id)
-    said = (data["text"] for _, name, data in events if name == "stdout")
-    text = next(said)
+    output = (data["text"] for _, name, data in events if name == "stdout")
+    text = next(output)
     while "first" not in text:
-        text += next(said)
+        text += next(output)
     for given, seen in (
         ({"stdin": "ä\n"}, "ä\n".encode()),
         ({"stdin_base64": base64.b64encode(b"\x00\xff\n").decode()}, b"\x00\xff\n"),
@@ -80,9 +80,9 @@ def test_stdin_is_written_until_it_is_closed(api: Api, session: str) -> None:
     ):
         assert answer(inject(api, execution_id, **given))["status"] == "running"
         if seen is not None:
-            assert next(said) == f"{seen!r}\n"
+            assert next(output) == f"{seen!r}\n"
     answer(inject(api, execution_id, stdin="last", eof=True))
-    assert next(said) == f"{b'last'!r}\n"
+    assert next(output) == f"{b'last'!r}\n"
 
     assert api.result(execution_id)["status"] == "success"
 
@@ -281,10 +281,10 @@ def test_a_person_answers(api: Api, session: str, given: dict[str, Any], printed
 
     assert api.result(execution_id)["stdout"] == f"{printed}\n"
     assert approval(api, execution_id) is None
-    told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-    assert told[0] == question
-    assert (told[1]["id"], told[1]["state"]) == ("1", "answered")
-    assert (told[1]["approved"], told[1]["answer"]) == (given["approved"], given.get("answer"))
+    events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+    assert events[0] == question
+    assert (events[1]["id"], events[1]["state"]) == ("1", "answered")
+    assert (events[1]["approved"], events[1]["answer"]) == (given["approved"], given.get("answer"))
     late = resume(api, execution_id, approved=True)
     # Which of the two depends on how long ago it was answered.
     code = late.json()["code"]
@@ -302,9 +302,9 @@ def test_only_one_of_many_concurrent_answers_counts(api: Api, server: Server, se
             return number, response.status_code, response.json().get("code", "")
 
     with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(send_answer, range(8)))
-    (good,) = [number for number, status, _ in told if status == 200]
-    assert {code for _, status, code in told if status == 409} <= {"already_answered"}
+        responses = list(threads.map(send_answer, range(8)))
+    (good,) = [number for number, status, _ in responses if status == 200]
+    assert {code for _, status, code in responses if status == 409} <= {"already_answered"}
     refused = problem(resume(api, execution_id, approved=False), 409, "already_answered")
     assert refused["status_now"] == "running"
     api.put(session, "go")
@@ -322,8 +322,8 @@ def test_an_unanswered_question_is_refused_after_its_timeout(
         question = wait_for_question(api, execution_id)
         assert question["timeout"] == 0.3
         assert api.result(execution_id)["stdout"] == "False None timeout\n"
-        told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-        assert (told[1]["state"], told[1]["reason"]) == ("refused", "timeout")
+        events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+        assert (events[1]["state"], events[1]["reason"]) == ("refused", "timeout")
         problem(resume(api, execution_id, approved=True), 409, "no_approval")
 
 
@@ -337,8 +337,8 @@ def test_cancelling_an_execution_refuses_its_question(bubblewrap: str, tmp_path:
         assert answer(cancel(api, execution_id))["status"] == "cancelled"
 
         assert api.result(execution_id)["stdout"] == "False None cancelled\nover\n"
-        told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-        assert (told[1]["state"], told[1]["reason"]) == ("refused", "cancelled")
+        events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+        assert (events[1]["state"], events[1]["reason"]) == ("refused", "cancelled")
         problem(resume(api, execution_id, approved=True), 409, "no_approval")
         api.end(session)
 
@@ -373,8 +373,8 @@ def test_an_answer_that_is_too_large_is_refused(api: Api, session: str) -> None:
     waits(api, execution_id)
     for large in ("x" * 40_000, ["ä"] * 40_000):
         refused = resume(api, execution_id, approved=True, answer=large)
-        told = problem(refused, 422, "invalid_request")
-        assert [item["field"] for item in told["errors"]] == ["answer"]
+        error = problem(refused, 422, "invalid_request")
+        assert [item["field"] for item in error["errors"]] == ["answer"]
     answer(resume(api, execution_id, approved=True))
     assert api.result(execution_id)["stdout"] == "True None None\n"
 
@@ -392,8 +392,8 @@ def test_a_question_outlives_the_control_plane(own: Server) -> None:
         assert approval(api, execution_id) == before
         answer(resume(api, execution_id, approved=True, answer="after"))
         assert api.result(execution_id)["stdout"] == "True after None\n"
-        told = [data["state"] for _, name, data in api.events(execution_id) if name == "approval"]
-        assert told == ["asked", "answered"]
+        events = [data["state"] for _, name, data in api.events(execution_id) if name == "approval"]
+        assert events == ["asked", "answered"]
 
 
 @pytest.mark.slow

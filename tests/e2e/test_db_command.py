@@ -27,9 +27,9 @@ def atoll(*words: str, input: str = "", **env: str) -> Result:
 def current(**env: str) -> tuple[int, str | None, str]:
     """The exit code, the revision and the state that `atoll db current` prints."""
     done = atoll("db", "current", "--json", **env)
-    told = json.loads(done.stdout)
-    assert told["head"] == HEAD
-    return done.exit_code, told["revision"], told["state"]
+    content = json.loads(done.stdout)
+    assert content["head"] == HEAD
+    return done.exit_code, content["revision"], content["state"]
 
 
 @pytest.fixture(params=["sqlite", *SERVERS])

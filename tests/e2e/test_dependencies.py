@@ -125,27 +125,27 @@ def test_files_and_variables_of_the_user_take_precedence(api: Api, equipped: str
 
 
 def test_versions_and_the_log_can_be_read(api: Api, equipped: str) -> None:
-    told = answer(api.http.get(f"{V1}/sessions/{equipped}/dependencies"))
-    assert told == {
+    response = answer(api.http.get(f"{V1}/sessions/{equipped}/dependencies"))
+    assert response == {
         "status": "installed",
         "requested": ["greet>=1.1"],
         "installed": ["greet==1.2", "lower==2.0"],
         "message": None,
     }
-    assert api.get(equipped)["dependencies"] == told
-    said = log_of(api, equipped)
-    assert "Looking for greet>=1.1." in said
-    assert "Installed: greet==1.2 lower==2.0" in said
+    assert api.get(equipped)["dependencies"] == response
+    log = log_of(api, equipped)
+    assert "Looking for greet>=1.1." in log
+    assert "Installed: greet==1.2 lower==2.0" in log
 
 
 def test_the_password_and_address_of_the_index_are_never_shown(
     api: Api, equipped: str, server: Server, index: Index
 ) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("not-on-the-index"))
-    told = log_of(api, equipped) + log_of(api, failed["session_id"]) + str(failed)
-    told += api.run(equipped, "import os; print(os.environ)")["stdout"] + server.stderr()
-    assert "index-password" not in told
-    assert f":{index.port}" not in told
+    log = log_of(api, equipped) + log_of(api, failed["session_id"]) + str(failed)
+    log += api.run(equipped, "import os; print(os.environ)")["stdout"] + server.stderr()
+    assert "index-password" not in log
+    assert f":{index.port}" not in log
 
 
 def test_extras_bring_their_packages(api: Api) -> None:
@@ -156,8 +156,8 @@ def test_extras_bring_their_packages(api: Api) -> None:
 
 def test_a_session_without_packages_has_an_empty_list(api: Api) -> None:
     session = api.create()["id"]
-    told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-    assert (told["requested"], told["installed"]) == ([], [])
+    response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+    assert (response["requested"], response["installed"]) == ([], [])
     assert log_of(api, session) == ""
     assert api.run(session, "import greet")["exit_code"] == 1
     api.end(session)
@@ -334,17 +334,17 @@ def test_packages_can_be_added_to_a_running_session(api: Api) -> None:
     session = api.create()["id"]
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     assert api.run(session, "kept = 1", context_id=context)["exit_code"] == 0
-    told = answer(add(api, session, "lower<2"))
-    assert told["installed"] == ["lower==1.0"]
+    response = answer(add(api, session, "lower<2"))
+    assert response["installed"] == ["lower==1.0"]
     code = "import lower; print(lower.version)"
     assert api.run(session, code)["stdout"] == "1.0\n"
     assert api.run(session, f"{code}; print(kept)", context_id=context)["stdout"] == "1.0\n1\n"
-    told = answer(add(api, session, "greet==1.2"))
-    assert told["requested"] == ["greet==1.2", "lower<2"]
+    response = answer(add(api, session, "greet==1.2"))
+    assert response["requested"] == ["greet==1.2", "lower<2"]
     assert api.run(session, "import greet, lower; print(lower.version)")["stdout"] == "1.0\n"
     assert api.run(session, "import greet", context_id=context)["exit_code"] == 0
     assert api.run(session, command=["hello-greet"])["stdout"] == "greet 1.2\n"
-    assert api.get(session)["dependencies"] == told
+    assert api.get(session)["dependencies"] == response
     api.end(session)
 
 
@@ -352,8 +352,8 @@ def test_a_failed_addition_keeps_the_installed_packages(api: Api) -> None:
     session = api.create(dependencies=wanted("lower==1.0"))["id"]
     problem(add(api, session, "not-on-the-index"), 422, "dependency_failed")
     problem(add(api, session, "pip>9000"), 409, "version_conflict")
-    told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-    assert (told["status"], told["installed"]) == ("installed", ["lower==1.0"])
+    response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+    assert (response["status"], response["installed"]) == ("installed", ["lower==1.0"])
     assert api.run(session, "import lower; print(lower.version)")["stdout"] == "1.0\n"
     api.end(session)
     problem(add(api, session, "lower"), 409, "session_ended")
@@ -366,8 +366,8 @@ def test_only_one_addition_runs_at_a_time(api: Api, index: Index) -> None:
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(add, api, session, "later")
         assert held.asked.wait(30)
-        told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-        assert (told["status"], told["requested"]) == ("installing", ["later"])
+        response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+        assert (response["status"], response["requested"]) == ("installing", ["later"])
         problem(add(api, session, "lower"), 409, "install_in_progress")
         held.go.set()
         assert answer(first.result(60))["installed"] == ["later==1.0"]

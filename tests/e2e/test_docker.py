@@ -102,13 +102,17 @@ def attempts(api: Api, execution: str) -> list[str | None]:
 
 
 def test_a_docker_node_reports_its_type_and_capabilities(api: Api) -> None:
-    told = node(api)
+    reported = node(api)
 
-    assert (told["type"], told["status"], told["problem"]) == ("docker", "healthy", None)
-    assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(told["provides"])
-    assert {"pause", "copy"} <= set(told["features"])
+    assert (reported["type"], reported["status"], reported["problem"]) == (
+        "docker",
+        "healthy",
+        None,
+    )
+    assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(reported["provides"])
+    assert {"pause", "copy"} <= set(reported["features"])
     # Each with a reason.
-    assert all(told["missing"].values())
+    assert all(reported["missing"].values())
 
 
 @pytest.mark.quick

@@ -65,15 +65,15 @@ def create(api: Api, **fields: Any) -> dict[str, Any]:
     made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
     path = f"{V1}/templates/{made['id']}"
     eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"), 60)
-    told = answer(api.http.get(path))
-    assert told["status"] == "ready", told
-    return told
+    response = answer(api.http.get(path))
+    assert response["status"] == "ready", response
+    return response
 
 
 def test_shell_and_commands_are_those_of_the_image(api: Api) -> None:
     with session(api, template_id="shell") as made:
-        told = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
-        assert told["stdout"].endswith("from the image"), told
+        result = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
+        assert result["stdout"].endswith("from the image"), result
         assert api.run(made, command=["uname"])["stdout"] == "Linux\n"
         lost = api.run(made, command=["perl", "-v"])
         assert (lost["exit_code"], lost["error"]["code"]) == (127, "command_not_found")
@@ -88,14 +88,14 @@ print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True
 
 def test_an_image_without_python_runs_python_code(api: Api) -> None:
     with session(api, template_id="shell") as made:
-        told = api.run(made, PROBE)
+        result = api.run(made, PROBE)
         place = "/run/atoll/python"
-        assert told["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", told
+        assert result["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", result
         # As a program, too, for shells and for scripts of packages.
         assert api.run(made, command=["python3", "-c", "print(1)"])["stdout"] == "1\n"
-        told = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
+        result = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
                        language="shell")  # fmt: skip
-        assert told["stdout"] == "None\n", told
+        assert result["stdout"] == "None\n", result
 
 
 def test_code_cannot_change_the_mounted_interpreter(api: Api) -> None:
@@ -122,8 +122,8 @@ def test_a_context_keeps_its_state_on_the_mounted_interpreter(api: Api) -> None:
 
 def test_an_image_with_only_a_static_program_works(api: Api) -> None:
     with session(api, template_id="static") as made:
-        told = api.run(made, command=[STATIC_PROGRAM, "--version"])
-        assert told["stdout"].startswith("ldconfig"), told
+        result = api.run(made, command=[STATIC_PROGRAM, "--version"])
+        assert result["stdout"].startswith("ldconfig"), result
         assert api.run(made, "import ssl; print(6 * 7)")["stdout"] == "42\n"
         api.put(made, "a.txt", b"kept")
         assert api.run(made, "print(open('a.txt').read())")["stdout"] == "kept\n"
@@ -136,8 +136,8 @@ def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:
     template = answer(api.http.get(f"{V1}/templates/entry"))
     assert (template["entrypoint"], template["command"]) == (["/bin/echo", "hello"], ["world"])
     with session(api, template_id="entry") as made:
-        told = api.run(made, command=[*template["entrypoint"], *template["command"]])
-        assert told["stdout"] == "hello world\n", told
+        result = api.run(made, command=[*template["entrypoint"], *template["command"]])
+        assert result["stdout"] == "hello world\n", result
 
 
 def test_a_template_that_names_an_interpreter_does_not_get_another(api: Api) -> None:

@@ -51,13 +51,13 @@ def go(api: Api, session: str, steps: range) -> None:
 
 def listen_until(api: Api, execution_id: str, text: str, after: str | None = None) -> list[Told]:
     """Events up to a piece of output."""
-    told: list[Told] = []
+    received: list[Told] = []
     for event in api.events(execution_id, after):
         if event[1] != "queued":
-            told.append(event)
+            received.append(event)
             if text in event[2].get("text", ""):
                 break
-    return told
+    return received
 
 
 def check_resumed(api: Api, execution_id: str, whole: list[Told]) -> None:
@@ -74,20 +74,20 @@ def test_every_event_id_resumes_the_stream_during_and_after_the_execution(
 ) -> None:
     execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
     go(api, session, range(3))
-    told = listen_until(api, execution_id, "err 2")
-    with ThreadPoolExecutor(len(told) + 1) as threads:
+    events = listen_until(api, execution_id, "err 2")
+    with ThreadPoolExecutor(len(events) + 1) as threads:
 
         def rest(after: str | None) -> list[Told]:
             with server.client() as http:
                 return all_of(Api(http), execution_id, after)
 
-        waiting = [threads.submit(rest, after) for after in (None, *(n for n, _, _ in told))]
+        waiting = [threads.submit(rest, after) for after in (None, *(n for n, _, _ in events))]
         go(api, session, range(3, STEPS))
         heard_live = [each.result() for each in waiting]
 
     whole = heard_live[0]
-    assert whole[: len(told)] == told
-    assert heard_live[1:] == [whole[place + 1 :] for place in range(len(told))]
+    assert whole[: len(events)] == events
+    assert heard_live[1:] == [whole[place + 1 :] for place in range(len(events))]
     assert [whole[0][1], whole[-1][1]] == ["started", "result"]
     check_resumed(api, execution_id, whole)
 
@@ -98,24 +98,24 @@ def test_every_event_id_resumes_the_stream_on_a_server_that_was_killed(own: Serv
         session = api.create()["id"]
         execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
         go(api, session, range(2))
-        told = listen_until(api, execution_id, "err 1")
+        events = listen_until(api, execution_id, "err 1")
     crash(own)
     with calling(own) as api:
         # All earlier events are replayed unchanged.
-        assert listen_until(api, execution_id, "err 1") == told
+        assert listen_until(api, execution_id, "err 1") == events
         go(api, session, range(2, 4))
-        told += listen_until(api, execution_id, "err 3", told[-1][0])
+        events += listen_until(api, execution_id, "err 3", events[-1][0])
     crash(own)
     with calling(own) as api:
         go(api, session, range(4, STEPS))
-        told += all_of(api, execution_id, told[-1][0])
-        text = "".join(data["text"] for _, name, data in told if name == "stdout")
+        events += all_of(api, execution_id, events[-1][0])
+        text = "".join(data["text"] for _, name, data in events if name == "stdout")
         assert text == "".join(f"out {step}\n" for step in range(STEPS))
-        assert told[-1][1] == "result"
-        check_resumed(api, execution_id, told)
+        assert events[-1][1] == "result"
+        check_resumed(api, execution_id, events)
     crash(own)
     with calling(own) as api:
-        check_resumed(api, execution_id, told)
+        check_resumed(api, execution_id, events)
 
 
 @pytest.mark.slow

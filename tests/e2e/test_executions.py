@@ -162,12 +162,12 @@ def test_an_invalid_body_is_refused(api: Api, session: str, body: Any) -> None:
 
 def test_a_refusal_contains_the_field(api: Api, session: str) -> None:
     body = {"code": "1", "timeout": 1801}
-    told = problem(api.execute(session, **body), 422, "invalid_request")
-    assert told["field"] == "timeout"
-    assert "1800" in told["detail"]
+    error = problem(api.execute(session, **body), 422, "invalid_request")
+    assert error["field"] == "timeout"
+    assert "1800" in error["detail"]
 
-    told = problem(api.execute(session, code="1", colour="red"), 422, "invalid_request")
-    assert [item["field"] for item in told["errors"]] == ["colour"]
+    error = problem(api.execute(session, code="1", colour="red"), 422, "invalid_request")
+    assert [item["field"] for item in error["errors"]] == ["colour"]
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_a_running_execution_is_cancelled(api: Api, session: str) -> None:
     execution_id = api.submit(session, "print('before', flush=True)\nimport time\ntime.sleep(1000)")
     name, _ = next((name, data) for _, name, data in api.events(execution_id) if name == "stdout")
     assert name == "stdout"
-    told = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
-    assert told["status"] == "cancelled"
+    response = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
+    assert response["status"] == "cancelled"
 
     result = api.result(execution_id, wait=0)
     assert (result["status"], result["cause"]) == ("error", "user")
@@ -326,8 +326,8 @@ def test_a_queued_execution_is_cancelled_at_once_and_never_runs(api: Api, sessio
     after = api.submit(session, "import os\nprint(os.path.exists('ran'))")
     api.await_status(running, "running")
 
-    told = answer(api.http.post(f"{V1}/executions/{waiting}/cancel"))
-    assert told["status"] == "cancelled"
+    response = answer(api.http.post(f"{V1}/executions/{waiting}/cancel"))
+    assert response["status"] == "cancelled"
     assert api.result(waiting, wait=0)["error"]["code"] == "cancelled"
     assert api.status(running) == "running"
     api.put(session, "go")
@@ -351,18 +351,18 @@ def test_an_ended_execution_cannot_be_cancelled(api: Api, session: str) -> None:
 def test_output_is_streamed_before_the_execution_ends(api: Api, session: str) -> None:
     code = "import sys\nprint('first')\n" + until("go") + "print('last', file=sys.stderr)"
     execution_id = api.submit(session, code)
-    heard: list[tuple[str, dict[str, Any]]] = []
+    received: list[tuple[str, dict[str, Any]]] = []
     for _, name, data in api.events(execution_id):
         if name != "queued":
-            heard.append((name, data))
+            received.append((name, data))
         if name == "stdout":
             assert api.status(execution_id) == "running"
             api.put(session, "go")
 
-    assert [name for name, _ in heard] == ["started", "stdout", "stderr", "result"]
-    assert heard[1][1] == {"text": "first\n"}
-    assert heard[2][1] == {"text": "last\n"}
-    assert heard[3][1] == api.result(execution_id, wait=0)
+    assert [name for name, _ in received] == ["started", "stdout", "stderr", "result"]
+    assert received[1][1] == {"text": "first\n"}
+    assert received[2][1] == {"text": "last\n"}
+    assert received[3][1] == api.result(execution_id, wait=0)
 
 
 def test_events_of_an_ended_execution_are_replayed(api: Api, session: str) -> None:
@@ -424,13 +424,13 @@ def test_a_client_that_resumes_after_many_events_still_receives_the_result(
 def test_output_that_is_not_utf8_is_streamed_unchanged(api: Api, session: str) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00\\xfe')"
     execution_id = api.run(session, code)["execution_id"]
-    heard = b"".join(
+    received = b"".join(
         base64.b64decode(data["base64"]) if "base64" in data else data["text"].encode()
         for _, name, data in api.events(execution_id)
         if name == "stdout"
     )
 
-    assert heard == b"\xff\x00\xfe"
+    assert received == b"\xff\x00\xfe"
 
 
 def test_a_malformed_event_id_is_refused(api: Api, session: str) -> None:

@@ -70,9 +70,9 @@ def test_an_executor_terminated_from_outside_is_replaced_and_its_execution_retri
     eventually(lambda: not runs(pid))
     shown = api.result(execution_id)
     assert (shown["status"], shown["stdout"]) == ("success", "begun\ndone\n")
-    told = api.execution(execution_id)
-    assert told["retry_count"] == 1
-    lost, last = told["attempts"]
+    record = api.execution(execution_id)
+    assert record["retry_count"] == 1
+    lost, last = record["attempts"]
     assert lost["cause"] in ("instance_lost", "evicted", "shutdown")
     assert (lost["container_id"], last["cause"]) == (before, None)
     assert last["container_id"] == api.get(session)["container_id"] != before

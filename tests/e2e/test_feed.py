@@ -196,8 +196,8 @@ def test_a_last_event_id_that_is_not_a_number_is_refused(api: Api, place: str) -
 
 def test_an_unknown_position_differs_from_one_to_wait_at(api: Api) -> None:
     place = last_number(api) + 1000
-    told = problem(api.http.get(f"{V1}/events", params={"after": place}), 410, "events_expired")
-    assert told["first"] >= 1
+    error = problem(api.http.get(f"{V1}/events", params={"after": place}), 410, "events_expired")
+    assert error["first"] >= 1
     problem(
         api.http.get(f"{V1}/events", params={"after": place}, headers=STREAM), 410, "events_expired"
     )
@@ -263,9 +263,9 @@ def test_every_accepted_execution_has_an_event_even_after_a_kill(
             for execution_id in submitted:
                 api.result(execution_id)
             found = page(api, types="execution.*", limit=500)["items"]
-            told = [(item["type"], item["subject"]) for item in found]
-            assert [one for type_, one in told if type_ == "execution.submitted"] == submitted
-            ends = [one for type_, one in told if type_ == "execution.completed"]
+            received = [(item["type"], item["subject"]) for item in found]
+            assert [one for type_, one in received if type_ == "execution.submitted"] == submitted
+            ends = [one for type_, one in received if type_ == "execution.completed"]
             assert sorted(ends) == sorted(submitted)
             assert len(set(ends)) == len(submitted)
 
@@ -290,8 +290,8 @@ def test_events_are_deleted_after_the_retention_time(bubblewrap: str, tmp_path: 
                 return again.get(f"{V1}/events", params={"after": 0}).status_code == 410
 
             eventually(forgotten)
-            told = problem(again.get(f"{V1}/events", params={"after": 0}), 410, "events_expired")
-            assert told["first"] > 1
+            error = problem(again.get(f"{V1}/events", params={"after": 0}), 410, "events_expired")
+            assert error["first"] > 1
             assert page(api)["after"] >= last
             with Atoll(server.url, api_key=server.key) as atoll:
                 with pytest.raises(Conflict, match="Position 0 is not in the feed") as refused:
@@ -307,8 +307,8 @@ def test_the_command_prints_past_events_and_follows(server: Server, api: Api, se
 
     wanted = ["--after", str(before), "--types", "execution.*", "--json"]
     shown = server.atoll("events", *wanted)
-    told = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert types(of_session(session, told)) == ["execution.submitted", "execution.completed"]
+    content = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert types(of_session(session, content)) == ["execution.submitted", "execution.completed"]
 
     with subprocess.Popen(
         [*command, "--follow", "--after", str(before), "--types", "execution.completed"],

@@ -373,9 +373,9 @@ def test_an_execution_does_not_wait_for_an_unavailable_driver(
     down()
     body = {"code": "print(1)", "wait": BOUND}
     url = f"{V1}/sessions/{session}/execute"
-    told: dict[str, Any] = answer(api.http.post(url, json=body, timeout=2 * BOUND))
+    response: dict[str, Any] = answer(api.http.post(url, json=body, timeout=2 * BOUND))
 
-    assert (told["status"], told["cause"]) == ("error", "instance_lost"), told
+    assert (response["status"], response["cause"]) == ("error", "instance_lost"), response
 
 
 @pytest.mark.slow

@@ -86,9 +86,9 @@ def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
 @pytest.mark.every_driver
 def test_installers_are_configured_for_no_network(api: Api, session: str) -> None:
     names = "PIP_INDEX_URL", "PIP_RETRIES", "PIP_BREAK_SYSTEM_PACKAGES", "UV_OFFLINE"
-    told = sh(api, session, f"echo ${' $'.join(names)} $npm_config_offline")
-    assert told.startswith("none: this sandbox has no network.")
-    assert told.endswith(" 0 1 1 true\n")
+    output = sh(api, session, f"echo ${' $'.join(names)} $npm_config_offline")
+    assert output.startswith("none: this sandbox has no network.")
+    assert output.endswith(" 0 1 1 true\n")
 
 
 @local
@@ -140,8 +140,8 @@ def test_pip_still_installs_from_local_files(api: Api, pip: str) -> None:
     assert (listed["exit_code"], listed["stderr"]) == (0, "")
     own = {"PIP_INDEX_URL": "file:///workspace/index"}
     assert shell(api, pip, "pip install --target b mine", env=own)["exit_code"] == 0
-    told = shell(api, pip, "pip install --index-url file:///workspace/index --target c mine")
-    assert told["exit_code"] == 0, told
+    result = shell(api, pip, "pip install --index-url file:///workspace/index --target c mine")
+    assert result["exit_code"] == 0, result
     assert sh(api, pip, "ls -d */mine.py") == "a/mine.py\nb/mine.py\nc/mine.py\n"
 
 

@@ -97,8 +97,8 @@ def context(files: dict[str, bytes]) -> tuple[str, bytes]:
 
 def put(api: Api, files: dict[str, bytes]) -> str:
     digest, data = context(files)
-    told = answer(api.http.put(f"{V1}/build-contexts/{digest}", content=data), 201)
-    assert told == {"digest": digest, "size": len(data)}
+    response = answer(api.http.put(f"{V1}/build-contexts/{digest}", content=data), 201)
+    assert response == {"digest": digest, "size": len(data)}
     return digest
 
 
@@ -118,11 +118,11 @@ def test_an_image_is_pulled_with_credentials_that_are_never_returned(
 
     assert made["registry"] == {"server": registry.server}
     assert made["image_digest"].startswith("sha256:")
-    said = log_of(docker_api, made["id"])
-    assert "Pulling from team/python" in said
+    log = log_of(docker_api, made["id"])
+    assert "Pulling from team/python" in log
     assert printed(docker_api, made["id"], "print(6 * 7)") == "42\n"
     events = docker_api.http.get(f"{V1}/events").text
-    everything = on_docker.stderr() + said + events + str(made)
+    everything = on_docker.stderr() + log + events + str(made)
     assert PASSWORD not in everything
     with closing(sqlite3.connect(on_docker.data_dir / "atoll.db")) as database:
         dump = "\n".join(database.iterdump())
@@ -142,8 +142,8 @@ def test_credentials_stay_with_their_server(docker_api: Api, private: str) -> No
         problem(docker_api.http.put(path, json=other), 422, "invalid_request")
     # Nor are they given to the server of another image.
     other = kept | {"image": "elsewhere.example.com/team/python:1"}
-    told = problem(docker_api.http.put(path, json=other), 422, "invalid_request")
-    assert told["field"] == "registry.server"
+    error = problem(docker_api.http.put(path, json=other), 422, "invalid_request")
+    assert error["field"] == "registry.server"
     rebuilt = answer(docker_api.http.post(f"{path}/build"), 202)
     assert settled(docker_api, made["id"])["version"] == rebuilt["version"]
     assert "Pulling from" in log_of(docker_api, made["id"])
@@ -201,9 +201,9 @@ def test_incomplete_credentials_are_refused_without_repeating_them(
     docker_api: Api, registry: dict[str, str]
 ) -> None:
     body = {"name": "x", "image": PYTHON, "registry": registry}
-    told = docker_api.http.post(f"{V1}/templates", json=body)
-    problem(told, 422, "invalid_request")
-    assert "secret-part" not in told.text
+    response = docker_api.http.post(f"{V1}/templates", json=body)
+    problem(response, 422, "invalid_request")
+    assert "secret-part" not in response.text
 
 
 def test_an_unavailable_registry_is_retried(
@@ -279,8 +279,8 @@ def test_a_node_without_docker_reports_unsupported_fields(api: Api) -> None:
         ("registry", {"server": "r.example.com", "username": "a", "password": "b"}),
     ):
         body = {"name": "x", name: value}
-        told = problem(api.http.post(f"{V1}/templates", json=body), 422, f"{name}_unsupported")
-        assert told["field"] == name
+        error = problem(api.http.post(f"{V1}/templates", json=body), 422, f"{name}_unsupported")
+        assert error["field"] == name
 
 
 def test_the_sdk_keeps_credentials_with_their_registry(on_docker: Server, private: str) -> None:

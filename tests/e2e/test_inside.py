@@ -243,19 +243,19 @@ def send(api: Api, server: Server, session: str) -> Callable[..., dict[str, Any]
     """A request to the session's executor, again until it finds what it is about."""
 
     def send(op: str, **fields: Any) -> dict[str, Any]:
-        told: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
 
         def done() -> bool:
             try:
                 instance = api.get(session)["container_id"]
-                told.append(asyncio.run(call(server, instance, op, **fields)))
+                received.append(asyncio.run(call(server, instance, op, **fields)))
             except ExecutorError as error:
                 if error.code not in ("unknown_run", "approval_gone"):
                     raise
-            return bool(told)
+            return bool(received)
 
         eventually(done)
-        return told[0]
+        return received[0]
 
     return send
 

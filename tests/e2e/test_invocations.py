@@ -66,18 +66,18 @@ def other(api: Api) -> Iterator[str]:
 
 
 def test_sync_returns_the_result(api: Api, session: str) -> None:
-    told = invoked(
+    outcome = invoked(
         api, session, function_name="add", code=ADD, input={"a": 1, "b": 2}, metadata={"k": "v"}
     )
 
-    assert re.fullmatch(r"inv_\d{8}_[0-9a-z]+", told["invocation_id"])
-    assert re.fullmatch(r"exec_\d{8}_[0-9a-z]+", told["execution_id"])
-    assert told["result"]["execution_id"] == told["execution_id"]
-    assert told["result"]["return_value"] == 3
-    del told["result"], told["invocation_id"], told["execution_id"]
-    assert told["created_at"] <= told["completed_at"]
-    del told["created_at"], told["completed_at"]
-    assert told == {
+    assert re.fullmatch(r"inv_\d{8}_[0-9a-z]+", outcome["invocation_id"])
+    assert re.fullmatch(r"exec_\d{8}_[0-9a-z]+", outcome["execution_id"])
+    assert outcome["result"]["execution_id"] == outcome["execution_id"]
+    assert outcome["result"]["return_value"] == 3
+    del outcome["result"], outcome["invocation_id"], outcome["execution_id"]
+    assert outcome["created_at"] <= outcome["completed_at"]
+    del outcome["created_at"], outcome["completed_at"]
+    assert outcome == {
         "session_id": session, "function_name": "add", "mode": "sync", "status": "succeeded",
         "metadata": {"k": "v"}, "console_url": None,
     }  # fmt: skip
@@ -88,24 +88,31 @@ def test_sync_is_the_default_mode(api: Api, session: str) -> None:
 
 
 def test_a_function_that_fails_makes_a_failed_invocation(api: Api, session: str) -> None:
-    told = invoked(api, session, code=ADD, function_name="add", input={})
+    outcome = invoked(api, session, code=ADD, function_name="add", input={})
 
-    assert told["status"] == "failed"
-    assert (told["result"]["status"], told["result"]["error"]["name"]) == ("failed", "KeyError")
-    assert get(api, told["invocation_id"]) == told
+    assert outcome["status"] == "failed"
+    assert (outcome["result"]["status"], outcome["result"]["error"]["name"]) == (
+        "failed",
+        "KeyError",
+    )
+    assert get(api, outcome["invocation_id"]) == outcome
 
 
 def test_async_returns_at_once_and_can_be_read_by_its_id(api: Api, session: str) -> None:
-    told = answer(invoke(api, session, mode="async", code=until("go") + "print(1)"), 202)
-    assert (told["status"], told["result"], told["completed_at"]) == ("accepted", None, None)
-    invocation_id = told["invocation_id"]
+    response = answer(invoke(api, session, mode="async", code=until("go") + "print(1)"), 202)
+    assert (response["status"], response["result"], response["completed_at"]) == (
+        "accepted",
+        None,
+        None,
+    )
+    invocation_id = response["invocation_id"]
     eventually(lambda: get(api, invocation_id)["status"] == "running")
     api.put(session, "go")
-    assert api.result(told["execution_id"])["stdout"] == "1\n"
+    assert api.result(response["execution_id"])["stdout"] == "1\n"
 
     ended = get(api, invocation_id)
     assert (ended["status"], ended["result"]["stdout"]) == ("succeeded", "1\n")
-    assert ended["execution_id"] == told["execution_id"]
+    assert ended["execution_id"] == response["execution_id"]
 
 
 def test_a_stream_contains_the_submission_and_its_events(api: Api, session: str) -> None:
@@ -133,20 +140,20 @@ def test_a_stream_contains_the_submission_and_its_events(api: Api, session: str)
 
 def test_console_has_a_terminal_and_returns_its_url(api: Api, session: str) -> None:
     code = "import os, sys\nprint(*os.get_terminal_size(), sys.stdin.isatty())\n"
-    told = answer(invoke(api, session, mode="console", code=code), 202)
-    assert told["console_url"] == f"{V1}/executions/{told['execution_id']}/console"
-    assert api.result(told["execution_id"])["stdout"] == "80 24 True\r\n"
+    response = answer(invoke(api, session, mode="console", code=code), 202)
+    assert response["console_url"] == f"{V1}/executions/{response['execution_id']}/console"
+    assert api.result(response["execution_id"])["stdout"] == "80 24 True\r\n"
 
     size = {"rows": 10, "cols": 33}
-    told = answer(invoke(api, session, mode="console", code=code, terminal=size), 202)
-    assert api.result(told["execution_id"])["stdout"] == "33 10 True\r\n"
+    response = answer(invoke(api, session, mode="console", code=code, terminal=size), 202)
+    assert api.result(response["execution_id"])["stdout"] == "33 10 True\r\n"
 
 
 def test_a_terminal_works_in_every_mode(api: Api, session: str) -> None:
     code = "import os\nprint(*os.get_terminal_size())"
-    told = result(api, session, code=code, terminal={"rows": 5})
+    outcome = result(api, session, code=code, terminal={"rows": 5})
 
-    assert told["stdout"] == "80 5\r\n"
+    assert outcome["stdout"] == "80 5\r\n"
 
 
 @pytest.mark.slow
@@ -156,19 +163,19 @@ def test_sync_returns_without_a_result_after_the_maximum_wait(
     with Server(tmp_path, ATOLL_EXECUTION__MAX_WAIT="0.2") as server, server.client() as http:
         api = Api(http)
         session = str(api.create()["id"])
-        told = answer(invoke(api, session, code=until("go") + "print(1)"), 202)
-        assert told["result"] is None
-        assert told["status"] in ("accepted", "running")
+        response = answer(invoke(api, session, code=until("go") + "print(1)"), 202)
+        assert response["result"] is None
+        assert response["status"] in ("accepted", "running")
         api.put(session, "go")
-        eventually(lambda: get(api, told["invocation_id"])["status"] == "succeeded")
-        assert get(api, told["invocation_id"])["result"]["stdout"] == "1\n"
+        eventually(lambda: get(api, response["invocation_id"])["status"] == "succeeded")
+        assert get(api, response["invocation_id"])["result"]["stdout"] == "1\n"
 
 
 def test_sync_waits_no_longer_than_requested(api: Api, session: str) -> None:
-    told = answer(invoke(api, session, code=until("go"), wait_ms=0), 202)
-    assert told["result"] is None
+    response = answer(invoke(api, session, code=until("go"), wait_ms=0), 202)
+    assert response["result"] is None
     api.put(session, "go")
-    assert api.result(told["execution_id"])["status"] == "success"
+    assert api.result(response["execution_id"])["status"] == "success"
 
 
 # What it is given
@@ -207,8 +214,8 @@ def test_a_function_gets_bytes_and_their_content_type(api: Api, session: str) ->
     assert result(api, session, **fields)["return_value"] == [
         "bytes", [0, 255], "application/octet-stream",
     ]  # fmt: skip
-    told = result(api, session, **fields, content_type="image/x-dot; a=b")
-    assert told["return_value"][2] == "image/x-dot; a=b"
+    outcome = result(api, session, **fields, content_type="image/x-dot; a=b")
+    assert outcome["return_value"][2] == "image/x-dot; a=b"
 
 
 def test_empty_bytes_count_as_input(api: Api, session: str) -> None:
@@ -244,9 +251,9 @@ def test_a_shell_script_reads_its_input_from_stdin(api: Api, session: str) -> No
 
 def test_a_function_can_have_stdin_besides_its_input(api: Api, session: str) -> None:
     code = "import sys\ndef f(event): return [event, sys.stdin.read()]"
-    told = result(api, session, code=code, function_name="f", input=1, stdin="text")
+    outcome = result(api, session, code=code, function_name="f", input=1, stdin="text")
 
-    assert told["return_value"] == [1, "text"]
+    assert outcome["return_value"] == [1, "text"]
 
 
 def test_a_function_of_a_workspace_module_is_invoked(api: Api, session: str) -> None:
@@ -256,8 +263,8 @@ def test_a_function_of_a_workspace_module_is_invoked(api: Api, session: str) -> 
 
     event = {"a": "x", "b": "y"}
     assert result(api, session, function_name="mine:add", input=event)["return_value"] == "xy"
-    told = result(api, session, function_name="pack.age.inner:later", input=5)
-    assert told["return_value"] == [5]
+    outcome = result(api, session, function_name="pack.age.inner:later", input=5)
+    assert outcome["return_value"] == [5]
 
 
 @pytest.mark.parametrize(
@@ -272,16 +279,19 @@ def test_a_function_of_a_workspace_module_is_invoked(api: Api, session: str) -> 
 def test_a_missing_function_fails_with_function_not_found(
     api: Api, session: str, fields: dict[str, Any]
 ) -> None:
-    told = invoked(api, session, **fields)
+    outcome = invoked(api, session, **fields)
 
-    assert told["status"] == "failed"
-    assert told["result"]["error"]["code"] == "function_not_found"
-    assert "no function" in told["result"]["error"]["message"]
+    assert outcome["status"] == "failed"
+    assert outcome["result"]["error"]["code"] == "function_not_found"
+    assert "no function" in outcome["result"]["error"]["message"]
 
 
 def test_a_missing_module_fails_with_function_not_found(api: Api, session: str) -> None:
-    told = invoked(api, session, function_name="nowhere:add")
-    assert (told["status"], told["result"]["error"]["code"]) == ("failed", "function_not_found")
+    outcome = invoked(api, session, function_name="nowhere:add")
+    assert (outcome["status"], outcome["result"]["error"]["code"]) == (
+        "failed",
+        "function_not_found",
+    )
 
     api.put(session, "needs.py", b"import nowhere\ndef add(event): pass\n")
     error = invoked(api, session, function_name="needs:add")["result"]["error"]
@@ -298,30 +308,30 @@ def test_an_invocation_accepts_the_other_fields_of_execute(api: Api, session: st
 
 
 def test_a_timeout_is_in_milliseconds(api: Api, session: str) -> None:
-    told = invoked(api, session, code="while True: pass", timeout_ms=150)
+    outcome = invoked(api, session, code="while True: pass", timeout_ms=150)
 
-    assert (told["status"], told["result"]["status"]) == ("failed", "timeout")
+    assert (outcome["status"], outcome["result"]["status"]) == ("failed", "timeout")
     # Less than the default timeout.
-    assert told["result"]["execution_time"] < 30
-    assert api.execution(told["execution_id"])["timeout"] == 0.15
+    assert outcome["result"]["execution_time"] < 30
+    assert api.execution(outcome["execution_id"])["timeout"] == 0.15
 
 
 def test_code_has_the_ids_of_its_invocation_execution_and_session(api: Api, session: str) -> None:
     code = "import os\nfor name in ('INVOCATION', 'EXECUTION', 'SESSION'):\n"
     code += "    print(os.environ[f'ATOLL_{name}_ID'])"
-    told = invoked(api, session, code=code)
+    outcome = invoked(api, session, code=code)
 
-    assert told["result"]["stdout"].split() == [
-        told["invocation_id"], told["execution_id"], session,
+    assert outcome["result"]["stdout"].split() == [
+        outcome["invocation_id"], outcome["execution_id"], session,
     ]  # fmt: skip
 
 
 def test_execute_is_the_short_form_of_an_invocation(api: Api, session: str) -> None:
-    told = answer(api.execute(session, code="print(1)"), 202)
-    api.result(told["execution_id"])
+    response = answer(api.execute(session, code="print(1)"), 202)
+    api.result(response["execution_id"])
 
-    found = get(api, told["invocation_id"])
-    assert (found["execution_id"], found["mode"]) == (told["execution_id"], "async")
+    found = get(api, response["invocation_id"])
+    assert (found["execution_id"], found["mode"]) == (response["execution_id"], "async")
     assert found["result"]["stdout"] == "1\n"
 
 
@@ -459,8 +469,8 @@ def test_a_repeated_execution_id_is_one_run(api: Api, session: str, own_id: str)
     first = invoked(api, session, code=RAN, execution_id=own_id)
     assert first["execution_id"] == own_id
     assert invoked(api, session, code=RAN, execution_id=own_id) == first
-    told = answer(api.execute(session, code=RAN, execution_id=own_id, wait=20))
-    assert told == first["result"]
+    response = answer(api.execute(session, code=RAN, execution_id=own_id, wait=20))
+    assert response == first["result"]
     assert times_run(api, session) == 1
 
 
@@ -551,8 +561,8 @@ def test_concurrent_retries_make_one_new_execution(
             return invoke(Api(http), session, code=until("go"), mode="async", **mine).status_code
 
     with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(call, range(8)))
-    assert sorted(told) == [202] + [409] * 7
+        responses = list(threads.map(call, range(8)))
+    assert sorted(responses) == [202] + [409] * 7
     api.put(session, "go")
 
 
@@ -564,8 +574,8 @@ def test_concurrent_retries_make_one_new_execution(
 def test_only_a_failed_invocation_is_retried(
     api: Api, session: str, own_id: str, code: str | None, status: str
 ) -> None:
-    told = invoke(api, session, code=code or until("never"), mode="async", invocation_id=own_id)
-    execution_id = answer(told, 202)["execution_id"]
+    response = invoke(api, session, code=code or until("never"), mode="async", invocation_id=own_id)
+    execution_id = answer(response, 202)["execution_id"]
     if status == "cancelled":
         answer(api.http.post(f"{V1}/invocations/{own_id}/cancel"))
     eventually(lambda: get(api, own_id)["status"] == status)
@@ -609,12 +619,12 @@ def test_a_stream_repeated_with_its_key_replays_the_same_execution(
     api: Api, session: str, own_id: str, padding: int
 ) -> None:
     fields = {"mode": "stream", "code": RAN + f"print('a')\n#{'x' * padding}"}
-    told = [list(read_events(keyed(api, own_id, session, **fields))) for _ in range(3)]
+    received = [list(read_events(keyed(api, own_id, session, **fields))) for _ in range(3)]
 
-    assert told[0][-1][1] == "result"
-    for events in told:
+    assert received[0][-1][1] == "result"
+    for events in received:
         events[:] = [event for event in events if event[1] not in ("queued", "heartbeat")]
-    assert told[1] == told[0] == told[2]
+    assert received[1] == received[0] == received[2]
     assert times_run(api, session) == 1
     other = keyed(api, own_id, session, **{**fields, "code": "print('b')"})
     problem(other, 422, "idempotency_key_reused")
@@ -672,8 +682,8 @@ def test_a_client_that_leaves_a_stream_does_not_stop_the_execution(
     api.put(session, "go")
 
     # A client that resumes with the same id receives all events.
-    told = list(read_events(invoke(api, session, **{**body, "session_id": session})))
-    text = "".join(data["text"] for _, name, data in told if name == "stdout")
+    events = list(read_events(invoke(api, session, **{**body, "session_id": session})))
+    text = "".join(data["text"] for _, name, data in events if name == "stdout")
     assert text == "a\nb\n"
     assert times_run(api, session) == 1
 
@@ -702,9 +712,12 @@ def test_a_client_that_leaves_a_stream_can_resume_it_with_its_key(
     with api.http.stream("POST", f"{V1}/invocations", json=body, headers=headers) as response:
         assert response.status_code == 200, response.read()
         api.put(session, "go")
-        told = list(read_events(response))
+        events = list(read_events(response))
 
-    assert [name for _, name, _ in told if name in ("accepted", "result")] == ["accepted", "result"]
+    assert [name for _, name, _ in events if name in ("accepted", "result")] == [
+        "accepted",
+        "result",
+    ]
     assert times_run(api, session) == 1
 
 
@@ -741,8 +754,8 @@ def test_invocations_are_listed_by_status(api: Api, session: str) -> None:
         return [item["invocation_id"] for item in found]
 
     def submitted(code: str, **fields: Any) -> str:
-        told = answer(invoke(api, session, code=code, mode="async", **fields), 202)
-        return str(told["invocation_id"])
+        response = answer(invoke(api, session, code=code, mode="async", **fields), 202)
+        return str(response["invocation_id"])
 
     made = {
         "succeeded": invoked(api, session, code="pass")["invocation_id"],
@@ -803,15 +816,15 @@ def test_an_invalid_list_query_is_refused(api: Api, query: str, status: int, cod
 
 @pytest.mark.parametrize("noun", ["invocations", "executions"])
 def test_a_running_execution_is_cancelled_with_a_reason(api: Api, session: str, noun: str) -> None:
-    told = answer(invoke(api, session, code="print(1)\n" + until("never"), mode="async"), 202)
-    next(name for _, name, _ in api.events(told["execution_id"]) if name == "stdout")
-    own = told["invocation_id" if noun == "invocations" else "execution_id"]
+    response = answer(invoke(api, session, code="print(1)\n" + until("never"), mode="async"), 202)
+    next(name for _, name, _ in api.events(response["execution_id"]) if name == "stdout")
+    own = response["invocation_id" if noun == "invocations" else "execution_id"]
     url = f"{V1}/{noun}/{own}/cancel"
     first = answer(api.http.post(url, json={"reason": "no longer wanted"}))
     assert first["status"] == "cancelled"
     assert answer(api.http.post(url, json={"reason": "another"})) == first
 
-    found = get(api, told["invocation_id"])
+    found = get(api, response["invocation_id"])
     assert (found["status"], found["result"]["status"]) == ("cancelled", "error")
     assert found["result"]["error"] == {
         "code": "cancelled", "message": "The execution was cancelled: no longer wanted",
@@ -830,8 +843,8 @@ def test_a_queued_execution_is_cancelled_and_never_runs(api: Api, session: str, 
     api.put(session, "go")
 
     assert api.result(running["execution_id"])["status"] == "success"
-    told = get(api, waiting["invocation_id"])["result"]
-    assert (told["error"]["message"], told["exit_code"]) == (
+    response = get(api, waiting["invocation_id"])["result"]
+    assert (response["error"]["message"], response["exit_code"]) == (
         "The execution was cancelled: why",
         None,
     )
@@ -843,12 +856,12 @@ def test_a_queued_execution_is_cancelled_and_never_runs(api: Api, session: str, 
 def test_an_ended_execution_is_not_cancelled(
     api: Api, session: str, code: str, status: str, now: str
 ) -> None:
-    told = invoked(api, session, code=code)
-    url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+    outcome = invoked(api, session, code=code)
+    url = f"{V1}/invocations/{outcome['invocation_id']}/cancel"
     assert problem(api.http.post(url), 409, "invocation_ended")["status_now"] == status
-    url = f"{V1}/executions/{told['execution_id']}/cancel"
+    url = f"{V1}/executions/{outcome['execution_id']}/cancel"
     assert problem(api.http.post(url), 409, "execution_ended")["status_now"] == now
-    assert get(api, told["invocation_id"]) == told
+    assert get(api, outcome["invocation_id"]) == outcome
 
 
 @pytest.mark.parametrize("noun", ["invocations", "executions"])
@@ -864,11 +877,11 @@ def test_an_invalid_cancellation_is_refused(api: Api, noun: str, body: Any) -> N
 def test_concurrent_cancellations_get_the_same_response(
     api: Api, server: Server, session: str
 ) -> None:
-    told = answer(invoke(api, session, code=until("never"), mode="async"), 202)
+    response = answer(invoke(api, session, code=until("never"), mode="async"), 202)
 
     def call(number: int) -> dict[str, Any]:
         with server.client() as http:
-            url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+            url = f"{V1}/invocations/{response['invocation_id']}/cancel"
             return answer(http.post(url, json={"reason": str(number)}))
 
     with ThreadPoolExecutor(8) as threads:

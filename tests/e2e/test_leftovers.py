@@ -235,10 +235,10 @@ def test_a_server_reports_what_it_leaves_running_and_gc_ends_it(
     assert process is not None
     assert process.stdout is not None
     process.send_signal(signal.SIGTERM)
-    said = process.stdout.read()
+    output = process.stdout.read()
     assert server.stop() == 0
-    assert said.startswith("\n  curl") or "2 sessions keep running" in said
-    assert f"atoll gc --stop-sessions --data-dir '{tmp_path}/a b'" in said
+    assert output.startswith("\n  curl") or "2 sessions keep running" in output
+    assert f"atoll gc --stop-sessions --data-dir '{tmp_path}/a b'" in output
 
     gc("--stop-sessions", "--data-dir", str(tmp_path / "a b"))
     eventually(left.are_gone)

@@ -183,8 +183,8 @@ def test_without_auto_start_only_a_start_request_starts_a_session(api: Api, rest
     api.put(session, "kept", b"here")
     status = do(api, session, rest)["status"]
 
-    told = problem(api.execute(session, code="print(1)"), 409, "session_not_running")
-    assert told["status_now"] == status
+    error = problem(api.execute(session, code="print(1)"), 409, "session_not_running")
+    assert error["status_now"] == status
     for path in ("files/kept", "contexts", "processes"):
         found = api.http.get(f"{V1}/sessions/{session}/{path}")
         # Listing contexts needs no instance.
@@ -315,8 +315,8 @@ def test_an_ended_session_cannot_change(api: Api, verb: str) -> None:
     session = api.create()["id"]
     ended = api.end(session)
 
-    told = problem(post(api, session, verb), 409, "session_ended")
-    assert told["status_now"] == "terminated"
+    error = problem(post(api, session, verb), 409, "session_ended")
+    assert error["status_now"] == "terminated"
     problem(patch(api, session, timeout=1), 409, "session_ended")
     eventually(lambda: api.get(session)["observed"] == "destroyed")
     assert api.get(session)["ended_at"] == ended["ended_at"]
@@ -519,9 +519,9 @@ def test_stopping_a_session_cancels_its_executions_and_starts_none(
 
     assert shown["status"] == {"stop": "stopped", "archive": "archived"}[verb]
     for execution in (running, *waiting):
-        told = api.execution(execution)
-        assert (told["status"], told["cause"]) == ("cancelled", "user"), told
-        assert "stopped" in told["error"]["message"]
+        record = api.execution(execution)
+        assert (record["status"], record["cause"]) == ("cancelled", "user"), record
+        assert "stopped" in record["error"]["message"]
     assert api.get(session)["status"] == shown["status"]
     assert api.names(session) == ["begun"]
 
@@ -558,8 +558,8 @@ def test_concurrent_starts_create_one_instance(api: Api, own: Server, session: s
     do(api, session, "stop")
     with made(own) as names, ThreadPoolExecutor(8) as pool:
         shown = list(pool.map(lambda _: do(api, session, "start"), range(8)))
-    assert {told["status"] for told in shown} == {"running"}
-    assert {told["container_id"] for told in shown} == names
+    assert {each["status"] for each in shown} == {"running"}
+    assert {each["container_id"] for each in shown} == names
     assert len(names) == 1
 
 
@@ -578,8 +578,8 @@ def test_concurrent_requests_start_a_stopped_session_once(
         return str(api.run(session, "print(open('kept').read(), end='')")["stdout"])
 
     with made(own) as names, ThreadPoolExecutor(10) as pool:
-        told = list(pool.map(request, range(10)))
-    assert set(told) == {"here"}
+        responses = list(pool.map(request, range(10)))
+    assert set(responses) == {"here"}
     assert len(names) == (0 if rest == "pause" else 1)
     assert api.get(session)["container_id"] == (before if rest == "pause" else names.pop())
 

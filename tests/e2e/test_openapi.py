@@ -121,11 +121,11 @@ def test_every_route_describes_its_responses(described: dict[str, Any]) -> None:
         assert "422" not in answers, f"{method} {path}"
         for status in good:
             if path.startswith(V1) and status != "204":
-                told = next(iter(answers[status]["content"].values()), None)
-                assert told is not None, f"{method} {path} {status}"
+                media_type = next(iter(answers[status]["content"].values()), None)
+                assert media_type is not None, f"{method} {path} {status}"
                 if "application/json" in answers[status]["content"]:
-                    told = answers[status]["content"]["application/json"]
-                    assert told.get("schema"), f"{method} {path} {status}"
+                    media_type = answers[status]["content"]["application/json"]
+                    assert media_type.get("schema"), f"{method} {path} {status}"
 
 
 def test_every_route_has_a_unique_id_and_its_parameters(described: dict[str, Any]) -> None:
@@ -357,13 +357,13 @@ def test_no_body_breaks_an_invocation(api: Api, fuzzed: str, body: Any) -> None:
         assert response.text.startswith("event: accepted\n")
         assert response.text.count("event: result\n") == 1
         return
-    told = response.json()
+    fields = response.json()
     if response.status_code == 202:
-        api.result(told["execution_id"])
+        api.result(fields["execution_id"])
     elif response.status_code == 200:
-        assert told["status"] in ("succeeded", "failed")
+        assert fields["status"] in ("succeeded", "failed")
     else:
-        assert told["code"]
+        assert fields["code"]
 
 
 @FUZZ

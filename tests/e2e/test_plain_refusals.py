@@ -37,9 +37,9 @@ def test_more_resources_than_any_node_has_are_refused(
             api.http.post(f"{V1}/sessions/{session}/clone", json=limits),
             api.http.post(f"{V1}/templates", json={"name": "x", "default_resources": limits}),
         ):
-            told = problem(refused, 422, "exceeds_nodes")
-            assert told["field"] == field
-            assert "of the largest node" in told["detail"]
+            error = problem(refused, 422, "exceeds_nodes")
+            assert error["field"] == field
+            assert "of the largest node" in error["detail"]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_a_package_from_elsewhere_is_refused_with_the_allowed_forms(
         api.http.post(f"{V1}/sessions/{session}/dependencies", json={"dependencies": wanted}),
         api.http.post(f"{V1}/templates", json={"name": "x", "python_packages": [name]}),
     ):
-        told = problem(refused, 422, "invalid_request")
-        assert "Packages come from the server's index" in told["detail"]
-        assert name not in told["detail"]
+        error = problem(refused, 422, "invalid_request")
+        assert "Packages come from the server's index" in error["detail"]
+        assert name not in error["detail"]
 
 
 def test_an_error_about_an_unknown_key_contains_the_source_of_the_key(server: Server) -> None:

@@ -168,9 +168,9 @@ def test_the_command_line_and_metrics_show_pools(bubblewrap: str, tmp_path: Path
         listed: list[dict[str, Any]] = json.loads(atoll(server, "pools", "--json"))
         assert [pool["template_id"] for pool in listed] == ["python"]
         assert (listed[0]["hits"], listed[0]["maximum"]) == (1, 1)
-        told = atoll(server, "pools")
-        assert "TEMPLATE" in told
-        assert "1/1" in told
+        result = atoll(server, "pools")
+        assert "TEMPLATE" in result
+        assert "1/1" in result
         lines = api.http.get("/metrics").text.splitlines()
         assert 'atoll_pool_hits_total{template="python"} 1.0' in lines
         assert 'atoll_pool_misses_total{template="python"} 0.0' in lines

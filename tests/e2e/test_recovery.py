@@ -341,7 +341,7 @@ def test_waiting_requests_get_503_at_shutdown(own: Server) -> None:
         session = api.create()["id"]
         execution_id = api.submit(session, "print(1, flush=True)\n" + until("go") + "print(2)")
         events = api.events(execution_id)
-        heard = next(number for number, name, _ in events if name == "stdout")
+        received = next(number for number, name, _ in events if name == "stdout")
         sent = threading.Event()
 
         def trace(name: str, _: object) -> None:
@@ -363,7 +363,7 @@ def test_waiting_requests_get_503_at_shutdown(own: Server) -> None:
     own.start()
     with calling(own) as api:
         api.put(session, "go")
-        rest = events_after(api, execution_id, heard)
+        rest = events_after(api, execution_id, received)
         assert rest == [("stdout", "2\n"), ("result", None)]
 
 
@@ -527,8 +527,10 @@ def test_a_waiting_retry_can_be_cancelled(bubblewrap: str, tmp_path: Path) -> No
         next(name for _, name, _ in events if name == "stdout")
         kill_instance(own, api, session)
         next(name for _, name, _ in events if name == "retry")
-        told = api.http.post(f"{V1}/executions/{execution_id}/cancel", json={"reason": "enough"})
-        assert told.json()["status"] == "cancelled"
+        response = api.http.post(
+            f"{V1}/executions/{execution_id}/cancel", json={"reason": "enough"}
+        )
+        assert response.json()["status"] == "cancelled"
         assert api.result(execution_id)["error"]["message"].endswith(": enough")
 
 

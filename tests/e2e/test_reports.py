@@ -148,14 +148,14 @@ def test_a_result_is_stored_once_and_all_waiting_requests_get_it(
 
 
 def test_a_result_of_the_maximum_size_is_accepted(reporting: Server, waiting: Waiting) -> None:
-    told = report(b"x" * (1 << 20))
+    large_report = report(b"x" * (1 << 20))
     shown = b'{"type":"display","data":{"text/plain":"%s"}}\n' % (b"x" * (8 << 20))
-    told["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
+    large_report["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
     for start in range(0, len(shown), 65536):
         piece = base64.b64encode(shown[start : start + 65536]).decode()
-        told["log"].append([4 + start // 65536, 5, piece])
+        large_report["log"].append([4 + start // 65536, 5, piece])
     path = f"executions/{waiting.id}/result"
-    assert answer(post(reporting, path, waiting.token, told)) == {"stored": True}
+    assert answer(post(reporting, path, waiting.token, large_report)) == {"stored": True}
     assert len(waiting.finish()["results"]) == 1
 
 

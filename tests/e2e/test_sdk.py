@@ -40,14 +40,14 @@ def atoll(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> It
 def test_a_stream_yields_events_live(atoll: Atoll) -> None:
     code = "print('first', flush=True)\n" + until("go") + "print('second')\n"
     kinds: list[str] = []
-    said = ""
+    output = ""
     with atoll.session() as session:
         for event in session.stream(code):
             kinds.append(event.kind)
-            said += event.text
-            if said == "first\n" and "result" not in kinds:
+            output += event.text
+            if output == "first\n" and "result" not in kinds:
                 session.files.write("go", "")
-    assert said == "first\nsecond\n"
+    assert output == "first\nsecond\n"
     assert (kinds[0], kinds[-1]) == ("started", "result")
 
 
@@ -85,12 +85,12 @@ async def test_a_stream_survives_a_killed_and_restarted_server(
     with Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0") as server:
         async with AsyncAtoll(server.url, api_key=server.key) as atoll:
             session = await atoll.sessions.create()
-            said, sequences = "", []
+            output, sequences = "", []
             killed = False
             async for event in session.stream(code, timeout=120):
-                said += event.text if event.kind == "stdout" else ""
+                output += event.text if event.kind == "stdout" else ""
                 sequences += [event.sequence] if event.sequence else []
-                if not killed and said.endswith("299\n"):
+                if not killed and output.endswith("299\n"):
                     killed = True
                     await asyncio.to_thread(server.stop, signal.SIGKILL)
                     await asyncio.to_thread(server.start)
@@ -98,7 +98,7 @@ async def test_a_stream_survives_a_killed_and_restarted_server(
             assert killed
             assert event.result is not None
             assert event.result.ok
-            assert said == NUMBERS == event.result.stdout
+            assert output == NUMBERS == event.result.stdout
             assert sequences == sorted(set(sequences))
             await session.delete()
 
@@ -238,13 +238,13 @@ def test_stdin_is_written_to_running_code(atoll: Atoll) -> None:
             stdin="one\n",
             stdin_open=True,
         )
-        said = ""
+        output = ""
         for event in execution.events():
-            said += event.text
-            if said == "ONE\n" and event.kind == "stdout":
+            output += event.text
+            if output == "ONE\n" and event.kind == "stdout":
                 execution.write("two\n")
                 execution.write(b"three\n", eof=True)
-        assert said == "ONE\nTWO\nTHREE\n"
+        assert output == "ONE\nTWO\nTHREE\n"
         with pytest.raises(Conflict) as raised:
             execution.write("late")
         assert raised.value.code == "execution_not_running"
@@ -312,12 +312,12 @@ def test_messages_reach_the_code(atoll: Atoll) -> None:
         "from atoll_session import messages\nprint('ready', flush=True)\nprint(messages(wait=30))"
     )
     with atoll.session() as session:
-        said = ""
+        output = ""
         for event in session.stream(code):
-            said += event.text
-            if said == "ready\n" and event.kind == "stdout":
+            output += event.text
+            if output == "ready\n" and event.kind == "stdout":
                 session.execution(event.execution_id).send("hello")
-        assert said == "ready\n['hello']\n"
+        assert output == "ready\n['hello']\n"
 
 
 # Invocations

@@ -73,15 +73,15 @@ async def test_a_console_without_a_terminal_has_pipes(own: AsyncSession) -> None
     execution = await own.interactive(["sh", "-c", "cat; echo over >&2"])
     async with execution.console() as console:
         large = b"0123456789abcde\n" * 50_000
-        heard = {"stdout": b"", "stderr": b""}
+        received = {"stdout": b"", "stderr": b""}
         sending = asyncio.create_task(console.send(large, eof=True))
         async for event in console:
-            if event.kind in heard:
-                heard[event.kind] += event.data
+            if event.kind in received:
+                received[event.kind] += event.data
         await sending
         assert event.exit is not None
         assert event.exit.exit_code == 0
-    assert heard == {"stdout": large, "stderr": b"over\n"}
+    assert received == {"stdout": large, "stderr": b"over\n"}
 
 
 async def test_a_shell_is_the_default_command(own: AsyncSession) -> None:
@@ -169,13 +169,13 @@ async def test_a_stopped_server_ends_its_consoles(bubblewrap: str, tmp_path: Pat
 def test_consoles_work_in_synchronous_code(server: Server) -> None:
     with Atoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
         execution = session.interactive(BASH, rows=24, cols=80)
-        heard: list[ConsoleEvent] = []
+        received: list[ConsoleEvent] = []
         begun = threading.Event()
 
         def listen() -> None:
             for event in console:
-                heard.append(event)
-                if b"begun\r\n" in b"".join(event.data for event in heard):
+                received.append(event)
+                if b"begun\r\n" in b"".join(event.data for event in received):
                     begun.set()
 
         with execution.console() as console:
@@ -186,6 +186,6 @@ def test_consoles_work_in_synchronous_code(server: Server) -> None:
             console.send("exit 4\n")
             listening.join(20)
             assert console.wait().exit_code == 4
-        assert heard[-1].exit is not None
-        assert heard[-1].exit.exit_code == 4
+        assert received[-1].exit is not None
+        assert received[-1].exit.exit_code == 4
         assert atoll.execution(execution.id).result().exit_code == 4

@@ -141,16 +141,16 @@ def test_a_failed_upload_keeps_the_old_files(session: Session) -> None:
 
 
 def test_file_changes_are_watched(session: Session) -> None:
-    told: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     for event in session.files.watch():
-        told.append((event.kind, event.path))
+        received.append((event.kind, event.path))
         if event.kind == "watching":
             session.run("open('made', 'w').close(); import os; os.rename('made', 'moved')").check()
         if event.kind == "moved":
             assert event.moved_from == "made"
             break
-    assert told[0] == ("watching", "")
-    assert told[-1] == ("moved", "moved")
+    assert received[0] == ("watching", "")
+    assert received[-1] == ("moved", "moved")
 
 
 def test_artifacts_are_listed_and_downloaded(session: Session, tmp_path: Path) -> None:
@@ -190,16 +190,16 @@ def test_a_link_needs_no_key(server: Server) -> None:
 
 async def test_files_work_in_async_code(server: Server, tmp_path: Path) -> None:
     async with AsyncAtoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
-        files, told = session.files, []
+        files, reported = session.files, []
 
         async def progress(size: int, total: int | None) -> None:
-            told.append((size, total))
+            reported.append((size, total))
 
         data = os.urandom(3_000_000)
         await files.upload(io.BytesIO(data), "big", progress=progress)
-        assert told[-1] == (len(data), len(data))
+        assert reported[-1] == (len(data), len(data))
         await files.download("big", tmp_path / "big", progress=progress)
-        assert told[-1] == (len(data), len(data))
+        assert reported[-1] == (len(data), len(data))
         assert b"".join([piece async for piece in files.stream("big", start=5)]) == data[5:]
         await files.mkdir("d")
         watching = files.watch("d")

@@ -61,8 +61,8 @@ def test_all_code_of_a_session_has_its_secrets(api: Api) -> None:
     assert api.run(session["id"], SHOW)["stdout"] == f"{CANARY}\n"
     assert api.run(session["id"], command=["sh", "-c", "echo $TOKEN"])["stdout"] == f"{CANARY}\n"
     context = answer(api.http.post(f"{V1}/sessions/{session['id']}/contexts", json={}), 201)
-    told = api.run(session["id"], SHOW, context_id=context["id"])
-    assert told["stdout"] == f"{CANARY}\n"
+    result = api.run(session["id"], SHOW, context_id=context["id"])
+    assert result["stdout"] == f"{CANARY}\n"
     api.end(session["id"])
 
 
@@ -151,8 +151,8 @@ def test_a_secret_named_like_a_variable_is_refused(api: Api) -> None:
 def test_the_largest_secrets_fit(api: Api) -> None:
     secrets = {f"N{number}": "x" * 65536 for number in range(15)}
     session = api.create(secrets=secrets)["id"]
-    told = api.run(session, command=["sh", "-c", "echo ${#N0} ${#N14}"])
-    assert told["stdout"] == "65536 65536\n"
+    result = api.run(session, command=["sh", "-c", "echo ${#N0} ${#N14}"])
+    assert result["stdout"] == "65536 65536\n"
     api.end(session)
 
 
@@ -244,9 +244,9 @@ def test_a_secret_moved_to_another_session_or_name_cannot_be_decrypted(own: Serv
         database.commit()
     own.start()
     with calling(own) as api:
-        told = api.run(thief, SHOW)
-        assert told["error"]["code"] == "secret_unreadable"
-        assert CANARY not in json.dumps(told)
+        result = api.run(thief, SHOW)
+        assert result["error"]["code"] == "secret_unreadable"
+        assert CANARY not in json.dumps(result)
         assert api.run(victim, LENGTH)["stdout"] == f"{len(CANARY)}\n"
 
 
@@ -259,9 +259,9 @@ def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_again(ow
     (own.data_dir / "secret-key").rename(own.data_dir.parent / "away")
     own.start()
     with calling(own) as api:
-        told = api.run(session, LENGTH)
-        assert (told["status"], told["error"]["code"]) == ("failed", "secret_unreadable")
-        assert "old_keys" in told["error"]["message"]
+        result = api.run(session, LENGTH)
+        assert (result["status"], result["error"]["code"]) == ("failed", "secret_unreadable")
+        assert "old_keys" in result["error"]["message"]
         refused = api.http.post(f"{V1}/sessions/{session}/contexts", json={})
         problem(refused, 500, "secret_unreadable")
         assert api.names(session) == ["file"]
@@ -291,8 +291,8 @@ def test_an_external_database_needs_the_key_in_the_settings(
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     with Server(tmp_path / "data", ATOLL_DATABASE_URL=url) as server, calling(server) as api:
         refused = api.http.post(f"{V1}/sessions", json={"secrets": {"TOKEN": CANARY}})
-        told = problem(refused, 422, "secrets_not_configured")
-        assert told["setting"] == "secrets.key"
+        error = problem(refused, 422, "secrets_not_configured")
+        assert error["setting"] == "secrets.key"
         assert CANARY not in refused.text
         api.create()
 
@@ -313,8 +313,8 @@ def test_the_command_line_reads_secrets_only_from_the_environment_and_files(
     assert CANARY not in done.stdout + done.stderr
     session = json.loads(done.stdout)
     assert session["secrets"] == ["OTHER", "TOKEN"]
-    told = api.run(session["id"], command=["sh", "-c", "echo $TOKEN; echo $OTHER"])
-    assert told["stdout"] == f"{CANARY}\n{CANARY}-of-a-file\n"
+    result = api.run(session["id"], command=["sh", "-c", "echo $TOKEN; echo $OTHER"])
+    assert result["stdout"] == f"{CANARY}\n{CANARY}-of-a-file\n"
     api.end(session["id"])
 
     refused = create("--secret", "TOKEN=on-the-command-line")

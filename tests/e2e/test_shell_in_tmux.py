@@ -210,8 +210,8 @@ def test_replayed_terminal_queries_are_not_answered(screen: Screen, session: str
     screen.type(shell(session, "--", "python3", "asks.py"))
     screen.wait("asked\n")
     screen.keys("C-p", "C-q")
-    told = screen.wait("ended with 0\n")
-    execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", told.replace("\n", ""))
+    text = screen.wait("ended with 0\n")
+    execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", text.replace("\n", ""))
     assert execution is not None
     # Otherwise old text on the screen would match.
     screen.type("clear; echo cl''ear")
@@ -238,11 +238,11 @@ def test_a_user_who_detaches_can_reattach(screen: Screen, session: str, api: Api
     screen.wait("30 x 100")
     screen.keys("C-p", "C-q")
     screen.wait("ended with 0\n")
-    told = screen.wait("--attach exec_")
+    text = screen.wait("--attach exec_")
     assert screen.pane_value("alternate_on") == "0"
     assert screen.pane_value("cursor_flag") == "1"
     assert settings_of(screen) == before
-    execution = re.search(r"--attach (exec_\d{8}_[0-9a-f]{20})", told.replace("\n", ""))
+    execution = re.search(r"--attach (exec_\d{8}_[0-9a-f]{20})", text.replace("\n", ""))
     assert execution is not None
     assert api.status(execution[1]) == "running"
     screen.resize(25, 90)

@@ -226,9 +226,9 @@ def test_artifacts_have_a_kind_and_a_link(api: Api, session: str, stranger: http
         ("output/a.csv", "output"), ("plain", "artifact"), ("run.log", "log"),
     ]  # fmt: skip
     assert [stranger.get(item["download_url"]).text for item in listed] == ["1", "3", "2"]
-    told = api.execution(ran["execution_id"])["artifacts"]
-    assert [item["path"] for item in told] == [item["path"] for item in listed]
-    assert all(item["download_url"] for item in told)
+    artifacts = api.execution(ran["execution_id"])["artifacts"]
+    assert [item["path"] for item in artifacts] == [item["path"] for item in listed]
+    assert all(item["download_url"] for item in artifacts)
     pages = answer(api.http.get(f"{V1}/sessions/{session}/executions"))["items"]
     assert pages[0]["artifacts"][0]["download_url"] is None
 

@@ -172,13 +172,13 @@ def test_a_package_that_does_not_exist_fails_the_build_at_once(api: Api, make: M
     assert template["attempts"] == 1
     assert "not-on-the-index" in template["message"]
     assert "not-on-the-index" in log_of(api, template["id"])
-    told = problem(
+    error = problem(
         api.http.post(f"{V1}/sessions", json={"template_id": template["id"]}),
         409,
         "template_not_ready",
     )
-    assert told["template_status"] == "failed"
-    assert template["message"] in told["detail"]
+    assert error["template_status"] == "failed"
+    assert template["message"] in error["detail"]
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,9 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 
     assert events[-1][0] == "status"
     assert events[-1][1]["status"] == "ready"
-    said = "".join(content["text"] for name, content in events if name == "log")
-    assert said.endswith("Ready.\n")
-    assert log_of(api, template["id"]) == said
+    log = "".join(content["text"] for name, content in events if name == "log")
+    assert log.endswith("Ready.\n")
+    assert log_of(api, template["id"]) == log
     api.http.delete(f"{V1}/templates/{template['id']}")
     problem(api.http.get(path), 404, "template_not_found")
 

@@ -151,10 +151,10 @@ def test_an_invalid_body_is_refused(api: Api, body: dict[str, Any]) -> None:
 def test_paths_that_the_settings_do_not_allow_are_refused(
     api: Api, server: Server, body: dict[str, str]
 ) -> None:
-    told = problem(
+    error = problem(
         api.http.post(f"{V1}/templates", json={"name": "x", **body}), 422, "place_not_allowed"
     )
-    assert told["field"] == next(iter(body))
+    assert error["field"] == next(iter(body))
 
     outside = server.data_dir / "rootfs" / ".." / "node"
     response = api.http.post(f"{V1}/templates", json={"name": "x", "image": str(outside)})
@@ -290,9 +290,9 @@ def test_isolation_that_the_node_lacks_is_refused(bubblewrap: str, tmp_path: Pat
         health = answer(http.get(f"{V1}/runtimes/local/health"))
         assert "cgroup_memory" in health["missing"]
         body = {"name": "x", "security_context": {"require": ["seccomp", "cgroup_memory"]}}
-        told = problem(http.post(f"{V1}/templates", json=body), 422, "isolation_unavailable")
+        error = problem(http.post(f"{V1}/templates", json=body), 422, "isolation_unavailable")
 
-        assert told["missing"] == ["cgroup_memory"]
+        assert error["missing"] == ["cgroup_memory"]
         assert in_a_session(Api(http), "python", "print(1)") == "1\n"
 
 

@@ -109,8 +109,8 @@ def test_a_read_only_volume_cannot_be_written(api: Api, volume: str) -> None:
 
 def test_the_size_of_a_volume_is_enforced(api: Api, volume: str) -> None:
     with session(api, given(volume), disk="512Mi") as one:
-        told = api.run(one, command=["sh", "-c", "cat /dev/zero > /data/shared/big"])
-        assert "No space left" in told["stderr"]
+        result = api.run(one, command=["sh", "-c", "cat /dev/zero > /data/shared/big"])
+        assert "No space left" in result["stderr"]
         size = int(sh(api, one, "stat -c %s /data/shared/big"))
         assert 16 * MiB < size < 32 * MiB
 
@@ -298,8 +298,8 @@ def test_the_sdk_and_the_command_line_create_use_and_remove_volumes(server: Serv
             assert atoll("session", "create", "--volume", wrong).returncode == 2
         created = atoll("session", "create", "--volume", "by-cli:/mnt/x:rw")
         session_id = created.stdout.strip()
-        told = atoll("session", "exec", session_id, "--", "cat", "/mnt/x/file")
-        assert told.stdout == "text"
+        result = atoll("session", "exec", session_id, "--", "cat", "/mnt/x/file")
+        assert result.stdout == "text"
         assert atoll("volume", "delete", "by-cli").returncode == 1
         atoll("session", "rm", session_id)
     eventually(lambda: atoll("volume", "delete", "by-cli", "by-sdk").returncode == 0)

@@ -95,8 +95,8 @@ def test_events_arrive_in_order_and_signed(
     assert not received[0].signed_with("whsec_" + "A" * 32)
     assert all(b"secret words" not in one.body for one in received)
     assert all(one.headers["host"] == receiver.url.split("/")[2] for one in received)
-    told = verify_webhook(received[0].body, received[0].headers, made["secret"])
-    assert told.subject == first
+    event = verify_webhook(received[0].body, received[0].headers, made["secret"])
+    assert event.subject == first
     with pytest.raises(Unauthenticated):
         verify_webhook(received[0].body + b" ", received[0].headers, made["secret"])
     eventually(lambda: look(hooked, made)["delivered"] >= numbers[-1])
@@ -143,8 +143,12 @@ def test_a_refused_event_is_retried_before_later_events(
     assert {one.path for one in received} == {"/hook"}
     assert all(one.signed_with(made["secret"]) for one in received)
     eventually(lambda: look(hooked, made)["deliveries"]["failures"] == 0)
-    told = look(hooked, made)["deliveries"]
-    assert (told["gave_up"], told["last_error"], told["retry_at"]) == (0, None, None)
+    deliveries = look(hooked, made)["deliveries"]
+    assert (deliveries["gave_up"], deliveries["last_error"], deliveries["retry_at"]) == (
+        0,
+        None,
+        None,
+    )
 
 
 @pytest.mark.slow
@@ -160,9 +164,9 @@ def test_a_failed_delivery_is_retried_after_a_restart(
             api.run(session_id, "1")
             receiver.wait_for(1)
             eventually(lambda: look(api, made)["deliveries"]["failures"] >= 1)
-            told = look(api, made)["deliveries"]
-            assert told["last_status"] == 503
-            assert told["retry_at"] is not None
+            deliveries = look(api, made)["deliveries"]
+            assert deliveries["last_status"] == 503
+            assert deliveries["retry_at"] is not None
         server.stop(signal.SIGKILL)
         receiver.statuses = []
         server.start()

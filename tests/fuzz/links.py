@@ -64,8 +64,8 @@ class Executor:
                 if kind == frames.HELLO:
                     writer.write(self._greeting.encoded(0))
                 elif kind == frames.OPEN:
-                    for said in self._script(frames.decode_json(payload)["op"]):
-                        writer.write(said.encoded(stream))
+                    for message in self._script(frames.decode_json(payload)["op"]):
+                        writer.write(message.encoded(stream))
                         await writer.drain()
                     if not self._stays:
                         return
@@ -123,14 +123,14 @@ async def play(op: str, script: list[Said], greeting: Said = GREETING) -> None:
     """
     broken: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
-    heard = Heard()
+    output = Heard()
     try:
         async with asyncio.timeout(30), linked(lambda _: script, greeting) as link:
-            clean(await request(link, op, heard))
+            clean(await request(link, op, output))
     except AtollError as error:
         clean([error.code, error.message])
     assert broken == []
-    for channel, size in heard.sizes.items():
+    for channel, size in output.sizes.items():
         margin = {frames.STDOUT: 0, frames.STDERR: 0, frames.VALUE: VALUE_MARGIN}
         assert size <= LIMIT + margin.get(channel, LINES_MARGIN)
 

@@ -99,7 +99,7 @@ def hostile_server(
 
 def code_of(script: list[Said]) -> str:
     """The code of a run that has the image send these frames."""
-    data = b"".join(said.encoded(STREAM) for said in script)
+    data = b"".join(message.encoded(STREAM) for message in script)
     text = base64.b64encode(data).decode()
     stream = STREAM.to_bytes(4, "big")
     return (

@@ -276,8 +276,8 @@ class Cluster:
             assert all(result == results[0] for result in results), results
             assert {api.status(row["id"]) for api in apis} == {row["status"]}
         for row in self.rows("SELECT id, status FROM sessions"):
-            told = [api.get(row["id"])["status"] for api in apis]
-            assert told == [row["status"]] * len(apis), row
+            statuses = [api.get(row["id"])["status"] for api in apis]
+            assert statuses == [row["status"]] * len(apis), row
 
     def wait_until_settled(self, seconds: float = LONG) -> None:
         try:

@@ -135,9 +135,9 @@ def volume(api: Api, name: str) -> Iterator[str]:
 
 
 def fails(api: Api, session_id: str, line: str) -> str:
-    told = api.run(session_id, command=["sh", "-c", line], timeout=60, wait=60)
-    assert told["exit_code"] != 0, told
-    return str(told["stderr"])
+    result = api.run(session_id, command=["sh", "-c", line], timeout=60, wait=60)
+    assert result["exit_code"] != 0, result
+    return str(result["stderr"])
 
 
 def end_instance(server: Server, api: Api, session_id: str) -> None:
@@ -266,8 +266,8 @@ def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
         ("line\n", "return\r", "%2e%2e%2fx", "..%2f", "a?b#c&d", "\u202e")
     ):
         with volume(api, f"odd-{number}") as odd, session(api, given(odd)) as one:
-            told = api.run(one, f"open('/data/shared/' + {name!r}, 'w').write('x')")
-            assert told["status"] == "success", told
+            result = api.run(one, f"open('/data/shared/' + {name!r}, 'w').write('x')")
+            assert result["status"] == "success", result
     answer(api.http.post(f"{V1}/volumes", json={"id": "unlistable"}), 201)
     with session(api, given("unlistable")) as one:
         api.run(
@@ -330,9 +330,9 @@ def test_a_mounted_workspace_is_the_bucket_and_outlives_its_instance(
 ) -> None:
     with session(api, workspace_mode="mount") as one:
         api.put(one, "uploaded", b"by the API")
-        told = api.run(one, "open('made', 'w').write('by code')\nprint(open('uploaded').read())")
-        assert told["stdout"] == "by the API\n"
-        assert "made" in [artifact.split("/")[-1] for artifact in told["artifacts"]]
+        output = api.run(one, "open('made', 'w').write('by code')\nprint(open('uploaded').read())")
+        assert output["stdout"] == "by the API\n"
+        assert "made" in [artifact.split("/")[-1] for artifact in output["artifacts"]]
         stored = s3.store().get(f"mounts-test/mounts/{one}/made").bytes()
         assert bytes(stored) == b"by code"
         fails(api, one, "touch /etc/x")
@@ -396,9 +396,9 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_automatically(
             came = ["sh", "-c", "cat /data/shared/file file"]
 
             def has_recovered() -> bool:
-                told = api.execute(one, command=came, timeout=5, wait=30)
-                assert told.status_code in (200, 202), told.text
-                return bool(told.json().get("stdout") == "kept\nhere\n")
+                response = api.execute(one, command=came, timeout=5, wait=30)
+                assert response.status_code in (200, 202), response.text
+                return bool(response.json().get("stdout") == "kept\nhere\n")
 
             eventually(has_recovered, 120)
             assert not set(before) & set(processes(server))
@@ -506,8 +506,8 @@ def test_a_hanging_s3_server_delays_only_sessions_that_use_it(
                     wait(begun, return_when=FIRST_COMPLETED)
                     assert other.done()
                     assert sh(api, other.result()["id"], "echo fine") == "fine\n"
-                    told = stuck.result()
-                    assert (told["status"], told["cause"]) == ("timeout", "timeout"), told
+                    result = stuck.result()
+                    assert (result["status"], result["cause"]) == ("timeout", "timeout"), result
                     own.resume()
                     for each in asked:
                         if each.result().status_code == 201:

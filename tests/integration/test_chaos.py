@@ -132,14 +132,16 @@ class Client:
             execution_id = self._chance.choice(list(self._seen.executions))
             # Recorded before the request: its response may be lost although it is cancelled.
             self._seen.cancelled.add(execution_id)
-            told = self._request("POST", f"executions/{execution_id}/cancel", f"cancel-{token}")
-            assert told.status_code == 200 or told.json()["code"] == "execution_ended", told.text
+            response = self._request("POST", f"executions/{execution_id}/cancel", f"cancel-{token}")
+            assert response.status_code == 200 or response.json()["code"] == "execution_ended", (
+                response.text
+            )
 
     def _delete(self, token: str) -> None:
         if len(self._seen.sessions) > LASTING:
             session = self._chance.choice(self._seen.sessions[LASTING:])
-            told = self._request("DELETE", f"sessions/{session}")
-            assert told.json()["status"] == "terminated", told.text
+            response = self._request("DELETE", f"sessions/{session}")
+            assert response.json()["status"] == "terminated", response.text
             self._seen.deleted.add(session)
 
 

@@ -166,7 +166,7 @@ async def test_the_parameters_of_a_url_reach_the_server(
 
 async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
     """An attacker in between removes the TLS offer from the greeting to get the password."""
-    heard = asyncio.get_running_loop().create_future()
+    received = asyncio.get_running_loop().create_future()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         capabilities = 0xFFFFFFFF & ~CLIENT.SSL
@@ -177,14 +177,14 @@ async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
             + b"123456789012\0mysql_native_password\0"
         )  # fmt: skip
         writer.write(struct.pack("<I", len(body))[:3] + b"\0" + body)
-        told = await reader.read(1000)
+        data = await reader.read(1000)
         writer.close()
-        if not heard.done():
-            heard.set_result(told)
+        if not received.done():
+            received.set_result(data)
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         url = f"mysql://atoll:secret@127.0.0.1:{port}/atoll?ssl_ca={files}/ca.pem"
         with pytest.raises(TemporaryError, match="no TLS"):
             await is_encrypted(url)
-        assert await heard == b""
+        assert await received == b""

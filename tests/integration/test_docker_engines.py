@@ -95,8 +95,8 @@ def test_sessions_use_both_engines_and_leave_a_drained_one(
 ) -> None:
     with Engines(tmp_path, s3, engines) as nodes:
         here, there = nodes[0], nodes[1]
-        told = nodes.nodes_by_id(here.api)
-        assert {one["type"] for one in told.values()} == {"docker"}
+        reported = nodes.nodes_by_id(here.api)
+        assert {one["type"] for one in reported.values()} == {"docker"}
         made = [here.api.create(timeout=3600)["id"] for _ in range(4)]
         made.append(nodes.create_on(there, timeout=3600))
         made.append(nodes.create_on(here, timeout=3600))

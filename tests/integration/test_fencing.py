@@ -92,8 +92,8 @@ def test_an_execution_of_a_suspended_replica_is_finished_once_by_another(
     assert [cluster.row(runs), cluster.row(waits)] == before
     assert [row["holder"] for row in before] == [second, second]
     assert [a.result(runs), a.result(waits)] == results
-    told = cluster[0].stderr()
-    assert "replica.was_lost" in told
+    log = cluster[0].stderr()
+    assert "replica.was_lost" in log
     assert owner_of(cluster, 0, session) == first
 
 
@@ -106,8 +106,8 @@ def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     runs = a.submit(session, code, timeout=600)
     running(a, runs)
     waits = a.submit(session, note("second"))
-    told = a.events(runs)
-    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    events = a.events(runs)
+    assert [next(events)[1], next(events)[2]] == ["started", {"text": "begun\n"}]
     cluster[0].pause()
     wait_for_takeover(cluster, runs, waits)
     cluster[0].resume()
@@ -120,7 +120,7 @@ def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
     assert result_of(a, runs) == result
     # Events that it missed are taken from the record.
-    assert [event[1:] for event in told] == [("stdout", {"text": "over\n"}), ("result", result)]
+    assert [event[1:] for event in events] == [("stdout", {"text": "over\n"}), ("result", result)]
     assert result_of(a, waits) == result_of(b, waits)
     assert lines(b, session) == ["first", "second"]
     assert [cluster.holder(runs), cluster.holder(waits)] == [second, second]

@@ -74,8 +74,8 @@ class Tap:
         """The one request that began like this, with its body."""
         (found,) = [
             bytes(request)
-            for heard in self.heard
-            for request in re.split(rb"(?=(?:GET|POST|PUT|DELETE) /)", bytes(heard))
+            for received in self.heard
+            for request in re.split(rb"(?=(?:GET|POST|PUT|DELETE) /)", bytes(received))
             if request.startswith(start)
         ]
         return found

@@ -97,16 +97,16 @@ def test_events_are_forwarded_as_they_arrive(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, f"print('first', flush=True)\n{until('go')}print('last')")
-    told = []
+    received = []
     for number, name, content in b.events(execution):
-        told.append((number, name))
+        received.append((number, name))
         if name == "stdout" and "first" in content["text"]:
             # Received while it runs: only then it may end.
             b.put(session, "go")
-    assert told[-1][1] == "result"
-    seen = next(number for number, name in told if name == "stdout")
+    assert received[-1][1] == "result"
+    seen = next(number for number, name in received if name == "stdout")
     rest = [(number, name) for number, name, _ in b.events(execution, seen)]
-    assert rest == told[[number for number, _ in told].index(seen) + 1 :]
+    assert rest == received[[number for number, _ in received].index(seen) + 1 :]
     b.end(session)
 
 
@@ -309,8 +309,8 @@ def test_an_idempotency_key_is_valid_at_both_nodes(pair: Pair) -> None:
     key = {"Idempotency-Key": uuid.uuid4().hex}
     work = {"code": "open('n', 'a').write('x')", "wait": 20}
     path = f"{V1}/sessions/{session}/execute"
-    told = [one.http.post(path, json=work, headers=key).json() for one in (b, a, b)]
-    assert told[0] == told[1] == told[2]
+    responses = [one.http.post(path, json=work, headers=key).json() for one in (b, a, b)]
+    assert responses[0] == responses[1] == responses[2]
     assert b.http.get(f"{V1}/sessions/{session}/files/n").content == b"x"
     b.end(session)
 
@@ -500,6 +500,6 @@ def test_an_archived_session_of_a_full_node_starts_on_another(
         full = pair[number].api
         eventually(lambda: full.execute(session, code="1", wait=20).status_code == 200, LONG)
         for api in (full, pair[1 - number].api):
-            told = api.run(session, "print(open('f').read())")
-            assert told["stdout"] == "kept\n", told
+            output = api.run(session, "print(open('f').read())")
+            assert output["stdout"] == "kept\n", output
         assert pair.node_of(session) is pair[1 - number]

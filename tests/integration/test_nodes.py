@@ -56,9 +56,9 @@ def test_sessions_of_a_killed_node_continue_on_another_with_their_files(
         assert sh(other.api, first, "cat kept a/b/c") == "one\ndeep\n"
         assert sh(other.api, second, "cat kept") == "two\n"
         assert "memory_lost" in warnings(other.api.get(first))
-        told = nodes.nodes_by_id(other.api)[lost.id]
-        assert (told["status"], told["cordoned"]) == ("unhealthy", False)
-        assert told["problem"]
+        reported = nodes.nodes_by_id(other.api)[lost.id]
+        assert (reported["status"], reported["cordoned"]) == ("unhealthy", False)
+        assert reported["problem"]
 
         # Its instances still run: it recovers and removes them at once.
         assert lost.instances() == before
@@ -120,9 +120,9 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         drained.api.await_status(busy, "running")
         problem(other.api.http.delete(f"{V1}/nodes/{drained.id}"), 409, "node_in_use")
 
-        told = answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
-        assert told["cordoned"]
-        assert told["drain"]["total"] == 4
+        response = answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
+        assert response["cordoned"]
+        assert response["drain"]["total"] == 4
         drained.api.put(made[0], "go")
         eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["drain"]["left"] == 0, LONG)
         # What ran had the time to end.
@@ -137,8 +137,8 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         shown = nodes.command("node", "show", drained.id, url=other.url)
         assert "drain" in shown
         answer(other.api.http.post(f"{V1}/nodes/{drained.id}/uncordon"))
-        told = nodes.nodes_by_id(other.api)[drained.id]
-        assert (told["cordoned"], told["drain"]) == (False, None)
+        response = nodes.nodes_by_id(other.api)[drained.id]
+        assert (response["cordoned"], response["drain"]) == (False, None)
 
         drained.stop()
         eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["status"] == "unhealthy", LONG)

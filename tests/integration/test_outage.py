@@ -201,9 +201,9 @@ class Load:
 
     def _told(self, response: httpx.Response, session_id: str, token: str) -> None:
         if response.status_code == 200:
-            told = answer(response)
-            assert told["stdout"] == f"{token}\n", told
-            self.accepted[told["execution_id"]] = (session_id, token)
+            reply = answer(response)
+            assert reply["stdout"] == f"{token}\n", reply
+            self.accepted[reply["execution_id"]] = (session_id, token)
         elif response.status_code == 202:
             self.accepted[answer(response, 202)["execution_id"]] = (session_id, token)
         elif response.status_code == 503:
@@ -267,11 +267,11 @@ def end_pending(ground: Environment, accepted: set[str]) -> None:
 
 
 def stale(response: httpx.Response) -> dict[str, Any]:
-    told = answer(response)
-    assert told.pop("stale") is True
+    reply = answer(response)
+    assert reply.pop("stale") is True
     assert response.headers["warning"].startswith("110 ")
     assert int(response.headers["age"]) >= 0
-    return told
+    return reply
 
 
 class Bounded(httpx.BaseTransport):
@@ -384,8 +384,8 @@ def check_outage(ground: Environment, known: Known) -> None:
         ground.kill_instance(known.instance_id)
         api.put(known.long_session, "go")
         eventually(lambda: "ran" in api.names(known.long_session), BOUNDED)
-        told = api.execution(known.long)
-        assert told["status"] == "running"
+        record = api.execution(known.long)
+        assert record["status"] == "running"
         problem(http.get(f"{result}?wait=1"), 409, "execution_not_finished")
     print(f"slowest answer during the outage: {transport.slowest:.1f} s")
 
@@ -515,9 +515,9 @@ def test_a_refused_but_recorded_execution_neither_runs_nor_stays(
                 eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
                 assert api.run(session, note("third"))["stdout"] == "third\n"
                 end_pending(there, set())
-                told = api.execution(stray)
-                assert told["status"] == "crashed"
-                assert "was not run" in told["error"]["message"]
+                record = api.execution(stray)
+                assert record["status"] == "crashed"
+                assert "was not run" in record["error"]["message"]
                 assert ran_in(api, session) == ["first", "third"]
                 api.end(session)
 

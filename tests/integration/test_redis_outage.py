@@ -128,8 +128,8 @@ async def test_no_caller_waits_for_a_stopped_redis(
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
     await until_in_line(server, "s", 1)
     asked = asyncio.create_task(a.ask("e", {}, timeout=10 * LONG))
-    async with b.listen("t") as heard:
-        listener = asyncio.create_task(heard.wait(10 * LONG))
+    async with b.listen("t") as subscription:
+        listener = asyncio.create_task(subscription.wait(10 * LONG))
         await asyncio.sleep(0)
         server.kill()
         for waiting in (waiter, asked):
@@ -137,7 +137,7 @@ async def test_no_caller_waits_for_a_stopped_redis(
                 await bounded(waiting)
         assert await bounded(listener)
         # And while it stays unavailable.
-        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        assert await bounded(asyncio.create_task(subscription.wait(10 * LONG)))
         with pytest.raises(TemporaryError):
             await a.acquire("s", "z", wait=10 * LONG)
         with pytest.raises(TemporaryError):
@@ -204,12 +204,12 @@ async def test_cancellations_are_received_again_after_an_outage(
     server: RedisServer, replicas: tuple[Watched, Watched], way: str
 ) -> None:
     a, b = replicas
-    async with a.listen("t") as heard:
+    async with a.listen("t") as listener:
         if way == "pause":
             server.pause()
         else:
             getattr(server, way)()
-        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        assert await bounded(asyncio.create_task(listener.wait(10 * LONG)))
         if way == "pause":
             server.resume()
         else:
@@ -221,10 +221,10 @@ async def test_cancellations_are_received_again_after_an_outage(
         await until_available(b)
         assert await until_received(a, by=b) == "e"
         assert await until_received(b, by=b) == "e"
-        while await heard.wait(0.01):
+        while await listener.wait(0.01):
             pass
         await b.notify("t")
-        assert await heard.wait(LONG)
+        assert await listener.wait(LONG)
 
     await a.acquire("s", "x")
     waiter = asyncio.create_task(b.acquire("s", "y", wait=LONG))
@@ -243,13 +243,13 @@ async def test_a_silent_redis_causes_an_error_in_bounded_time(
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
     await until_in_line(server, "s", 1)
     asked = asyncio.create_task(b.ask("e", {}, timeout=10 * LONG))
-    async with a.listen("t") as heard:
+    async with a.listen("t") as listener:
         server.pause()
         try:
             for waiting in (waiter, asked):
                 with pytest.raises(TemporaryError):
                     await bounded(waiting)
-            assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+            assert await bounded(asyncio.create_task(listener.wait(10 * LONG)))
             calls = [
                 a.heartbeat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
                 a.release("s", "x"), a.holder("s"), a.open_window("s", "e"), a.window("s"),

@@ -150,12 +150,12 @@ def test_executions_that_finish_while_redis_is_unavailable_are_not_lost(
     with ThreadPoolExecutor(3) as threads:
         # A request during the outage gets an error or the result.
         asked = [threads.submit(settled, api, runs) for api in (a, b)]
-        told = threads.submit(last_event, cluster[1], runs)
+        reported = threads.submit(last_event, cluster[1], runs)
         cluster.redis.start()
         results = [future.result() for future in asked]
         assert results[0] == results[1]
         assert results[0]["stdout"] == "over\n"
-        assert told.result() == results[0]
+        assert reported.result() == results[0]
 
     assert result_of(a, waits)["status"] == "success"
     assert lines(a, session) == ["first", "second"]

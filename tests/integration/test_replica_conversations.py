@@ -51,32 +51,34 @@ def test_a_stream_is_resumed_at_replica_after_replica_and_misses_nothing(
 ) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, STEPWISE.format(steps=4), timeout=300)
-    told: list[Any] = []
+    received: list[Any] = []
     for step, api in enumerate((a, b, a, b)):
         go(a, session, range(step, step + 1))
-        told += listen_until(api, execution_id, f"err {step}", told[-1][0] if told else None)
-    told += all_of(b, execution_id, told[-1][0])
+        received += listen_until(
+            api, execution_id, f"err {step}", received[-1][0] if received else None
+        )
+    received += all_of(b, execution_id, received[-1][0])
 
-    assert told[-1][1] == "result"
+    assert received[-1][1] == "result"
     for api in (a, b):
-        check_resumed(api, execution_id, told)
+        check_resumed(api, execution_id, received)
 
 
 def test_event_numbers_survive_a_kill_of_the_replica(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, STEPWISE.format(steps=4), timeout=300)
     go(a, session, range(2))
-    told = listen_until(a, execution_id, "err 1")
-    assert listen_until(b, execution_id, "err 1") == told
+    events = listen_until(a, execution_id, "err 1")
+    assert listen_until(b, execution_id, "err 1") == events
     cluster[0].kill()
     go(b, session, range(2, 4))
-    rest = all_of(b, execution_id, told[-1][0])
+    rest = all_of(b, execution_id, events[-1][0])
 
     assert [name for _, name, _ in rest][-1] == "result"
-    text = "".join(data["text"] for _, name, data in told + rest if name == "stdout")
+    text = "".join(data["text"] for _, name, data in events + rest if name == "stdout")
     assert text == "".join(f"out {step}\n" for step in range(4))
-    check_resumed(b, execution_id, told + rest)
-    check_resumed(cluster.start()[0].api, execution_id, told + rest)
+    check_resumed(b, execution_id, events + rest)
+    check_resumed(cluster.start()[0].api, execution_id, events + rest)
 
 
 def test_a_retry_is_streamed_through_another_replica(cluster: Cluster, session: str) -> None:
@@ -90,14 +92,14 @@ def test_a_retry_is_streamed_through_another_replica(cluster: Cluster, session: 
         waiting = threads.submit(all_of, listener, execution_id)
         listen_until(b, execution_id, "begun")
         cluster.kill_instance(a.get(session)["container_id"])
-        told = waiting.result()
+        result = waiting.result()
 
-    numbers = [int(number) for number, _, _ in told]
+    numbers = [int(number) for number, _, _ in result]
     assert numbers == sorted(set(numbers))
-    names = [name for _, name, _ in told]
+    names = [name for _, name, _ in result]
     assert names[names.index("retry") + 1] == "started"
     assert names[-1] == "result"
-    assert "over\n" in [data.get("text", "")[-5:] for _, _, data in told]
+    assert "over\n" in [data.get("text", "")[-5:] for _, _, data in result]
 
 
 # Capacity
@@ -142,8 +144,8 @@ def test_the_same_id_at_both_replicas_is_one_run(cluster: Cluster, session: str)
                 return answer(invoke(api, session, **fields))
 
         with ThreadPoolExecutor(8) as threads:
-            told = list(threads.map(call, range(8)))
-        assert all(one == told[0] for one in told)
+            responses = list(threads.map(call, range(8)))
+        assert all(one == responses[0] for one in responses)
         ran = cluster[0].api.http.get(f"{V1}/sessions/{session}/files/ran").content
         assert len(ran) == turn + 1
 
@@ -175,8 +177,8 @@ def test_only_one_of_two_answers_through_two_replicas_counts(
     problem(first if first.status_code == 409 else second, 409, "already_answered")
     a.put(session, "go")
 
-    said = "a" if first.status_code == 200 else "b"
-    assert result_of(a, execution_id)["stdout"] == f"True {said} None\n"
+    accepted = "a" if first.status_code == 200 else "b"
+    assert result_of(a, execution_id)["stdout"] == f"True {accepted} None\n"
 
 
 def test_a_question_of_a_lost_replica_can_be_answered(cluster: Cluster, session: str) -> None:
@@ -222,10 +224,12 @@ def test_the_reason_of_a_cancellation_is_forwarded_to_another_replica(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster.apis
-    told = answer(invoke(a, session, code=until("never"), mode="async", timeout_ms=300_000), 202)
-    running(a, told["execution_id"])
-    url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+    response = answer(
+        invoke(a, session, code=until("never"), mode="async", timeout_ms=300_000), 202
+    )
+    running(a, response["execution_id"])
+    url = f"{V1}/invocations/{response['invocation_id']}/cancel"
     assert answer(b.http.post(url, json={"reason": "why"}))["status"] == "cancelled"
 
-    error = result_of(a, told["execution_id"])["error"]
+    error = result_of(a, response["execution_id"])["error"]
     assert error == {"code": "cancelled", "message": "The execution was cancelled: why"}

@@ -50,9 +50,9 @@ def page(api: Api, **asked: Any) -> dict[str, Any]:
 def feed(api: Api, after: int) -> list[dict[str, Any]]:
     """All events after a position."""
     found: list[dict[str, Any]] = []
-    while items := (told := page(api, after=after, limit=500))["items"]:
+    while items := (reported := page(api, after=after, limit=500))["items"]:
         found += items
-        after = told["after"]
+        after = reported["after"]
     return found
 
 
@@ -68,11 +68,11 @@ def test_both_replicas_return_the_same_events_in_the_same_order(
 
     done = concurrently(lambda: some(0), lambda: some(1))
 
-    told = feed(a, before)
-    assert told == feed(b, before)
-    numbers = [one["number"] for one in told]
+    items = feed(a, before)
+    assert items == feed(b, before)
+    numbers = [one["number"] for one in items]
     assert numbers == list(range(before + 1, before + 1 + len(numbers)))
-    ends = [one["subject"] for one in told if one["type"] == "execution.completed"]
+    ends = [one["subject"] for one in items if one["type"] == "execution.completed"]
     assert sorted(ends) == sorted([*done[0], *done[1]])
     for own in done:
         assert [one for one in ends if one in own] == own
@@ -114,11 +114,11 @@ def test_events_stored_by_a_killed_replica_keep_their_position(
     for execution_id in submitted:
         assert answer(b.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))
 
-    told = feed(b, before)
+    items = feed(b, before)
 
-    of_these = [one for one in told if one["type"] == "execution.submitted"]
+    of_these = [one for one in items if one["type"] == "execution.submitted"]
     assert [one["subject"] for one in of_these] == submitted
-    ends = [one["subject"] for one in told if one["type"] == "execution.completed"]
+    ends = [one["subject"] for one in items if one["type"] == "execution.completed"]
     assert sorted(ends) == sorted(submitted)
 
 

@@ -99,13 +99,13 @@ def test_an_execution_can_be_followed_through_another_replica(pair: tuple[Api, A
     session = a.create()["id"]
     execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
     running(a, execution_id)
-    told = b.events(execution_id)
-    assert next(told)[1] == "started"
-    number, name, content = next(told)
+    events = b.events(execution_id)
+    assert next(events)[1] == "started"
+    number, name, content = next(events)
     assert (name, content) == ("stdout", {"text": "begun\n"})
     # Nothing ends by itself, so all events so far arrived while it ran.
     a.put(session, "go")
-    rest = list(told)
+    rest = list(events)
 
     assert [name for _, name, _ in rest] == ["stdout", "result"]
     assert rest[0][2] == {"text": "over\n"}
@@ -148,8 +148,8 @@ def is_notified_of_cancellation(api: Api, execution_id: str) -> bool:
     """
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(api.http.get, f"{V1}/executions/{execution_id}/result?wait=4")
-        told = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
-        assert (told["status"], told["cause"]) == ("cancelled", "user")
+        reply = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
+        assert (reply["status"], reply["cause"]) == ("cancelled", "user")
         response = waiting.result()
     if response.status_code == 409:
         problem(response, 409, "execution_not_finished")
@@ -384,8 +384,8 @@ def test_executions_run_in_the_order_of_their_arrival_at_any_replica(
 
 
 def is_queued(cluster: Cluster, session: str, count: int) -> bool:
-    told = cluster.redis.execute("ZCARD", f"{{{cluster.prefix}:{session}}}:line")
-    return told == f":{count}\r\n"
+    response = cluster.redis.execute("ZCARD", f"{{{cluster.prefix}:{session}}}:line")
+    return response == f":{count}\r\n"
 
 
 # The end of one
@@ -448,9 +448,9 @@ def test_an_execution_queued_behind_one_of_a_lost_replica_can_be_cancelled(
     eventually(functools.partial(is_queued, cluster, session, 1))
     cluster[0].kill()
     eventually(lambda: "session.busy" in adopted(cluster, runs), LONG)
-    told = answer(b.http.post(f"{V1}/executions/{waits}/cancel"))
+    response = answer(b.http.post(f"{V1}/executions/{waits}/cancel"))
 
-    assert (told["status"], told["cause"]) == ("cancelled", "user")
+    assert (response["status"], response["cause"]) == ("cancelled", "user")
     assert b.execution(waits)["started_at"] is None
     b.put(session, "go")
     assert result_of(b, runs)["status"] == "success"
@@ -503,8 +503,8 @@ def test_another_replica_takes_over_from_a_killed_one(cluster: Cluster, session:
     runs = a.submit(session, code, timeout=600)
     running(a, runs)
     waits = [a.submit(session, note("second")), a.submit(session, note("third"))]
-    told = b.events(runs)
-    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    events = b.events(runs)
+    assert [next(events)[1], next(events)[2]] == ["started", {"text": "begun\n"}]
     with ThreadPoolExecutor(1) as threads, cluster[2].calling() as c:
         waiting = threads.submit(result_of, c, runs)
         cluster[0].kill()
@@ -513,7 +513,7 @@ def test_another_replica_takes_over_from_a_killed_one(cluster: Cluster, session:
 
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
     # A client that listened at another replica throughout misses nothing.
-    assert [content.get("text") or content["status"] for _, _, content in told] == [
+    assert [content.get("text") or content["status"] for _, _, content in events] == [
         "over\n",
         "success",
     ]

@@ -367,10 +367,10 @@ async def live(given: list[Action], size: int) -> dict[str, int]:
 def played(number: int) -> None:
     given = story(number)
     with capture_logs() as logs:
-        told = asyncio.run(live(given, 1 + number % 2))
+        trace = asyncio.run(live(given, 1 + number % 2))
     mistakes = [entry for entry in logs if entry["log_level"] == "error"]
     assert not mistakes, mistakes
-    print(number, len(given), "actions", told)
+    print(number, len(given), "actions", trace)
 
 
 numbers = st.integers(0, 2**32 - 1)

@@ -234,11 +234,11 @@ class Dockerd:
     def logs(self, container: str) -> str:
         about = {"stdout": "true", "stderr": "true"}
         rest = self.ask("GET", f"/containers/{container}/logs", params=about).content
-        said = b""
+        output = b""
         while rest:
             (length,) = struct.unpack(">xxxxL", rest[:8])
-            said, rest = said + rest[8 : 8 + length], rest[8 + length :]
-        return said.decode()
+            output, rest = output + rest[8 : 8 + length], rest[8 + length :]
+        return output.decode()
 
     def remove(self, *containers: str) -> None:
         for container in containers:
@@ -261,8 +261,8 @@ class Dockerd:
             # The default one needs systemd.
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
         }
-        told = subprocess.run([self._program, "--version"], capture_output=True, check=True)
-        version = re.search(rb"version (\d+)", told.stdout)
+        reported = subprocess.run([self._program, "--version"], capture_output=True, check=True)
+        version = re.search(rb"version (\d+)", reported.stdout)
         if version is not None and int(version[1]) < 23:
             # Otherwise all engines of a machine have one id. Newer ones store it in data-root.
             settings["deprecated-key-path"] = str(self.place / "key.json")

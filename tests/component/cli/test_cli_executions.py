@@ -56,12 +56,12 @@ def test_events_are_printed_one_per_line(atoll: Command, session: str) -> None:
     lines = atoll("execution", "events", one).stdout.splitlines()
     assert lines[0] == '1 queued {"ahead": 1}'
     assert lines[2] == '3 stdout {"text": "\\u001b[2J\\n"}'
-    told = [
+    events = [
         json.loads(line)
         for line in atoll("execution", "events", one, "--after", "2", "--json").stdout.splitlines()
     ]
-    assert [(line["id"], line["event"]) for line in told] == [(3, "stdout"), (4, "result")]
-    assert told[1]["status"] == "success"
+    assert [(line["id"], line["event"]) for line in events] == [(3, "stdout"), (4, "result")]
+    assert events[1]["status"] == "success"
 
 
 def test_an_interrupted_follow_leaves_the_execution_running(

@@ -30,8 +30,8 @@ def test_sessions_reach_the_requested_state(
     assert (done.exit_code, done.stdout) == (
         0, f"{first} {REQUESTED_STATE[verb]}\n{second} {REQUESTED_STATE[verb]}\n",
     )  # fmt: skip
-    told = json.loads(atoll("session", verb, first, "--json").stdout)
-    assert [(one["id"], one["wanted"]) for one in told] == [(first, REQUESTED_STATE[verb])]
+    content = json.loads(atoll("session", verb, first, "--json").stdout)
+    assert [(one["id"], one["wanted"]) for one in content] == [(first, REQUESTED_STATE[verb])]
 
 
 def test_an_expired_wait_is_not_an_error(atoll: Command, fake_server: FakeServer) -> None:

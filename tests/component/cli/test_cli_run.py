@@ -55,11 +55,11 @@ def test_errors_that_the_program_did_not_print_are_printed(
 ) -> None:
     error = {"code": "not_json", "message": "handler() returned a set"}
     failed = {"status": "failed", "exit_code": 1, "error": error}
-    said = atoll("run", "--code", script(result=failed))
-    assert said.stderr == "error: handler() returned a set (not_json)\n"
-    told = [["stderr", "Traceback…\nhandler() returned a set\n"]]
-    said = atoll("run", "--code", script(result=failed, out=told))
-    assert said.stderr == told[0][1]
+    output = atoll("run", "--code", script(result=failed))
+    assert output.stderr == "error: handler() returned a set (not_json)\n"
+    printed = [["stderr", "Traceback…\nhandler() returned a set\n"]]
+    output = atoll("run", "--code", script(result=failed, out=printed))
+    assert output.stderr == printed[0][1]
     error = {"code": "exit", "message": "The process ended with exit code 3."}
     exited = {"status": "failed", "exit_code": 3, "error": error}
     assert atoll("run", "--code", script(result=exited)).stderr == ""
@@ -146,8 +146,8 @@ def test_an_interrupt_cancels_the_execution_and_ends_the_session(
     process.send_signal(number)
     _, err = process.communicate()
     (execution,) = fake_server.executions.values()
-    said = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
-    assert (process.returncode, err.decode()) == (code, said)
+    output = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
+    assert (process.returncode, err.decode()) == (code, output)
     assert execution.cancelled
     (session,) = fake_server.sessions.values()
     assert session["status"] == "terminated"

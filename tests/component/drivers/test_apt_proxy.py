@@ -72,8 +72,8 @@ async def response_to(mirror: AptProxy, head: str) -> tuple[int | None, bytes]:
             answer = await reader.read()
             writer.close()
             await writer.wait_closed()
-    told, _, body = answer.partition(b"\r\n\r\n")
-    return int(told.split()[1]) if told else None, body
+    reported, _, body = answer.partition(b"\r\n\r\n")
+    return int(reported.split()[1]) if reported else None, body
 
 
 async def test_requests_are_forwarded_completely() -> None:

@@ -143,7 +143,7 @@ async def test_frames_are_parsed_however_the_bytes_are_split(
 ) -> None:
     answer = frames.encode_json(1, frames.END, ANSWERS["stat"])
     pieces = [answer[start : start + 7] for start in range(0, len(answer), 7)]
-    said = b"".join(
+    output = b"".join(
         written(STDERR, b"!") + written(STDOUT, b"") + written(STDOUT, each) for each in pieces
     )
 
@@ -153,9 +153,9 @@ async def test_frames_are_parsed_however_the_bytes_are_split(
         while b'"op"' not in data:
             data += await reader.read(65_536)
         position = 0
-        while position < len(said):
+        while position < len(output):
             for size in cuts:
-                writer.write(said[position : position + size])
+                writer.write(output[position : position + size])
                 await writer.drain()
                 await asyncio.sleep(0)
                 position += size

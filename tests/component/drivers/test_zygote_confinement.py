@@ -56,8 +56,8 @@ class Executor:
             for number, kind, payload in decoder.feed(data):
                 if kind == frames.HELLO:
                     hello = {"version": frames.VERSION, "zygote": self.zygote, "runs": []}
-                    said = frames.encode_json(0, frames.HELLO, hello)
-                    writer.write(said + b"".join(map(self.event, self.with_hello)))
+                    message = frames.encode_json(0, frames.HELLO, hello)
+                    writer.write(message + b"".join(map(self.event, self.with_hello)))
                 elif kind == frames.OPEN:
                     writer.write(self.answer(number, frames.decode_json(payload)))
 
@@ -69,10 +69,12 @@ class Executor:
         self.released.append(request["zygote"])
         self.heard.set()
         events, code = self.script.pop(0) if self.script else ([], "")
-        said = b"".join(map(self.event, events))
+        message = b"".join(map(self.event, events))
         if code:
-            return said + frames.encode_json(number, frames.ERROR, {"code": code, "message": code})
-        return said + frames.encode_json(number, frames.END, {"preload_failed": {}})
+            return message + frames.encode_json(
+                number, frames.ERROR, {"code": code, "message": code}
+            )
+        return message + frames.encode_json(number, frames.END, {"preload_failed": {}})
 
 
 @pytest.fixture

@@ -108,9 +108,9 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     program: Executor, address: Address
 ) -> None:
     link = await program.connect_released()
-    heard = Heard()
+    output = Heard()
     code = "input()\nprint('x' * 200_000)\ndef handler(event): return 1"
-    running = asyncio.create_task(link.run(job("one", code, stdin_open=True), heard))
+    running = asyncio.create_task(link.run(job("one", code, stdin_open=True), output))
     status = await address.next(path("one", "status"))
     assert status.body == {"status": "running"}
     await link.call("stdin", id="one", data=base64.b64encode(b"\n").decode())
@@ -121,7 +121,7 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     assert post.headers["authorization"] == f"Bearer {TOKEN}"
     assert post.body["result"] == result
     log = [(number, channel, base64.b64decode(data)) for number, channel, data in post.body["log"]]
-    assert log == heard.log
+    assert log == output.log
 
 
 async def test_an_acknowledged_result_is_not_reported(program: Executor, address: Address) -> None:
@@ -286,10 +286,10 @@ async def test_user_code_cannot_find_the_token(
         await link.run(job("kill", kill), Heard())
         await link.call("release", zygote=await renewed)
         await address.next(path("kill", "result"))
-    heard = Heard()
-    result = await link.run(job("look", SEARCH, env={"NOBODY": "1"}), heard)
-    assert result["exit_code"] == 0, heard.log
-    assert b"".join(data for _, channel, data in heard.log if channel == 1) == b"[]\n"
+    output = Heard()
+    result = await link.run(job("look", SEARCH, env={"NOBODY": "1"}), output)
+    assert result["exit_code"] == 0, output.log
+    assert b"".join(data for _, channel, data in output.log if channel == 1) == b"[]\n"
     link.close()
 
 

@@ -48,21 +48,21 @@ async def test_a_returning_watcher_continues_after_the_last_piece(executor: Exec
     link, output = await ready(executor), Output()
     code = "for n in range(200): print(n, 'x' * 5000, flush=True)"
     await (await start(link, output, code=code, output_limit=2 * MEGABYTE))
-    heard, last = b"", 0
+    received, last = b"", 0
     while True:
         other = await executor.connect()
         taken = 0
         ended = False
         async for item in other.watch("one", last):
             if isinstance(item, Piece):
-                heard, last, taken = heard + item.data, item.sequence, taken + 1
+                received, last, taken = received + item.data, item.sequence, taken + 1
                 if taken == 3:
                     break
             ended = isinstance(item, dict) and item["event"] == "end"
         other.close()
         if ended:
             break
-    assert heard == output.data
+    assert received == output.data
     link.close()
 
 
@@ -82,11 +82,11 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_delays_no_other(
     (stream,) = slow._transport._streams.values()
     assert stream.inbox is not None
     assert stream.inbox.waiting <= 2 * frames.WINDOW
-    heard = first.data
+    received = first.data
     async for item in watching:
         if isinstance(item, Piece):
-            heard += item.data
-    assert heard == output.data
+            received += item.data
+    assert received == output.data
     link.close()
     slow.close()
 

@@ -183,16 +183,16 @@ async def test_user_code_continues_when_the_holder_disconnects(executor: Executo
     link, task, _ = await running(executor, code)
     counted = executor.path.parent / "workspace/n"
     other = await executor.connect()
-    told = other.pull("scan", freeze=True)
-    assert await anext(told)
+    stream = other.pull("scan", freeze=True)
+    assert await anext(stream)
     other.close()
     with contextlib.suppress(LinkLost):
-        await told.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined]
     await wait_for_progress(counted)
     # Also for clients that stop reading and stay connected.
-    told = link.pull("scan", freeze=True)
-    assert await anext(told)
-    await told.aclose()  # type: ignore[attr-defined]
+    stream = link.pull("scan", freeze=True)
+    assert await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
     await wait_for_progress(counted)
     await stop_task(task)
     link.close()
@@ -202,11 +202,11 @@ async def test_all_processes_continue_after_the_time_limit(executor: Executor) -
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     other = await executor.connect()
-    told = other.pull("scan", freeze=0.2)
-    assert await anext(told)
+    stream = other.pull("scan", freeze=0.2)
+    assert await anext(stream)
     await wait_for_progress(executor.path.parent / "workspace/n")
     answer: Any = None
-    async for item in told:
+    async for item in stream:
         answer = item
     assert answer == {"cut": False, "frozen": False}
     await stop_task(task)
@@ -235,11 +235,11 @@ async def test_a_request_that_changes_files_meanwhile_is_reported(executor: Exec
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
-    told = link.pull("scan", freeze=True)
-    assert await anext(told)
+    stream = link.pull("scan", freeze=True)
+    assert await anext(stream)
     await link.call("mkdir", path="new", parents=False)
     answer: Any = None
-    async for item in told:
+    async for item in stream:
         answer = item
     assert answer == {"cut": False, "frozen": False}
     link.close()
@@ -251,12 +251,12 @@ async def test_runs_that_are_requested_meanwhile_run_afterwards(executor: Execut
     await task
     zygote = link.hello["zygote"]
     for number in range(TRIES):
-        told = link.pull("scan", freeze=True)
-        assert await anext(told)
+        stream = link.pull("scan", freeze=True)
+        assert await anext(stream)
         second = asyncio.create_task(link.run(job(f"two-{number}", "print(2)"), Output()))
         done, _ = await asyncio.wait([second], timeout=0.2)
         answer: Any = None
-        async for item in told:
+        async for item in stream:
             answer = item
         assert (await asyncio.wait_for(second, 60))["exit_code"] == 0
         if answer["frozen"]:

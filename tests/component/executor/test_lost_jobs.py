@@ -79,32 +79,32 @@ async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: H
 
 
 async def test_a_lost_job_is_sent_again_and_runs_once(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
+    link, output = await executor.connect_released(), Heard()
     code = "import sys\nprint(sys.stdin.read())"
     request = job("one", code, stdin="in")
-    running = await lose(link, executor, request, heard)
+    running = await lose(link, executor, request, output)
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["reason"]) == (0, None)
-    assert heard.log == [(1, frames.STDOUT, b"in\n")]
+    assert output.log == [(1, frames.STDOUT, b"in\n")]
     link.close()
 
 
 async def test_input_written_to_a_lost_job_is_not_lost(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
+    link, output = await executor.connect_released(), Heard()
     request = job("one", "import sys\nprint(sys.stdin.read())", stdin_open=True)
-    running = await lose(link, executor, request, heard)
+    running = await lose(link, executor, request, output)
     await link.call("stdin", id="one", data="ZWFybHk=", eof=True)
     assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
-    assert heard.log == [(1, frames.STDOUT, b"early\n")]
+    assert output.log == [(1, frames.STDOUT, b"early\n")]
     link.close()
 
 
 async def test_a_lost_job_that_is_cancelled_does_not_start(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
-    running = await lose(link, executor, job("one", "print(1)"), heard)
+    link, output = await executor.connect_released(), Heard()
+    running = await lose(link, executor, job("one", "print(1)"), output)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
-    assert (result["reason"], result["exit_code"], heard.log) == ("cancelled", None, [])
+    assert (result["reason"], result["exit_code"], output.log) == ("cancelled", None, [])
     assert (await link.run(job("two", "pass"), Heard()))["exit_code"] == 0
     link.close()
 

@@ -50,9 +50,9 @@ def run(kind: str, *cells: str) -> tuple[list[list[Any]], list[str], str]:
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     printed, _, last = done.stdout.rpartition("\n")
-    name, shown, told = json.loads(last)
+    name, shown, traceback_text = json.loads(last)
     assert name == {"ipython": "IPythonShell", "plain": "PlainShell"}[kind]
-    return shown, told, printed
+    return shown, traceback_text, printed
 
 
 def test_names_persist_and_the_last_expression_is_shown(kind: str) -> None:
@@ -61,20 +61,20 @@ def test_names_persist_and_the_last_expression_is_shown(kind: str) -> None:
 
 
 def test_a_traceback_starts_at_the_first_cell(kind: str) -> None:
-    shown, told, _ = run(
+    shown, tracebacks, _ = run(
         kind, "def f():\n    1/0", "x = 1\n\nf()", "f(", "from __future__ import nope"
     )
     names = [item[1] for item in shown]
     assert names == [None, "ZeroDivisionError", "SyntaxError", "SyntaxError"]
-    assert told[0].splitlines()[1:3] == ['  File "<cell 2>", line 3, in <module>', "    f()"]
-    assert '  File "<cell 1>", line 2, in f' in told[0]
-    assert all("atoll" not in text and "\x1b" not in text for text in told)
+    assert tracebacks[0].splitlines()[1:3] == ['  File "<cell 2>", line 3, in <module>', "    f()"]
+    assert '  File "<cell 1>", line 2, in f' in tracebacks[0]
+    assert all("atoll" not in text and "\x1b" not in text for text in tracebacks)
 
 
 def test_an_exit_is_an_error_without_a_traceback(kind: str) -> None:
-    shown, told, _ = run(kind, "exit()", "quit(2)", "import sys; sys.exit(3)")
+    shown, tracebacks, _ = run(kind, "exit()", "quit(2)", "import sys; sys.exit(3)")
     assert shown == [["error", "SystemExit"]] * 3
-    assert told == [""] * 3
+    assert tracebacks == [""] * 3
 
 
 def test_display_accepts_a_bundle(kind: str) -> None:

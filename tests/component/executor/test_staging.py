@@ -46,11 +46,11 @@ def settle(root: Path, loop: Loop) -> Settle:
     """Ends the run, and lets the loop do all of it; what kept its files from being moved."""
 
     def settle(keep: bool) -> Problem | None:
-        told: list[Problem | None] = []
-        Staging(loop, str(root)).settle(RUN, keep, told.append)
+        problems: list[Problem | None] = []
+        Staging(loop, str(root)).settle(RUN, keep, problems.append)
         finish(loop)
-        assert len(told) == 1
-        return told[0]
+        assert len(problems) == 1
+        return problems[0]
 
     return settle
 
@@ -244,18 +244,18 @@ def test_the_event_loop_continues_while_ten_thousand_files_are_moved(
     for number in range(10_000):
         (area / str(number)).touch()
     turns: list[int] = []
-    told: list[Problem | None] = []
+    problems: list[Problem | None] = []
 
     def turn() -> None:
-        turns.append(len(told))
-        if not told:
+        turns.append(len(problems))
+        if not problems:
             loop.after(0.0, turn)
 
-    Staging(loop, str(root)).settle(RUN, True, told.append)
+    Staging(loop, str(root)).settle(RUN, True, problems.append)
     turn()
     finish(loop)
 
-    assert told == [None]
+    assert problems == [None]
     assert len(turns) > 3
     assert len(os.listdir(root)) == 10_001
     assert leftovers(root) == []

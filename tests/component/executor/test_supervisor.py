@@ -52,11 +52,11 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
         await running
     second = await executor.connect()
     assert second.hello["runs"] == [{"id": "one", "ended": False}]
-    heard = Heard()
-    attached = asyncio.create_task(second.attach("one", 0, heard))
+    output = Heard()
+    attached = asyncio.create_task(second.attach("one", 0, output))
     await second.call("release", zygote=second.hello["zygote"])
     assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
-    assert heard.log == [(1, frames.STDOUT, b"1\n")]
+    assert output.log == [(1, frames.STDOUT, b"1\n")]
     second.close()
 
 
@@ -86,14 +86,14 @@ if os.fork() == 0:
     os._exit(0)
 while True: time.sleep(1000)
 """
-    said = asyncio.Event()
+    printed = asyncio.Event()
 
     class Listening(Heard):
         def output(self, sequence: int, channel: int, data: bytes) -> None:
-            said.set()
+            printed.set()
 
     running = asyncio.create_task(link.run(job("one", code), Listening()))
-    await asyncio.wait_for(said.wait(), 60)
+    await asyncio.wait_for(printed.wait(), 60)
     await link.call("quiet")
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
@@ -112,14 +112,14 @@ async def test_a_virtual_environment_has_only_its_own_packages(
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
     packages = next((tmp_path / "environment").glob("lib/python*/site-packages"))
     (packages / "mine.py").write_text("word = 'mine'\n")
-    heard, python = Heard(), tmp_path / "environment" / "bin" / "python"
+    output, python = Heard(), tmp_path / "environment" / "bin" / "python"
     code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
     with executors.executor(bubblewrap, tmp_path, python=python) as started:
         link = await started.connect_released()
-        await link.run(job("one", code), heard)
+        await link.run(job("one", code), output)
         link.close()
 
-    word, *path = b"".join(data for _, _, data in heard.log).decode().splitlines()
+    word, *path = b"".join(data for _, _, data in output.log).decode().splitlines()
     assert word == "mine"
     assert [entry for entry in path if entry.endswith("-packages")] == [str(packages)]
 
@@ -200,10 +200,10 @@ async def test_other_connections_are_closed_and_their_runs_continue(
     executor: Executor,
 ) -> None:
     first, second = await executor.connect_released(), await executor.connect()
-    heard = Output()
+    output = Output()
     code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
-    running = asyncio.create_task(first.run(job("one", code, stdin_open=True), heard))
-    await heard.until(b"on\n")
+    running = asyncio.create_task(first.run(job("one", code, stdin_open=True), output))
+    await output.until(b"on\n")
     for _ in range(2):
         await second.call("detach")
     with pytest.raises(LinkLost):

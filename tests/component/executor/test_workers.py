@@ -515,8 +515,8 @@ class Notices:
         while b"\n" not in self._buffer:
             self._buffer += await anext(self._content)
         line, _, self._buffer = self._buffer.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        content: dict[str, Any] = json.loads(line)
+        return content
 
     async def until(self, kind: str, path: str) -> dict[str, Any]:
         async with asyncio.timeout(60):

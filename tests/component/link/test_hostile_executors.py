@@ -144,10 +144,10 @@ def _fewer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("script", RUNS.values(), ids=RUNS.keys())
 async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[Said]) -> None:
-    heard = Heard()
+    received = Heard()
     async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await request(link, "run", heard)
+            await request(link, "run", received)
         assert link.violation is not None
         assert not link.alive
 
@@ -175,8 +175,8 @@ async def test_all_requests_in_progress_end_with_the_violation() -> None:
 
 @pytest.mark.parametrize("op", sorted(ANSWERS))
 async def test_an_honest_reply_is_accepted(op: str) -> None:
-    said = [say(frames.EVENT, event) for event in EVENTS.get(op, [])]
-    async with linked(lambda _: [*said, say(frames.END, ANSWERS[op])]) as link:
+    frames_sent = [say(frames.EVENT, event) for event in EVENTS.get(op, [])]
+    async with linked(lambda _: [*frames_sent, say(frames.END, ANSWERS[op])]) as link:
         await request(link, op, Heard())
         assert link.violation is None
 
@@ -201,20 +201,20 @@ async def test_a_reported_size_counts_only_where_output_was_dropped() -> None:
         return [piece(b"ab"), say(frames.END, {**RESULT, "sizes": {"1": 419430400, "2": 7}})]
 
     async with linked(script) as link:
-        told = await request(link, "run", Heard())
-    assert told["sizes"] == {"1": 2, "2": 0}
+        response = await request(link, "run", Heard())
+    assert response["sizes"] == {"1": 2, "2": 0}
 
 
 async def test_output_beyond_the_limits_of_an_earlier_run_is_dropped() -> None:
     limits = output.RunLimits(output=10, value=10, results=10, artifacts=1)
     intake = output.Intake(limits, requested=False)
-    heard = Heard()
+    received = Heard()
     many = {**RESULT, "artifacts": [ARTIFACT] * 3, "sizes": {"1": 16}}
     script = [piece(b"x" * 8), piece(b"x" * 8, 2), say(frames.END, many)]
     async with linked(lambda _: script) as link:
-        told = await link.attach("exec_1", 0, heard, intake)
-    assert (heard.sizes, told["sizes"]) == ({1: 10}, {"1": 16})
-    assert (len(told["artifacts"]), told["artifacts_cut"]) == (1, True)
+        reported = await link.attach("exec_1", 0, received, intake)
+    assert (received.sizes, reported["sizes"]) == ({1: 10}, {"1": 16})
+    assert (len(reported["artifacts"]), reported["artifacts_cut"]) == (1, True)
 
 
 async def test_unread_events_of_files_are_bounded(
@@ -341,11 +341,11 @@ async def test_an_invalid_hello_is_a_violation(greeting: dict[str, Any]) -> None
 @pytest.mark.parametrize("channel", [frames.STDOUT, frames.VALUE, frames.DISPLAY])
 async def test_at_most_the_limit_of_400_megabytes_of_output_is_accepted(channel: int) -> None:
     many = [piece(CHUNK, number, channel) for number in range(1, 6400)]
-    heard = Heard()
+    received = Heard()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await link.run(job("exec_1", "1"), heard)
-    assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
+            await link.run(job("exec_1", "1"), received)
+    assert received.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 
 async def test_unread_data_is_not_sent_without_credit() -> None:

@@ -240,8 +240,8 @@ def test_nodes_show_their_isolation(atoll: Atoll) -> None:
 def test_a_drain_is_followed(atoll: Atoll, fake_server: FakeServer) -> None:
     assert atoll.nodes.cordon("local").cordoned
     assert atoll.nodes.drain("local").drain == DrainInfo(2, 2)
-    told = [node.drain for node in atoll.nodes.follow_drain("local")]
-    assert told == [DrainInfo(2, 1), DrainInfo(2, 0)]
+    drains = [node.drain for node in atoll.nodes.follow_drain("local")]
+    assert drains == [DrainInfo(2, 1), DrainInfo(2, 0)]
     assert atoll.nodes.uncordon("local").drain is None
     assert [node.drain for node in atoll.nodes.follow_drain("local")] == [None]
     atoll.nodes.delete("local")

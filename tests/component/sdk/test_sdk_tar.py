@@ -104,22 +104,22 @@ def test_a_tree_is_uploaded_and_downloaded(
     (tmp_path / "in" / "d" / "b").write_bytes(b"b")
     (tmp_path / "in" / "l").symlink_to("d/b")
     os.mkfifo(tmp_path / "in" / "pipe")
-    told: list[tuple[int, int | None]] = []
+    progress_calls: list[tuple[int, int | None]] = []
     with atoll.session() as session:
         tree = session.files.upload_tree(
-            tmp_path / "in", "to", progress=lambda *told_: told.append(told_)
+            tmp_path / "in", "to", progress=lambda *told_: progress_calls.append(told_)
         )
         assert (tree.path, tree.files, tree.size) == ("to", 2, 300_001)
         assert tree.left_out == ("pipe: a pipe",)
-        assert told[-1] == (300_001, 300_001)
-        assert told == sorted(set(told))
-        told.clear()
+        assert progress_calls[-1] == (300_001, 300_001)
+        assert progress_calls == sorted(set(progress_calls))
+        progress_calls.clear()
         tree = session.files.download_tree(
-            "to", tmp_path / "out", progress=lambda *told_: told.append(told_)
+            "to", tmp_path / "out", progress=lambda *told_: progress_calls.append(told_)
         )
         assert (tree.path, tree.files, tree.size) == (str(tmp_path / "out"), 2, 300_001)
-        assert [total for _, total in told] == [None] * len(told)
-        assert [size for size, _ in told][-1] == 300_001
+        assert [total for _, total in progress_calls] == [None] * len(progress_calls)
+        assert [size for size, _ in progress_calls][-1] == 300_001
     (tmp_path / "in" / "pipe").unlink()
     assert listing_of(tmp_path / "out") == listing_of(tmp_path / "in")
 

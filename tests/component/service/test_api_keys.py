@@ -237,10 +237,10 @@ async def test_all_waiting_requests_are_refused_with_the_first(
     ground.later(TTL.total_seconds() + 1)
     ground.database.hold()
     reads = ground.database.reads
-    told = await asyncio.gather(
+    errors = await asyncio.gather(
         *(ground.keys.find(secret) for _ in range(20)), return_exceptions=True
     )
-    assert all(isinstance(error, TemporaryError) for error in told)
+    assert all(isinstance(error, TemporaryError) for error in errors)
     assert ground.database.reads == reads + 1
 
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 60.0)

@@ -134,8 +134,8 @@ async def test_a_temporary_fault_is_retried_with_growing_delays(
         assert template.status is FAILED
         assert template.build is not None
         assert "Gave up after 3 attempts" in (template.build.message or "")
-        said = (await here.builds.log("t")).decode()
-        assert [f"Attempt {n} to build" in said for n in (1, 2, 3)] == [True] * 3
+        log = (await here.builds.log("t")).decode()
+        assert [f"Attempt {n} to build" in log for n in (1, 2, 3)] == [True] * 3
         with pytest.raises(Conflict, match="Gave up") as caught:
             await here.templates.ready("t")
         assert caught.value.code == "template_not_ready"

@@ -82,15 +82,15 @@ def test_an_existing_key_file_is_never_replaced(tmp_path: Path) -> None:
     assert second.open(sealed, "it") == "text"
 
     file.write_text("no key\n")
-    with pytest.raises(PermanentError, match="secret-key does not contain a key") as told:
+    with pytest.raises(PermanentError, match="secret-key does not contain a key") as caught:
         Encryption(file=file).open(sealed, "it")
-    assert told.value.code == "secret_unreadable"
+    assert caught.value.code == "secret_unreadable"
 
 
 def test_the_error_for_a_missing_key_contains_the_setting() -> None:
-    with pytest.raises(InvalidRequest, match="ATOLL_SECRETS__KEY") as told:
+    with pytest.raises(InvalidRequest, match="ATOLL_SECRETS__KEY") as caught:
         Encryption().seal("text", "it")
-    assert told.value.code == "secrets_not_configured"
+    assert caught.value.code == "secrets_not_configured"
 
 
 def test_keys_are_accepted_in_the_usual_encodings() -> None:
@@ -105,9 +105,9 @@ def test_keys_are_accepted_in_the_usual_encodings() -> None:
 def test_an_invalid_key_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         parse_key(text)
-    with pytest.raises(ValueError, match="32 bytes") as told:
+    with pytest.raises(ValueError, match="32 bytes") as caught:
         SecretSettings(key=text)
-    assert not text or f"'{text}'" not in str(told.value)
+    assert not text or f"'{text}'" not in str(caught.value)
 
 
 def test_keys_and_settings_do_not_show_secrets() -> None:

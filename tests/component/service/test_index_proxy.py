@@ -50,17 +50,17 @@ class World:
 
 @asynccontextmanager
 async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[World]:
-    said: list[str] = []
+    messages: list[str] = []
     given = PackageSettings(**settings)
     downloads = Path(tempfile.mkdtemp(dir=place))
-    async with IndexProxy(index_at(index.url, None), given, said.append, downloads) as running:
+    async with IndexProxy(index_at(index.url, None), given, messages.append, downloads) as running:
         server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
         way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
         try:
             async with httpx.AsyncClient(
                 transport=way, base_url="http://gateway", timeout=60
             ) as client:
-                yield World(client, said, running)
+                yield World(client, messages, running)
         finally:
             server.close()
 

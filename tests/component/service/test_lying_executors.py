@@ -55,11 +55,11 @@ async def liar(
                     op = frames.decode_json(payload)["op"]
                     if op == "populate":
                         continue  # It neither reads nor answers.
-                    for said in scan if op == "scan" else collect:
-                        if isinstance(said, bytes):
-                            writer.write(frames.encode(stream, frames.DATA, said))
+                    for output in scan if op == "scan" else collect:
+                        if isinstance(output, bytes):
+                            writer.write(frames.encode(stream, frames.DATA, output))
                         else:
-                            writer.write(frames.encode_json(stream, frames.EVENT, said))
+                            writer.write(frames.encode_json(stream, frames.EVENT, output))
                     writer.write(frames.encode_json(stream, frames.END, {}))
             await writer.drain()
         writer.close()

@@ -248,8 +248,8 @@ async def test_conflicts_are_reported_by_package(index: Index, tmp_path: Path) -
         with pytest.raises(Conflict) as raised:
             await found.install("pip <1")
         assert raised.value.code == "version_conflict"
-        told = [{"name": "pip", "requested": "<1", "template_has": has}]
-        assert raised.value.details["conflicts"] == told
+        expected = [{"name": "pip", "requested": "<1", "template_has": has}]
+        assert raised.value.details["conflicts"] == expected
 
 
 @pytest.mark.slow
@@ -286,10 +286,10 @@ async def test_a_very_long_log_keeps_its_beginning_and_its_end(
     index.add_source("talks", code=code)
     async with world(tmp_path, index, allow_source_builds=True) as found:
         assert (await found.install("talks")).status is InstallStatus.FAILED
-        said = await found.packages.log("sess_1")
-        assert said.startswith(b"Looking for talks")
-        assert b"line 59999" in said
-        assert len(said) < 300 * 1024
+        log = await found.packages.log("sess_1")
+        assert log.startswith(b"Looking for talks")
+        assert b"line 59999" in log
+        assert len(log) < 300 * 1024
 
 
 # Removal of unused sets

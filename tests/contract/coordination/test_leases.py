@@ -19,10 +19,10 @@ async def test_a_free_lease_is_acquired_and_others_get_its_holder(ground: Ground
     assert await ground.a.holder("s") is None
     assert await ground.a.acquire("s", "x") is None
 
-    told = LeaseHolder("a", "x")
-    assert await ground.a.holder("s") == await ground.b.holder("s") == told
-    assert await ground.b.acquire("s", "y") == told
-    assert await ground.a.acquire("s", "y") == told
+    holder = LeaseHolder("a", "x")
+    assert await ground.a.holder("s") == await ground.b.holder("s") == holder
+    assert await ground.b.acquire("s", "y") == holder
+    assert await ground.a.acquire("s", "y") == holder
     assert await ground.b.acquire("another", "y") is None
 
 
@@ -119,9 +119,9 @@ async def test_a_free_lease_with_waiters_belongs_to_the_first_waiter(ground: Gro
     waiter = asyncio.create_task(ground.b.acquire("s", "y", wait=LONG))
     await ground.until_in_line("s", 1)
     release = asyncio.create_task(ground.a.release("s", "x"))
-    told = await ground.a.acquire("s", "z")
+    holder = await ground.a.acquire("s", "z")
     await release
-    assert told in (LeaseHolder("a", "x"), LeaseHolder("b", "y"))
+    assert holder in (LeaseHolder("a", "x"), LeaseHolder("b", "y"))
     assert await waiter is None
 
 

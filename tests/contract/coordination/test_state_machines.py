@@ -101,8 +101,8 @@ class LeaseMachine(Machine):
     @rule(me=st.sampled_from(OWNERS))
     def acquire(self, me: LeaseHolder) -> None:
         if not self.waits(me):
-            told = self.run(self.replica(me.replica).acquire("s", me.owner))
-            assert told == self.current_holder(me)
+            holder = self.run(self.replica(me.replica).acquire("s", me.owner))
+            assert holder == self.current_holder(me)
 
     @rule(me=st.sampled_from(OWNERS))
     def wait(self, me: LeaseHolder) -> None:
@@ -136,8 +136,8 @@ class LeaseMachine(Machine):
     def nudge(self, replica: str) -> None:
         """A request may find a lost holder that was not noticed yet; but waiters come first."""
         if self.line:
-            told = self.run(self.replica(replica).acquire("s", "nudge"))
-            assert told == self.line[0][0]
+            holder = self.run(self.replica(replica).acquire("s", "nudge"))
+            assert holder == self.line[0][0]
             self.free()
 
     @rule(replica=st.sampled_from(REPLICAS))

@@ -245,10 +245,10 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
-    heard = Output()
-    result = await link.run(job(driver, code), heard)
-    assert result["exit_code"] == 0, (result, heard.pieces)
-    return heard.stdout.decode().strip()
+    output = Output()
+    result = await link.run(job(driver, code), output)
+    assert result["exit_code"] == 0, (result, output.pieces)
+    return output.stdout.decode().strip()
 
 
 async def started(driver: Driver, wanted: InstanceSpec) -> tuple[Handle, Link]:

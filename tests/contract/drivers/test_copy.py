@@ -94,7 +94,7 @@ async def copied(node: Node, workspace: str, name: str = "copy") -> Link:
 async def test_a_copy_contains_everything_in_the_workspace(copying: Node) -> None:
     handle, link = await started(copying.driver, spec())
     await printed(copying.driver, link, FILL)
-    told = await printed(copying.driver, link, TELL)
+    output = await printed(copying.driver, link, TELL)
     link.close()
     workspace = copying.driver.workspaces.of(handle)
     await copying.driver.destroy(handle)
@@ -102,12 +102,12 @@ async def test_a_copy_contains_everything_in_the_workspace(copying: Node) -> Non
         assert await copying.driver.workspaces.copy(workspace, "copy")
     assert sorted(await copying.driver.workspaces.names()) == sorted([workspace, "copy"])
     _, link = await started(copying.driver, spec(workspace="copy"))
-    assert await printed(copying.driver, link, TELL) == told
+    assert await printed(copying.driver, link, TELL) == output
     # Another's from here on.
     await printed(copying.driver, link, "open('a/b/file', 'w').write('mine'); open('new', 'w')")
     link.close()
     _, first = await started(copying.driver, spec(workspace=workspace))
-    assert await printed(copying.driver, first, TELL) == told
+    assert await printed(copying.driver, first, TELL) == output
     first.close()
 
 

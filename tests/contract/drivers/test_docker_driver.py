@@ -365,12 +365,12 @@ async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
 async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
-    heard = Output()
+    output = Output()
     request = job(node.driver, code, stdin_open=True)
-    running = asyncio.create_task(link.run(request, heard))
+    running = asyncio.create_task(link.run(request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     if await resizing_of(node.driver).resize(handle, replace(LIMITS, memory=40 * MiB)):

@@ -520,8 +520,8 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
     assert (await environment.templates.inspect(one)).digest == info.digest
     # The digest is known after a restart, too, although the engine forgot it with the name.
     anew = TemplateImages(environment.templates._engine, DockerSettings(), NODE, tmp_path)
-    told = (await anew.inspect(two)).digest
-    assert told not in (None, info.digest)
+    digest = (await anew.inspect(two)).digest
+    assert digest not in (None, info.digest)
     assert await anew.names() == [one.layers[-1].name]
     await anew.remove(one.layers[-1].name)
     assert await anew.names() == []

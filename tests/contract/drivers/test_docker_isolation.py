@@ -60,8 +60,8 @@ def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
             entry.size, entry.mode = len(text.encode()), 0o755
             packed.addfile(entry, io.BytesIO(text.encode()))
     about = {"t": reference}
-    said = engine.ask("POST", "/build", params=about, content=context.getvalue()).text
-    assert "Successfully tagged" in said, said
+    output = engine.ask("POST", "/build", params=about, content=context.getvalue()).text
+    assert "Successfully tagged" in output, output
     return reference
 
 
@@ -157,9 +157,9 @@ print(sorted(found))
 print(*(tried(open, path, 'w') for path in ('/etc/passwd', '/etc/mark', '/proc/sys/vm/swappiness')))
 print(tried(os.chmod, '/etc/mark', 0o777), tried(os.mknod, '/tmp/disk', 0o60600, os.makedev(8, 0)))
 """
-    said = (await printed(node.driver, link, code)).splitlines()
-    assert said[0] == "['/dev/mqueue', '/dev/shm', '/tmp', '/var/tmp', '/workspace']"
-    assert "done" not in " ".join(said[1:])
+    output = (await printed(node.driver, link, code)).splitlines()
+    assert output[0] == "['/dev/mqueue', '/dev/shm', '/tmp', '/var/tmp', '/workspace']"
+    assert "done" not in " ".join(output[1:])
     link.close()
 
 
@@ -177,10 +177,10 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    heard = Output()
-    result = await link.run(wanted, heard)
-    assert result["exit_code"] == 0, heard.pieces
-    assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
+    output = Output()
+    result = await link.run(wanted, output)
+    assert result["exit_code"] == 0, output.pieces
+    assert output.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
     run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
     run += "import os; os.chmod('/tmp/x', 0o755); print(subprocess.check_output('/tmp/x'))"
     assert await printed(node.driver, link, run) == "b'ran\\n'"
@@ -208,9 +208,9 @@ class Part(ctypes.Structure):
 here, there = Part(ctypes.addressof(buffer), 8), Part(0x400000, 8)
 print(libc.process_vm_readv(1, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 """
-    said = await printed(node.driver, link, code)
+    output = await printed(node.driver, link, code)
     for word in ("done", " 0", "\n0", "8"):
-        assert word not in said, said
+        assert word not in output, output
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print(1)") == "1"
     link.close()
@@ -233,8 +233,8 @@ print(tried(socket.socket(socket.AF_UNIX).bind, '/run/atoll/link/other.sock'))
 print(tried(open, '/run/atoll/executor.pyz', 'wb'), tried(os.mkdir, '/run/atoll/x'))
 """
     for _ in range(2):
-        said = await printed(node.driver, link, code)
-        assert "done" not in said, said
+        output = await printed(node.driver, link, code)
+        assert "done" not in output, output
         link.close()
         # It is closed to the next instance, too.
         driver = await node.take_over()

@@ -93,9 +93,9 @@ for line in open('/proc/self/mountinfo'):
     if fields[4] in ('/mnt/read', '/mnt/write', '/workspace'):
         print(fields[4], *sorted({'ro', 'rw', 'nosuid', 'nodev'} & set(fields[5].split(','))))
 """
-    said = (await printed(node.driver, link, code)).splitlines()
-    assert said[:2] == ["1", "Read-only file system"]
-    assert sorted(said[2:]) == [
+    output = (await printed(node.driver, link, code)).splitlines()
+    assert output[:2] == ["1", "Read-only file system"]
+    assert sorted(output[2:]) == [
         "/mnt/read nodev nosuid ro",
         "/mnt/write nodev nosuid rw",
         "/workspace nodev nosuid rw",
@@ -229,9 +229,9 @@ async def test_without_images_the_disk_limit_is_watched(node: Node, tmp_path: Pa
         "unshare", "--mount", "--propagation", "private", sys.executable, "-c", code,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    said, _ = await apart.communicate()
+    output, _ = await apart.communicate()
     assert apart.returncode == 0
-    told = json.loads(said)
-    assert told["missing"] == ["disk_quota"]
-    assert told["watch"]["disk"] == LIMITS.disk
-    assert told["uid"] == told["inside"] != container_config.UID
+    content = json.loads(output)
+    assert content["missing"] == ["disk_quota"]
+    assert content["watch"]["disk"] == LIMITS.disk
+    assert content["uid"] == content["inside"] != container_config.UID

@@ -502,26 +502,26 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
         "    if n == 200: sys.stdin.readline()"
     )
     request = job(node.driver, code, stdin_open=True)
-    heard = Output()
-    running = asyncio.create_task(link.run(request, heard))
+    output = Output()
+    running = asyncio.create_task(link.run(request, output))
 
     async def begun() -> bool:
-        return b"\n20\n" in heard.stdout
+        return b"\n20\n" in output.stdout
 
     await until(begun, "some output")
     link.close()
     with pytest.raises(LinkLost):
         await running
-    cut = len(heard.pieces)
+    cut = len(output.pieces)
     second = await node.driver.connect(handle)
     assert [run["id"] for run in second.hello["runs"]] == [request["id"]]
-    attached = asyncio.create_task(second.attach(request["id"], heard.last, heard))
+    attached = asyncio.create_task(second.attach(request["id"], output.last, output))
     await second.call("stdin", id=request["id"], data="Cg==", eof=True)
     result = await attached
     assert result["exit_code"] == 0
-    assert heard.stdout == b"".join(b"%d\n" % n for n in range(400))
-    assert len(heard.pieces) > cut
-    sequences = [sequence for sequence, _, _ in heard.pieces]
+    assert output.stdout == b"".join(b"%d\n" % n for n in range(400))
+    assert len(output.pieces) > cut
+    sequences = [sequence for sequence, _, _ in output.pieces]
     assert sequences == list(range(1, len(sequences) + 1))
     second.close()
 
@@ -529,17 +529,17 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
 async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
-    request, heard, again = job(node.driver, code), Output(), Output()
-    result = await link.run(request, heard)
+    request, received, again = job(node.driver, code), Output(), Output()
+    result = await link.run(request, received)
     assert await link.attach(request["id"], 0, again) == result
-    assert again.pieces == heard.pieces
+    assert again.pieces == received.pieces
     assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
     for channel in (1, 2):
-        said = b"".join(data for _, found, data in heard.pieces if found == channel)
-        assert said == b"0123456789" * 2000
-    assert [piece[0] for piece in heard.pieces] == list(range(1, len(heard.pieces) + 1))
+        output = b"".join(data for _, found, data in received.pieces if found == channel)
+        assert output == b"0123456789" * 2000
+    assert [piece[0] for piece in received.pieces] == list(range(1, len(received.pieces) + 1))
     # Each channel once in 2 ms at most.
-    assert len(heard.pieces) < 10 + 2 * result["duration"] / 0.002
+    assert len(received.pieces) < 10 + 2 * result["duration"] / 0.002
     link.close()
 
 

@@ -74,15 +74,15 @@ def ticks(node: Node, handle: Handle) -> int:
 
 
 async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Output]:
-    heard = Output()
+    output = Output()
     request = job(node.driver, code, timeout=120.0)
-    task: asyncio.Task[object] = asyncio.create_task(link.run(request, heard))
+    task: asyncio.Task[object] = asyncio.create_task(link.run(request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "the run's first word")
-    return task, heard
+    return task, output
 
 
 async def stop_task(task: asyncio.Task[object]) -> None:
@@ -96,7 +96,7 @@ async def state(node: Node, handle: Handle) -> State:
 
 async def test_a_paused_instance_uses_no_cpu_and_continues_after_a_resume(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
-    task, heard = await running(
+    task, output = await running(
         pausing,
         link,
         "print('on', flush=True)\nn = 0\nwhile True:\n"
@@ -106,20 +106,20 @@ async def test_a_paused_instance_uses_no_cpu_and_continues_after_a_resume(pausin
         await pausing_of(pausing.driver).pause(handle)
         assert await state(pausing, handle) is State.PAUSED
     before = ticks(pausing, handle)
-    spent = len(heard.pieces)
+    spent = len(output.pieces)
     # The time that a machine of one processor would have given it, were it running.
     begun = time.process_time()
     while time.process_time() - begun < 0.3:
         pass
     assert ticks(pausing, handle) == before
     await asyncio.sleep(0)
-    assert len(heard.pieces) <= spent + 1  # What was on its way already.
+    assert len(output.pieces) <= spent + 1  # What was on its way already.
     for _ in range(2):
         await pausing_of(pausing.driver).resume(handle)
         assert await state(pausing, handle) is State.RUNNING
 
     async def has_more_output() -> bool:
-        return ticks(pausing, handle) > before and len(heard.pieces) > spent + 1
+        return ticks(pausing, handle) > before and len(output.pieces) > spent + 1
 
     await until(has_more_output, "more of the loop")
     assert not task.done()
@@ -139,11 +139,11 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    heard = Output()
-    task = asyncio.create_task(link.run(request, heard))
+    output = Output()
+    task = asyncio.create_task(link.run(request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)
@@ -157,7 +157,7 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
     await sending
     result = await task
     assert result["exit_code"] == 0
-    assert heard.stdout.endswith(b"cat is here True\n")
+    assert output.stdout.endswith(b"cat is here True\n")
     link.close()
 
 
@@ -165,11 +165,11 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    heard = Output()
-    task = asyncio.create_task(link.run(request, heard))
+    output = Output()
+    task = asyncio.create_task(link.run(request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)

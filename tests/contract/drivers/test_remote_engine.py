@@ -127,19 +127,19 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, heard = job(node.driver, code, stdin_open=True), FirstOutput()
-    running = asyncio.create_task(link.run(wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, output = job(node.driver, code, stdin_open=True), FirstOutput()
+    running = asyncio.create_task(link.run(wanted, output))
+    await asyncio.wait_for(output.came.wait(), 30)
 
     link._transport.abort()
     with pytest.raises(LinkLost):
         await running
     link = await node.driver.connect(handle)
-    attached = asyncio.create_task(link.attach(wanted["id"], heard.last, heard))
+    attached = asyncio.create_task(link.attach(wanted["id"], output.last, output))
     await link.call("stdin", id=wanted["id"], data="Cg==", eof=True)
     result = await attached
     assert result["exit_code"] == 0
-    assert heard.stdout.decode().split() == [str(number) for number in range(60)]
+    assert output.stdout.decode().split() == [str(number) for number in range(60)]
     link.close()
 
 
@@ -268,9 +268,9 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    heard = Output()
-    result = await link.run(job(node.driver, HOSTILE), heard)
-    assert result["exit_code"] == 0, heard.pieces
+    output = Output()
+    result = await link.run(job(node.driver, HOSTILE), output)
+    assert result["exit_code"] == 0, output.pieces
     # It still runs and accepts links.
     again = await node.driver.connect(handle)
     assert await printed(node.driver, again, "print('well')") == "well"
@@ -281,9 +281,9 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, heard = job(node.driver, FLOOD), FirstOutput()
-    running = asyncio.create_task(link.run(wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, output = job(node.driver, FLOOD), FirstOutput()
+    running = asyncio.create_task(link.run(wanted, output))
+    await asyncio.wait_for(output.came.wait(), 30)
     other = await node.driver.connect(handle)
     assert await other.call("stat", path=".")
     other.close()
@@ -296,19 +296,19 @@ async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: N
 @on("remote")
 async def test_user_code_cannot_touch_the_relay_or_become_its_user(node: Node) -> None:
     _, link = await started(node.driver, spec())
-    said = await printed(node.driver, link, TOUCH)
+    output = await printed(node.driver, link, TOUCH)
     denied = "PermissionError"
     lines = [f"{denied} {denied}", denied, denied, denied, denied, "-1"]
-    assert said.split("\n") == lines
+    assert output.split("\n") == lines
     link.close()
 
 
 @on("gvisor")
 async def test_user_code_in_gvisor_cannot_end_the_relay(node: Node) -> None:
     _, link = await started(node.driver, spec())
-    said = await printed(node.driver, link, TOUCH)
-    assert said.split("\n")[0] == "PermissionError PermissionError"
-    assert said.split("\n")[-1] == "-1"
+    output = await printed(node.driver, link, TOUCH)
+    assert output.split("\n")[0] == "PermissionError PermissionError"
+    assert output.split("\n")[-1] == "-1"
     assert await printed(node.driver, link, "print('on')") == "on"
     link.close()
 

@@ -277,9 +277,9 @@ async def test_concurrent_upgrades_take_turns(database: Database) -> None:
         several = [
             await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE) for _ in range(3)
         ]
-        said = [await process.communicate() for process in several]
+        output = [await process.communicate() for process in several]
 
-    assert [process.returncode for process in several] == [0] * 3, said
+    assert [process.returncode for process in several] == [0] * 3, output
     assert await database.schema.revision() == HEAD
 
 

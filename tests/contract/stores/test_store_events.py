@@ -206,7 +206,7 @@ async def test_old_events_expire_from_the_start_in_batches(store: Store) -> None
 async def test_events_of_executions_contain_neither_code_nor_output(store: Store) -> None:
     execution = make_execution()
     done = completed(execution, stdout=b"secret")
-    told = execution_event(done, done.status, NOW)
+    recorded = execution_event(done, done.status, NOW)
 
-    assert told.type == "execution.completed"
-    assert set(told.data) == {"session_id", "invocation_id", "status", "cause", "retry_count"}
+    assert recorded.type == "execution.completed"
+    assert set(recorded.data) == {"session_id", "invocation_id", "status", "cause", "retry_count"}

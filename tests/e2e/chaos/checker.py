@@ -80,22 +80,22 @@ def check(
     for record in records:
         executions[_job_of(record)].add(record["id"])
     for number, job in jobs.items():
-        told = history.jobs[number]
-        found += [Violation(text, number) for text in told.odd]
+        received = history.jobs[number]
+        found += [Violation(text, number) for text in received.odd]
         found += [
-            Violation(text, number) for text in _submits(job, told, executions[number], by_id)
+            Violation(text, number) for text in _submits(job, received, executions[number], by_id)
         ]
     for record in records:
         job = jobs[_job_of(record)]
-        told = history.jobs[job.number]
+        received = history.jobs[job.number]
         faults = [
             fault
             for fault in history.faults
-            if fault.session in (None, job.session) and fault.ended >= told.submitted_at
+            if fault.session in (None, job.session) and fault.ended >= received.submitted_at
         ]
         losses = [fault for fault in faults if fault.session is not None]
         losses = [fault for fault in losses if fault.kind in LOSES_INSTANCE]
-        case = Case(job, told, record, runs[record["id"]], losses, faults, gone)
+        case = Case(job, received, record, runs[record["id"]], losses, faults, gone)
         for one in CHECKS:
             found += [Violation(f"{record['id']}: {text}", job.number) for text in one(case)]
     for session, content in enumerate(tokens):
@@ -250,8 +250,8 @@ def changes_status_as_allowed(case: Case) -> Iterator[str]:
 
 def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
     """Despite disconnects, a reader receives each event once and the complete last attempt."""
-    heard = [event for event in case.told.heard if event.number is not None]
-    numbers = [event.number for event in heard if event.number is not None]
+    numbered = [event for event in case.told.heard if event.number is not None]
+    numbers = [event.number for event in numbered if event.number is not None]
     for before, after in pairwise(numbers):
         if after <= before:
             yield f"event {after} was heard after {before}"
@@ -259,7 +259,7 @@ def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
         return
     attempt = case.record["retry_count"]
     for name in ("stdout", "stderr"):
-        text = "".join(_text(event) for event in heard if _is_of(event, name, attempt))
+        text = "".join(_text(event) for event in numbered if _is_of(event, name, attempt))
         if text != case.record[name]:
             yield f"{name} was heard as {text!r} and is {case.record[name]!r}"
 

@@ -119,9 +119,9 @@ class Client:
         execution_id, last = "", 0
         try:
             async with self._stream("POST", path, json=body) as events:
-                async for heard in events:
-                    if heard.name == "accepted":
-                        execution_id = str(heard.content["execution_id"])
+                async for event in events:
+                    if event.name == "accepted":
+                        execution_id = str(event.content["execution_id"])
                         if self._told.accepted:
                             # A repeat, whose events another one reads.
                             self._told.accepted.add(execution_id)
@@ -129,10 +129,10 @@ class Client:
                         self._note(f"accepted as {execution_id}, on a stream")
                         self._told.accepted.add(execution_id)
                         continue
-                    last = self._receive(heard, last)
-                    if heard.name == "result":
+                    last = self._receive(event, last)
+                    if event.name == "result":
                         break
-                    if breaks and heard.number is not None:
+                    if breaks and event.number is not None:
                         breaks[0] -= 1
                         if breaks[0] <= 0:
                             breaks.pop(0)
@@ -218,11 +218,11 @@ class Client:
                 async with self._stream(
                     "GET", f"executions/{execution_id}/events", headers=headers
                 ) as events:
-                    async for heard in events:
-                        last = self._receive(heard, last)
-                        if heard.number is not None and left is not None:
+                    async for event in events:
+                        last = self._receive(event, last)
+                        if event.number is not None and left is not None:
                             left -= 1
-                        if heard.name == "result" or left == 0:
+                        if event.name == "result" or left == 0:
                             break
             except Unanswered:
                 self._note(f"the stream broke after {last}")

@@ -90,15 +90,15 @@ def _story(
     found: list[Violation],
 ) -> str:
     """Everything about the jobs that something is wrong with, in order."""
-    told = [f"seed {planned.seed}, {planned.seconds:g} s: {len(found)} violations"]
-    told += [f"  {'' if one.job is None else f'job {one.job}: '}{one.text}" for one in found]
+    received = [f"seed {planned.seed}, {planned.seconds:g} s: {len(found)} violations"]
+    received += [f"  {'' if one.job is None else f'job {one.job}: '}{one.text}" for one in found]
     concerned = sorted({one.job for one in found if one.job is not None})
     for number in concerned:
-        told += ["", str(planned.jobs[number])]
+        received += ["", str(planned.jobs[number])]
         for record in records:
             if f'line = "{number} ' in record["code"]:
                 shown = {name: value for name, value in record.items() if name != "code"}
-                told.append(str(shown))
+                received.append(str(shown))
     happened: list[tuple[int, str]] = []
     for at, text in history.lines():
         if text.startswith("--") or any(text.startswith(f"job {one}:") for one in concerned):
@@ -111,5 +111,5 @@ def _story(
                     (at, f"job {run.job}: [{run.execution_id} {run.nonce} {word}]")
                     for word, at in dict.fromkeys(words)
                 ]
-    told += ["", *(f"{history.when(at)} {text}" for at, text in sorted(happened))]
-    return "\n".join(told)
+    received += ["", *(f"{history.when(at)} {text}" for at, text in sorted(happened))]
+    return "\n".join(received)

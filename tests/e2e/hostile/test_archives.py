@@ -209,9 +209,9 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
                 box.client.delete(f"{box.files}/d/{made}")
         assert all_files(box) == before, name
     wrong = {
-        name: said
-        for name, said in answers.items()
-        if said[1] not in REFUSED and not (said[0] < 300 and name in HARMLESS)
+        name: text
+        for name, text in answers.items()
+        if text[1] not in REFUSED and not (text[0] < 300 and name in HARMLESS)
     }
     assert not wrong
     assert resident(box.pid_1) - inside < 16 * MiB

@@ -179,8 +179,8 @@ def test_a_result_part_replaced_by_gigabytes_counts_as_lost_and_is_not_read(serv
         [kept] = (server.data_dir / "blobs" / "executions").glob(f"*/{execution}/*stdout*")
         huge(kept)
         before = peak(server.process.pid)
-        told = api.result(execution)
-        assert told["shortened"] == ["stdout"]
-        assert set(told["stdout"]) == {"x"}
+        result = api.result(execution)
+        assert result["shortened"] == ["stdout"]
+        assert set(result["stdout"]) == {"x"}
         assert peak(server.process.pid) - before < GROWTH
         api.end(session)

@@ -118,13 +118,13 @@ def running() -> list[str]:
 
 
 async def test_uid_0_of_a_build_is_unprivileged_on_the_host(site: Site) -> None:
-    said = await site.install(
+    output = await site.install(
         "id -u; cat /proc/self/uid_map; touch /mine; head -60 /proc/self/status"
     )
 
-    assert f"{BUILD_UID}      65536" in said
-    assert "NoNewPrivs:\t1" in said
-    assert "Seccomp:\t2" in said
+    assert f"{BUILD_UID}      65536" in output
+    assert "NoNewPrivs:\t1" in output
+    assert "Seccomp:\t2" in output
     assert (site.layer / "mine").stat().st_uid == BUILD_UID
 
 
@@ -134,13 +134,13 @@ async def test_a_build_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> N
     secret.write_text("of the host")
     secret.chmod(0o666)
 
-    said = await site.install(
+    output = await site.install(
         f"cat {secret} /proc/1/root{secret} /proc/$$/root{secret} 2>/dev/null; ls / /tmp /run; "
         "cat /proc/kcore | head -c 4; cat /proc/mounts 2>&1"
     )
 
-    assert "of the host" not in said
-    assert f" {tmp_path}" not in said.partition("said all")[0].rpartition("Setting up")[2]
+    assert "of the host" not in output
+    assert f" {tmp_path}" not in output.partition("said all")[0].rpartition("Setting up")[2]
 
 
 async def test_a_build_writes_to_its_layer_only(site: Site, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_a_build_writes_to_its_layer_only(site: Site, tmp_path: Path) -> N
 
 
 async def test_a_build_creates_no_device_and_mounts_nothing(site: Site) -> None:
-    said = await site.install(
+    output = await site.install(
         "mknod /disk b 8 0 && echo HAS A DISK; mknod /mem c 1 1 && echo HAS MEMORY; "
         "mount -t tmpfs none /mnt && echo MOUNTED; mount --bind / /mnt && echo MOUNTED; "
         "python3 -c 'import os; os.chroot(\"/\")' && echo CHANGED ROOT; "
@@ -172,7 +172,7 @@ async def test_a_build_creates_no_device_and_mounts_nothing(site: Site) -> None:
     )
 
     for words in ("HAS A DISK", "HAS MEMORY", "MOUNTED", "CHANGED ROOT", "UNSHARED"):
-        assert f"\n{words}" not in said
+        assert f"\n{words}" not in output
 
 
 ASK = """python3 - <<'END'
@@ -210,15 +210,15 @@ async def test_a_build_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path
         abstract.bind(f"\0{tmp_path}")
         abstract.listen()
         script = ASK.replace("{port}", str(listener.getsockname()[1]))
-        said = await site.install(script.replace("{name}", str(tmp_path)))
+        output = await site.install(script.replace("{name}", str(tmp_path)))
 
-    assert "REACHED" not in said
-    assert "beside the mirror" not in said
-    assert "root:" not in said
-    assert "/0/../secret 403" in said
-    assert "/1/x 403" in said
-    assert "/0/link 404" in said
-    assert "POST 403" in said
+    assert "REACHED" not in output
+    assert "beside the mirror" not in output
+    assert "root:" not in output
+    assert "/0/../secret 403" in output
+    assert "/1/x 403" in output
+    assert "/0/link 404" in output
+    assert "POST 403" in output
 
 
 async def test_processes_end_with_their_build(site: Site) -> None:

@@ -103,11 +103,11 @@ raise SystemExit("enough")
         index.add_source(f"nosy{port}", code=code)
         response = create(building, f"nosy{port}")
     assert response.status_code == 422
-    said = log_of(building, response)
-    assert "no way to" in said, said
-    assert "not there" in said
+    log = log_of(building, response)
+    assert "no way to" in log, log
+    assert "not there" in log
     for bad in ("REACHED", "SEEN", "WROTE", "SECRET", "ATOLL_"):
-        assert bad not in said, said
+        assert bad not in log, log
 
 
 def test_the_gateway_serves_a_build_nothing_but_the_index(building: Target, index: Index) -> None:
@@ -135,10 +135,10 @@ for line in (
 raise SystemExit("enough")
 """
         index.add_source(f"asks{outside.port}", code=code)
-        said = log_of(building, create(building, f"asks{outside.port}"))
+        log = log_of(building, create(building, f"asks{outside.port}"))
         assert outside.asked == []
-    lines = [line for line in said.splitlines() if "->" in line]
-    assert len({line for line in lines if "403" in line}) == 13, said
+    lines = [line for line in log.splitlines() if "->" in line]
+    assert len({line for line in lines if "403" in line}) == 13, log
     assert {line.strip() for line in lines if "403" not in line} == {
         "GET /simple/plain/ -> b'HTTP/1.1 200 '"
     }

@@ -206,13 +206,13 @@ def test_version_two_waits_until_all_processes_are_frozen(tmp_path: Path) -> Non
     assert groups.freezes
     assert not groups.frozen("one")
     over = threading.Event()
-    told = threading.Thread(target=_kernel, args=(group, over), daemon=True)
-    told.start()
+    kernel_thread = threading.Thread(target=_kernel, args=(group, over), daemon=True)
+    kernel_thread.start()
     try:
         assert groups.freeze("one", 60)
     finally:
         over.set()
-        told.join()
+        kernel_thread.join()
     assert groups.frozen("one")
     groups.thaw("one")
     assert (group / "cgroup.freeze").read_text() == "0"

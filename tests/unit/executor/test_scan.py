@@ -33,18 +33,18 @@ def test_a_recently_changed_file_is_read_only_after_the_clock_tick(
     dated = path.stat().st_ctime_ns
     now = dated
     monkeypatch.setattr(scan, "coarse_now", lambda: now)
-    heard = Listener()
-    steps = scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], heard)  # type: ignore[arg-type]
+    listener = Listener()
+    steps = scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], listener)  # type: ignore[arg-type]
     for _ in range(5):
         next(steps)
-    assert heard.events == []
+    assert listener.events == []
 
     path.write_text("other")
     now += 4_000_000
     for _ in steps:
         pass
-    assert heard.data == b"other"
-    assert [event["event"] for event in heard.events] == ["file", "over"]
+    assert listener.data == b"other"
+    assert [event["event"] for event in listener.events] == ["file", "over"]
 
 
 def test_a_file_dated_in_the_future_is_read_without_waiting(
@@ -53,7 +53,7 @@ def test_a_file_dated_in_the_future_is_read_without_waiting(
     (tmp_path / "file").write_text("first")
     ticks = iter(range(10))
     monkeypatch.setattr(scan, "coarse_now", lambda: next(ticks))
-    heard = Listener()
-    for _ in scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], heard):  # type: ignore[arg-type]
+    listener = Listener()
+    for _ in scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], listener):  # type: ignore[arg-type]
         pass
-    assert heard.data == b"first"
+    assert listener.data == b"first"

@@ -142,9 +142,9 @@ async def test_a_failing_key_is_logged_and_delays_no_other(error: Exception, lev
             queue.add("bad 0")
             await seen.until("bad 0", 2)
             assert not running.done()
-    told = [entry for entry in logs if entry["event"] == "reconcile.failed"]
-    assert {entry["log_level"] for entry in told} == {level}
-    assert [entry["key"] for entry in told] == [f"bad {n}" for n in range(5)] + ["bad 0"]
+    failures = [entry for entry in logs if entry["event"] == "reconcile.failed"]
+    assert {entry["log_level"] for entry in failures} == {level}
+    assert [entry["key"] for entry in failures] == [f"bad {n}" for n in range(5)] + ["bad 0"]
 
 
 async def test_a_key_added_while_it_failed_is_handled_again() -> None:

@@ -85,9 +85,9 @@ async def test_an_oversized_question_is_refused_at_once() -> None:
     ground = Ground()
     # Short in the encoding of the executor, and long in ours.
     ground.ask("?", data=[1e15] * 5000)
-    told = await asyncio.wait_for(ground.executor.told.get(), 60)
+    response = await asyncio.wait_for(ground.executor.told.get(), 60)
     answer = {"approved": False, "answer": None, "reason": "message_too_large"}
-    assert told == {"id": "exec_1", "approval": "1", "answer": answer}
+    assert response == {"id": "exec_1", "approval": "1", "answer": answer}
 
 
 async def test_a_question_of_the_maximum_size_of_an_executor_is_accepted() -> None:

@@ -24,9 +24,9 @@ def test_a_long_log_keeps_its_beginning_and_its_end(piece: int) -> None:
 
 def test_a_short_log_is_kept_and_passed_to_listeners() -> None:
     running = RunningInstall()
-    heard: list[bytes] = []
-    running.listeners.append(heard.append)
+    received: list[bytes] = []
+    running.listeners.append(received.append)
     running.add_output(b"printed\n")
     running.say("said")
 
-    assert running.text == b"".join(heard) == b"printed\natoll: said\n"
+    assert running.text == b"".join(received) == b"printed\natoll: said\n"
