@@ -27,7 +27,7 @@ from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, directory_tar
 from atoll.drivers.docker.storage import InstanceFiles
 from atoll.drivers.shared import executor_bundle
-from atoll.drivers.shared.paths import EXECUTOR, INSIDE
+from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 

@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared import mount_syscalls, tree_copy
 from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
     loop_device_of,
@@ -164,7 +164,7 @@ class WorkspaceFiles:
         """Tried with the first image that needs it: Linux before 5.12 cannot."""
         if self._maps is None:
             users = (workspace.owner, workspace.uid)
-            done = mount_program(mount_calls.TRY, image, image.parent, *users, timeout=60)
+            done = mount_program(mount_syscalls.TRY, image, image.parent, *users, timeout=60)
             self._wait_until_detached(image)
             self._maps = done.returncode == 0
         return self._maps

@@ -12,9 +12,9 @@ import os
 from ...protocol import frames
 from .. import syscalls
 from ..connection import Stream
-from ..runs.limits import LimitWatch
+from ..runs.limit_enforcement import LimitWatch
 from ..workers import Workers, WorkerStream
-from .artifacts import Scanner
+from .artifacts import ArtifactScanner
 from .entries import entry_of
 from .paths import FileError, translate
 from .upload import Condition
@@ -29,7 +29,7 @@ class FileRequests:
     def __init__(
         self,
         workspace: Workspace,
-        scanner: Scanner,
+        scanner: ArtifactScanner,
         limits: LimitWatch,
         workers: Workers,
         on_change: Callable[[], None],
@@ -198,7 +198,7 @@ class FileRequests:
 
     def _follow(self, stream: Stream, request: dict[str, Any]) -> None:
         def work(stream: WorkerStream) -> Any:
-            from .changes import follow
+            from .watch import follow
 
             return follow(self._workspace, request, stream)
 

@@ -12,9 +12,9 @@ import time
 from ..connection import Stream
 from ..event_loop import Loop
 from ..freeze import MAX_HOLD, Freezer
+from .checkpoint_restore import Population
+from .checkpoint_scan import Scan, send_contents, send_entries
 from .paths import FileError
-from .populate import Population
-from .scan import Scan, send_contents, send_entries
 from .workspace import Workspace
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TURN_SECONDS = 0.003
 
 
-class Transfer:
+class CheckpointRequests:
     def __init__(self, loop: Loop, workspace: Workspace, freezer: Freezer) -> None:
         self._loop = loop
         self._workspace = workspace
