@@ -53,6 +53,7 @@ from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
+from atoll.drivers.shared.uids import uid_range
 from atoll.errors import AtollError, InstanceNotStarted, NodeFull, TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
@@ -197,7 +198,7 @@ class DockerDriver:
         """The users that workspaces in volumes get, as containers number them."""
         if self._engine.has_security_option("userns", "rootless"):
             return REMAPPED_UIDS
-        return range(self._local.uid_base, self._local.uid_base + self._local.uid_count)
+        return uid_range(self._local)
 
     async def _open_environments(self) -> None:
         if not isinstance(self._storage, DirectoryStorage):
