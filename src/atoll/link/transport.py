@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.link import messages, validation
 from atoll.link.credit import LateFrames, Rate
-from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, LinkSaturated, ProtocolViolation
 from atoll.link.liveness import Liveness
 from atoll.link.stream import Piece, Stream
 from atoll.protocol import frames
@@ -216,9 +216,13 @@ class LinkTransport(asyncio.Protocol):
         """
         if not (vital and op in _VITAL):
             if len(self._streams) >= MAX_STREAMS - RESERVED_STREAMS:
-                raise LinkCrowded("The session has too many open requests. Retry in a few seconds.")
+                raise LinkSaturated(
+                    "The session has too many open requests. Retry in a few seconds."
+                )
             if self._transport and self._transport.get_write_buffer_size() > MAX_UNSENT:
-                raise LinkCrowded("The session does not read its requests. Retry in a few seconds.")
+                raise LinkSaturated(
+                    "The session does not read its requests. Retry in a few seconds."
+                )
         stream = Stream(self._next_number(), op, self._loop)
         self.write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
         self._streams[stream.number] = stream

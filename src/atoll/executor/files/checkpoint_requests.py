@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from ..connection import Stream
+from ..connection import Stream, StreamHandler
 from ..event_loop import Loop
 from ..freeze import MAX_HOLD, Freezer
 from .checkpoint_restore import Population
@@ -39,108 +39,131 @@ class CheckpointRequests:
         freeze = request.get("freeze")
         if freeze:
             seconds = MAX_HOLD if freeze is True else min(float(freeze), MAX_HOLD)
-            self._scan_frozen(stream, scan, seconds)
+            stream.handle(_FrozenScan(self._loop, stream, scan, self._freezer, seconds))
         else:
             steps = send_entries(scan, stream)
-            self._run_in_turns(stream, steps, lambda: {"cut": scan.cut, "frozen": False})
-
-    def _scan_frozen(self, stream: Stream, scan: Scan, seconds: float) -> None:
-        """Scan while user code is frozen, for at most so many seconds."""
-        state = {"frozen": False, "over": False}
-
-        def end() -> None:
-            state["over"] = True
-            state["frozen"] = hold.end()
-
-        def steps() -> Iterator[None]:
-            try:
-                yield from send_entries(scan, stream)
-            finally:
-                end()
-
-        def begin() -> None:
-            if state["over"]:
-                return
-            self._run_in_turns(
-                stream, steps(), lambda: {"cut": scan.cut, "frozen": state["frozen"]}
-            )
-            stop = stream.on_reset
-            assert stop is not None
-
-            def reset() -> None:
-                stop()
-                end()
-
-            stream.on_reset = reset
-
-        def ready(good: bool) -> None:
-            # In a turn of its own: this may be called before `hold` has returned.
-            self._loop.after(0, begin)
-
-        hold = self._freezer.hold(ready, seconds)
-        stream.on_reset = end
+            self._run(stream, steps, lambda: {"cut": scan.cut, "frozen": False})
 
     def _collect(self, stream: Stream, request: dict[str, Any]) -> None:
-        steps = send_contents(self._workspace, request["paths"], stream)
-        self._run_in_turns(stream, steps, lambda: {})
+        self._run(stream, send_contents(self._workspace, request["paths"], stream), lambda: {})
 
-    def _populate(self, stream: Stream, request: dict[str, Any]) -> None:
-        population = Population(self._workspace)
-
-        def data(payload: bytes) -> None:
-            try:
-                population.feed(payload)
-            except (FileError, OSError, ValueError, TypeError) as error:
-                population.abandon()
-                code = error.code if isinstance(error, FileError) else "file_error"
-                stream.error(code, str(error))
-                return
-            stream.grant(len(payload))
-
-        def finish() -> None:
-            try:
-                stream.end({"made": population.finish()})
-            except (FileError, OSError, ValueError) as error:
-                stream.error("file_error", str(error))
-
-        stream.on_data = data
-        stream.on_finish = finish
-        stream.on_reset = population.abandon
-        stream.grant(0)
-
-    def _run_in_turns(
+    def _run(
         self, stream: Stream, steps: Iterator[None], result: Callable[[], dict[str, Any]]
     ) -> None:
-        """Run the steps while there is credit, a few in each turn of the loop."""
-        state = {"due": False, "over": False}
+        turns = _Turns(self._loop, stream, steps, result)
+        stream.handle(turns)
+        turns.credited()
 
-        def turn() -> None:
-            state["due"] = False
-            if state["over"]:
-                return
-            deadline = time.monotonic() + TURN_SECONDS
-            try:
-                while stream.credit > 0:
-                    next(steps)
-                    if time.monotonic() > deadline:
-                        again()
-                        return
-            except StopIteration:
-                state["over"] = True
-                stream.end(result())
-            except OSError as error:
-                stop()
-                stream.error("file_error", str(error))
+    def _populate(self, stream: Stream, request: dict[str, Any]) -> None:
+        stream.handle(_Populating(stream, Population(self._workspace)))
+        stream.grant(0)
 
-        def again() -> None:
-            if not state["due"]:
-                state["due"] = True
-                self._loop.after(0, turn)
 
-        def stop() -> None:
-            state["over"] = True
-            steps.close()  # type: ignore[attr-defined]
+class _Turns(StreamHandler):
+    """Takes the steps of a request while there is credit, a few in each turn of the loop."""
 
-        stream.on_credit = again
-        stream.on_reset = stop
-        again()
+    def __init__(
+        self,
+        loop: Loop,
+        stream: Stream,
+        steps: Iterator[None],
+        result: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._loop = loop
+        self._stream = stream
+        self._steps = steps
+        self._result = result
+        self._due = self._over = False
+
+    def credited(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.after(0, self._turn)
+
+    def dropped(self) -> None:
+        self._over = True
+        self._steps.close()  # type: ignore[attr-defined]
+
+    def _turn(self) -> None:
+        self._due = False
+        if self._over:
+            return
+        deadline = time.monotonic() + TURN_SECONDS
+        try:
+            while self._stream.credit > 0:
+                next(self._steps)
+                if time.monotonic() > deadline:
+                    self.credited()
+                    return
+        except StopIteration:
+            self._over = True
+            self._stream.end(self._result())
+        except OSError as error:
+            self.dropped()
+            self._stream.error("file_error", str(error))
+
+
+class _FrozenScan(_Turns):
+    """A scan while user code is frozen, for at most so many seconds."""
+
+    def __init__(
+        self, loop: Loop, stream: Stream, scan: Scan, freezer: Freezer, seconds: float
+    ) -> None:
+        super().__init__(
+            loop,
+            stream,
+            self._entries(scan),
+            lambda: {"cut": scan.cut, "frozen": self._frozen},
+        )
+        self._begun = self._frozen = False
+        self._hold = freezer.hold(self._ready, seconds)
+
+    def _ready(self, good: bool) -> None:
+        # In a turn of its own: this may be called before `hold` has returned.
+        self._loop.after(0, self._begin)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self.credited()
+
+    def credited(self) -> None:
+        if self._begun:
+            super().credited()
+
+    def dropped(self) -> None:
+        super().dropped()
+        self._end()
+
+    def _entries(self, scan: Scan) -> Iterator[None]:
+        try:
+            yield from send_entries(scan, self._stream)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._frozen = self._hold.end()
+
+
+class _Populating(StreamHandler):
+    def __init__(self, stream: Stream, population: Population) -> None:
+        self._stream = stream
+        self._population = population
+
+    def received(self, data: bytes) -> None:
+        try:
+            self._population.feed(data)
+        except (FileError, OSError, ValueError, TypeError) as error:
+            self._population.abandon()
+            code = error.code if isinstance(error, FileError) else "file_error"
+            self._stream.error(code, str(error))
+            return
+        self._stream.grant(len(data))
+
+    def finished(self) -> None:
+        try:
+            self._stream.end({"made": self._population.finish()})
+        except (FileError, OSError, ValueError) as error:
+            self._stream.error("file_error", str(error))
+
+    def dropped(self) -> None:
+        self._population.abandon()

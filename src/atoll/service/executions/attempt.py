@@ -36,11 +36,11 @@ from atoll.errors import (
 from atoll.link.errors import (
     ContextUnavailable,
     ExecutorError,
-    ExecutorLeaving,
+    ExecutorShuttingDown,
     LinkLost,
     ProtocolViolation,
-    RunOver,
-    SessionOccupied,
+    RunAcknowledged,
+    SessionBusy,
     StaleSession,
 )
 from atoll.link.values import parse_value
@@ -247,18 +247,18 @@ class Attempts:
     async def _after_refusal(
         self, run: Run, connection: Connection, error: ExecutorError
     ) -> Outcome | None:
-        if isinstance(error, RunOver):
+        if isinstance(error, RunAcknowledged):
             raise Superseded from error
         if isinstance(error, ContextUnavailable):
             return outcome_of_missing(error)
-        if not isinstance(error, (SessionOccupied, StaleSession, ExecutorLeaving)):
+        if not isinstance(error, (SessionBusy, StaleSession, ExecutorShuttingDown)):
             message = error.message
             return lost(ExecutionStatus.CRASHED, Cause.DRIVER, message, stdout=b"", stderr=b"")
         run.refused()
         if isinstance(error, StaleSession):
             # The session was changed since this replica read it.
             await self._sessions.connections.refresh(connection)
-        elif isinstance(error, ExecutorLeaving):
+        elif isinstance(error, ExecutorShuttingDown):
             # The instance exits; the one that takes its place runs the execution.
             await asyncio.wait([connection.link.closed], timeout=EXIT_TIMEOUT)
         elif not run.stopped:
