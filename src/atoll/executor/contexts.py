@@ -21,7 +21,7 @@ from .context import Context, ContextProcess
 from .event_loop import READ, Loop
 from .interpreter import jobs
 from .interpreter.child import FAILURE
-from .interpreter.kernel_messages import (
+from .interpreter.context_messages import (
     DONE,
     DONE_BODY,
     DROPPED,

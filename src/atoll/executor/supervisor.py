@@ -29,7 +29,7 @@ from .interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from .listener import Listener
 from .runs.approvals import Approvals
 from .runs.journal import Journal
-from .runs.limits import LimitWatch
+from .runs.limit_enforcement import LimitWatch
 from .runs.messages import Messages
 from .runs.process_table import ProcessTable
 from .runs.requests import RunRequests
@@ -97,9 +97,11 @@ class Supervisor(ZygoteObserver):
         )
 
         def transfer(stream: Stream, request: dict[str, Any]) -> None:
-            from .files.transfer import Transfer  # Most waiting instances never need it.
+            from .files.checkpoint_requests import (
+                CheckpointRequests,  # Most waiting instances never need it.
+            )
 
-            Transfer(self._loop, workspace, self._freezer).start(stream, request)
+            CheckpointRequests(self._loop, workspace, self._freezer).start(stream, request)
 
         operations = {
             "run": self._run,

@@ -15,7 +15,7 @@ import os
 
 from ..protocol import frames, minijson
 from . import processes, syscalls
-from .connection import Refusal, Stream
+from .connection import Refusal, Stream, StreamHandler
 from .event_loop import READ, WRITE, Loop
 from .files.paths import FileError, translate
 
@@ -81,7 +81,7 @@ class Workers:
         self._loop.after(UNDO_SECONDS, kill)
 
 
-class _Forwarder:
+class _Forwarder(StreamHandler):
     """Forwards frames between a stream and its worker; PID 1's part."""
 
     def __init__(
@@ -97,13 +97,19 @@ class _Forwarder:
         self._granted = stream.credit
         self._open = True
         socket.setblocking(False)
-        stream.on_credit = self._credit
-        stream.on_data = lambda payload: self._send(frames.encode(0, frames.DATA, payload))
-        stream.on_finish = lambda: self._send(frames.encode(0, frames.FINISH))
-        stream.on_reset = self._close
+        stream.handle(self)
         loop.add(socket.fileno(), READ, self._ready)
 
-    def _credit(self) -> None:
+    def received(self, data: bytes) -> None:
+        self._send(frames.encode(0, frames.DATA, data))
+
+    def finished(self) -> None:
+        self._send(frames.encode(0, frames.FINISH))
+
+    def dropped(self) -> None:
+        self._close()
+
+    def credited(self) -> None:
         more = self._stream.credit + self._sent - self._granted
         self._granted += more
         self._send(frames.encode(0, frames.CREDIT, frames.CREDIT_BODY.pack(more)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.link.client import Piece
-from atoll.link.errors import ExecutorError, LinkCrowded, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost, LinkSaturated
 from atoll.protocol import frames
 from tests.component.executor.test_interaction import Output, ready, start, text
 from tests.executors import Executor, job
@@ -181,8 +181,8 @@ async def test_those_who_watch_leave_room_for_what_runs(executor: Executor) -> N
     watching = [asyncio.create_task(watch(f"run-{number}")) for number in range(1100)]
     refused, _ = await asyncio.wait(watching, timeout=0.1)
     assert len(refused) > 300
-    assert all(isinstance(task.exception(), LinkCrowded) for task in refused)
-    with pytest.raises(LinkCrowded):
+    assert all(isinstance(task.exception(), LinkSaturated) for task in refused)
+    with pytest.raises(LinkSaturated):
         await link.call("list", path="/")
     running = await start(link, output, code="print(1)")
     assert (await running)["exit_code"] == 0

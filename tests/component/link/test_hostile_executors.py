@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.link import credit, messages, output, transport, validation
 from atoll.link.client import Link
-from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, LinkSaturated, ProtocolViolation
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job
@@ -301,7 +301,7 @@ async def test_what_waits_for_an_executor_that_does_not_read_has_a_bound(tmp_pat
         for _ in range(9):
             with pytest.raises(LinkLost):
                 await link.call("stat", path="x" * size)
-        with pytest.raises(LinkCrowded):
+        with pytest.raises(LinkSaturated):
             await link.call("stat", path="x")
         # What ends it is sent all the same.
         with pytest.raises(LinkLost):

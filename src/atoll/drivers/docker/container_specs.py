@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.images import DockerImages
     from atoll.drivers.docker.node_identity import NodeIdentity
     from atoll.drivers.docker.storage import InstanceFiles, Storage
-    from atoll.drivers.docker.template_images import TemplateImages
     from atoll.model.instance import InstanceSpec
     from atoll.model.template import Template
     from atoll.settings import DockerSettings
@@ -29,7 +29,7 @@ class ContainerSpecs:
     identity: NodeIdentity
     settings: DockerSettings
     storage: Storage
-    images: TemplateImages
+    images: DockerImages
     unattended_grace: timedelta
     """How long the executor of an instance that is not ephemeral runs without a link."""
     seccomp: bytes | None

@@ -8,7 +8,7 @@ from atoll.drivers.docker import socket_link
 from atoll.drivers.docker.labels import LinkKind
 from atoll.drivers.shared import cgroups
 from atoll.drivers.shared.executor_links import release_zygote
-from atoll.drivers.shared.paths import EXECUTOR
+from atoll.drivers.shared.instance_paths import EXECUTOR
 
 if TYPE_CHECKING:
     from atoll.drivers.docker.exec_link import ExecLinks

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import io
 import json
-import secrets
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,8 @@ from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, directory_tar
 from atoll.drivers.docker.storage import InstanceFiles
 from atoll.drivers.shared import executor_bundle
-from atoll.drivers.shared.paths import EXECUTOR, INSIDE
+from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE
+from atoll.drivers.shared.uids import new_uid
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 
@@ -191,7 +191,7 @@ class VolumeStorage:
         labels: dict[str, str] = {
             Label.WORKSPACE: name,
             Label.SIZE: str(size),
-            Label.UID: str(secrets.choice(self._uids)),
+            Label.UID: str(new_uid(self._uids)),
         }
         await self._make(_volume_of(name), labels, size if self.quota else None)
         found = await self._get(_volume_of(name))

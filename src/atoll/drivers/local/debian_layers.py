@@ -24,7 +24,7 @@ from atoll.drivers.local import apt_sources, layer_builder
 from atoll.drivers.local.apt_proxy import AptProxy
 from atoll.drivers.local.layer_builder import SCRATCH
 from atoll.drivers.local.sandbox_host import free_stage
-from atoll.drivers.shared import disk_images, file_trees, program
+from atoll.drivers.shared import disk_images, file_trees, subprogram
 from atoll.drivers.shared.cgroups import GroupBusy, enter, kill_and_remove
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.packages import INSTALL_CPU, INSTALL_PROCESSES
@@ -221,7 +221,7 @@ class Layers:
         with ours:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *program.command(layer_builder), str(theirs.fileno()),
+                    *subprogram.command(layer_builder), str(theirs.fileno()),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,

@@ -41,6 +41,7 @@ from atoll.drivers.shared.packages.installation import (
     start_errors,
     wait_until_too_large,
 )
+from atoll.drivers.shared.uids import new_uid, uid_range
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -101,10 +102,7 @@ class Installer:
         `handler` serves the socket that the sandbox can connect to.
         """
         name = f"install_{secrets.token_hex(10)}"
-        uid = None
-        if self._host.staged:
-            settings = self._settings
-            uid = settings.uid_base + secrets.randbelow(settings.uid_count)
+        uid = new_uid(uid_range(self._settings)) if self._host.staged else None
         directory = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)

@@ -1,7 +1,11 @@
-"""Instances, control groups and mounts that are left of a removed data directory."""
+"""
+Instances, control groups and mounts that servers have left: of a data directory that was removed,
+or of an embedded server that has ended.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -11,6 +15,7 @@ from atoll import ids
 from atoll.drivers.local.sandbox_start import OWNER
 from atoll.drivers.shared import cgroups, processes
 from atoll.drivers.shared.mount_points import mount_points, unmount
+from atoll.drivers.shared.volumes.bucket_mounts import GROUP
 from atoll.errors import TemporaryError
 from atoll.executor.processes import children_of
 
@@ -53,6 +58,19 @@ def remove(settings: LocalSettings, node: Path) -> None:
     if node.is_dir():
         for path in mount_points(node):
             unmount(Path(path))
+
+
+def remove_groups(settings: LocalSettings, node: Path) -> None:
+    """Remove the control groups of a node directory whose server has ended."""
+    groups = cgroups.node_groups(settings, node)
+    for name in groups.names():
+        with contextlib.suppress(cgroups.GroupBusy):
+            if groups.frozen(name) or name.startswith(GROUP):
+                # Ephemeral instances end with their server, unless they are frozen; s3fs outlives
+                # it.
+                cgroups.kill_and_remove(groups, name, KILL_TIMEOUT)
+            groups.remove(name)
+    groups.close()
 
 
 def _bubblewraps(data_dir: Path) -> list[int]:

@@ -30,7 +30,7 @@ import sys
 import time
 from typing import Any
 
-from atoll.drivers.local.abandoned_instances import (
+from atoll.drivers.local.orphaned_instances import (
     has_groups,
     identity,
     kill_instance,

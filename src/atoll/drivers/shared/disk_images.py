@@ -1,8 +1,9 @@
 """
 File system images: ext4 in a file, mounted by loop device, which takes root.
 
-An image limits the bytes and inodes of a workspace, a volume or an installation by the kernel.
-Blocking file work; callers use a thread.
+An image limits the bytes and inodes of a workspace, a volume or an installation by the kernel: the
+disk quota. Where a node cannot mount images, the executor watches the size of the workspace
+(`executor/runs/limit_enforcement.py`). Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared import mount_syscalls
 from atoll.errors import PermanentError
 
 LOOPS = Path("/sys/block")
@@ -65,9 +66,9 @@ def _backing(device: Path) -> str | None:
 
 
 def mount_program(*arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run `mount_calls` in a process of its own."""
+    """Run `mount_syscalls` as a program."""
     return subprocess.run(
-        [sys.executable, "-I", "-S", mount_calls.__file__, *map(str, arguments)],
+        [sys.executable, "-I", "-S", mount_syscalls.__file__, *map(str, arguments)],
         capture_output=True, text=True, timeout=timeout, check=False, cwd="/",
     )  # fmt: skip
 
@@ -99,7 +100,7 @@ def _try_image(directory: Path) -> str | None:
             image, target = Path(place, "image"), Path(place, "target")
             target.mkdir()
             make_file_system(image, MIN_IMAGE)
-            done = mount_program(mount_calls.TRY, image, target, timeout=30)
+            done = mount_program(mount_syscalls.TRY, image, target, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stderr.strip()[-500:] or "it failed" if done.returncode else None

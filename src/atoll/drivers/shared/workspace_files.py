@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared import mount_syscalls, tree_copy
 from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
     loop_device_of,
@@ -29,14 +29,13 @@ from atoll.drivers.shared.disk_images import (
     repair_image,
 )
 from atoll.drivers.shared.file_trees import remove_tree
+from atoll.drivers.shared.uids import new_uid
 from atoll.errors import TemporaryError
 from atoll.executor.files import removal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from atoll.settings import LocalSettings
 
 IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
 DETACH_SECONDS = 10.0
@@ -64,17 +63,15 @@ class WorkspaceFiles:
     def __init__(
         self,
         root: Path,
-        settings: LocalSettings,
+        uids: range | None,
         *,
         images: bool,
-        own_uids: bool,
     ) -> None:
-        """With `own_uids`, each workspace gets a host uid of its own."""
+        """Each workspace gets a host uid of its own, from `uids`."""
         self._root = root
         self._blank = root.parent / "blank"
-        self._settings = settings
+        self._uids = uids
         self.images = images
-        self._own_uids = own_uids
         self._maps: bool | None = None
         """Whether images can be mounted with another owner; None until that was tried."""
 
@@ -164,7 +161,7 @@ class WorkspaceFiles:
         """Tried with the first image that needs it: Linux before 5.12 cannot."""
         if self._maps is None:
             users = (workspace.owner, workspace.uid)
-            done = mount_program(mount_calls.TRY, image, image.parent, *users, timeout=60)
+            done = mount_program(mount_syscalls.TRY, image, image.parent, *users, timeout=60)
             self._wait_until_detached(image)
             self._maps = done.returncode == 0
         return self._maps
@@ -233,9 +230,7 @@ class WorkspaceFiles:
         return sorted(entry.name for entry in os.scandir(self._root))
 
     def new_uid(self) -> int | None:
-        if not self._own_uids:
-            return None
-        return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
+        return None if self._uids is None else new_uid(self._uids)
 
     def directory(self, name: str) -> Path:
         """The directory of the workspace's files and records."""

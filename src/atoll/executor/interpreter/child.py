@@ -92,9 +92,9 @@ def _run(job: dict[str, Any], value: int) -> int:
         if job["kind"] == "python":
             return _python(job, value)
         if job["kind"] == "context":
-            from . import kernel
+            from . import context_interpreter
 
-            kernel.serve(job, value)
+            context_interpreter.serve(job, value)
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY

@@ -21,7 +21,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from atoll.drivers.shared import paths
+from atoll.drivers.shared import instance_paths
 from atoll.drivers.shared.file_trees import remove_tree, tree_size
 from atoll.drivers.shared.packages import install_results
 from atoll.drivers.shared.packages.install_results import InstallFailed
@@ -97,7 +97,7 @@ class NodeEnvironments(Generic[Base]):
         self._installer, self._problem = installer, problem
 
     def inside(self, name: str) -> str:
-        return f"{paths.PACKAGES}/{name}"
+        return f"{instance_paths.PACKAGES}/{name}"
 
     async def check(self) -> None:
         self._require_installer()

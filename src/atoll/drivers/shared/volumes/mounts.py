@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.base import NotEmptied
-from atoll.drivers.shared import bounded_log, mount_calls, processes
+from atoll.drivers.shared import bounded_log, mount_syscalls, processes
 from atoll.drivers.shared.disk_images import (
     loop_device_of,
     make_file_system,
@@ -246,7 +246,7 @@ class NodeMounts:
                 _hand_over(top / "files", mount.uid, mount.owner)
             return
         if mount.view is not None:
-            mount_calls.mount_view(str(mount.view), str(top / "files"))
+            mount_syscalls.mount_view(str(mount.view), str(top / "files"))
             return
         problem = self._buckets.problem()
         if problem is not None:
@@ -254,7 +254,7 @@ class NodeMounts:
         if self._scratch_size is not None:
             image = top / "scratch.image"
             make_file_system(image, self._scratch_size)
-            mount_calls.mount_image(str(image), str(top / "scratch"))
+            mount_syscalls.mount_image(str(image), str(top / "scratch"))
             image.unlink()  # The kernel frees it with the mount.
         output = bounded_log.create_log()
         try:
@@ -383,10 +383,10 @@ def _mount_image(image: Path, target: Path) -> None:
         device = loop_device_of(image)
         if device is None:
             repair_image(image)
-            mount_calls.mount_image(str(image), str(target))
+            mount_syscalls.mount_image(str(image), str(target))
             return
         try:
-            mount_calls.mount_device(device, str(target))
+            mount_syscalls.mount_device(device, str(target))
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EIO, errno.EINVAL, errno.ENOENT):
                 raise
@@ -399,7 +399,7 @@ def _mount_image(image: Path, target: Path) -> None:
 def _hand_over(top: Path, uid: int, owner: int | None) -> None:
     """Give the files of a mounted file system to a uid."""
     if owner is not None:
-        done = mount_program(mount_calls.MAP, top, owner, uid, timeout=MAP_SECONDS)
+        done = mount_program(mount_syscalls.MAP, top, owner, uid, timeout=MAP_SECONDS)
         if done.returncode:
             raise OSError(errno.EPERM, f"{top}: {done.stderr.strip()[-500:]}")
     if top.stat().st_uid != uid:

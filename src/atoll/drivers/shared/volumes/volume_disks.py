@@ -12,7 +12,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared import mount_syscalls
 from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount
@@ -60,7 +60,7 @@ class VolumeDisks:
     def _share(image: Path, top: Path) -> None:
         """Let every uid write to an image that no tenant has written to yet."""
         top.mkdir()
-        mount_calls.mount_image(str(image), str(top))
+        mount_syscalls.mount_image(str(image), str(top))
         try:
             (top / "lost+found").rmdir()
             top.chmod(0o777)
