@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import structlog
-
 from atoll.drivers.local.driver import LocalDriver
 from atoll.drivers.shared.volumes.bucket_mounts import Bucket
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.settings import BlobSettings, Settings
-
-
-log = structlog.get_logger(__name__)
 
 
 def _bucket(settings: BlobSettings) -> Bucket | None:

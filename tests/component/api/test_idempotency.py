@@ -24,7 +24,7 @@ from atoll.api.rest.middleware.buffering import MAX_BUFFERED, SMALL
 from atoll.api.rest.middleware.idempotency import INLINE, RECORD_TIMEOUT, Idempotency
 from atoll.api.rest.problems import problem
 from atoll.blobs.local import LocalBlobs
-from atoll.coordination.memory import MemoryCoordination
+from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.errors import TemporaryError
 from atoll.model.keyed_request import KeyedRequest
 from atoll.reconcile.requests import BATCH, RequestSweep
@@ -146,7 +146,7 @@ class World:
         )
         self.blobs = LocalBlobs(place / "blobs")
         self.work = Work(self.store)
-        self.common = MemoryCoordination("repl_0", CoordinationSettings(), DAY, self.clock)
+        self.common = MemoryState(self.clock)
         self.clients: list[Client] = []
 
     @property
@@ -155,7 +155,9 @@ class World:
 
     async def start(self) -> Client:
         """Another replica."""
-        coordination = self.common.beside(ids.replica_id())
+        coordination = MemoryCoordination(
+            ids.replica_id(), CoordinationSettings(), DAY, self.clock, state=self.common
+        )
         await coordination.open()
         app = Idempotency(
             self.work,

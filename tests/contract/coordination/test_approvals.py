@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordination.base import CANCELLED, MAX_MESSAGE_SIZE, SHUTDOWN
+from atoll.coordination.base import CANCELLED, MAX_PAYLOAD_SIZE, SHUTDOWN
 from atoll.errors import TooLarge
 
 from .ground import LONG, Ground, until
@@ -160,7 +160,7 @@ async def test_a_later_question_takes_the_place_of_an_earlier_one(ground: Ground
 
 
 async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
-    long = {"text": "ø" * MAX_MESSAGE_SIZE}
+    long = {"text": "ø" * MAX_PAYLOAD_SIZE}
     with pytest.raises(TooLarge):
         await ground.a.ask("e", long, timeout=LONG)
     with pytest.raises(TooLarge):

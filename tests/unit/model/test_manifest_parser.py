@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import PermanentError
 from atoll.model.manifest import MAX_OBJECT, MAX_PAGE, PAGE_ENTRIES, Entry, Manifest
-from atoll.model.manifest_parser import DAMAGED, TreeOrder, read_manifest, read_page
+from atoll.model.manifest_parser import TreeOrder, read_manifest, read_page
 
 DIGEST = "ab" * 32
 FILE: list[Any] = ["a", "f", 0o644, 10, 1, 1, 1, "", [[DIGEST, 0, 10]]]
@@ -80,7 +80,7 @@ def test_an_entry_that_no_workspace_has_is_damage(entry: Any) -> None:
     assert read_page(page(FILE))
     with pytest.raises(PermanentError) as refused:
         read_page(page(FILE, entry))
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 def test_a_page_inflates_to_no_more_than_a_page_has() -> None:
@@ -89,7 +89,7 @@ def test_a_page_inflates_to_no_more_than_a_page_has() -> None:
     for data in (bomb, bomb[:-8], page(FILE)[:-1], b"", b"no zlib", page(*[FILE] * 5000)):
         with pytest.raises(PermanentError) as refused:
             read_page(data)
-        assert refused.value.code == DAMAGED
+        assert refused.value.code == "checkpoint_damaged"
     assert len(read_page(page(*[FILE] * PAGE_ENTRIES))) == PAGE_ENTRIES
 
 
@@ -114,7 +114,7 @@ def test_a_manifest_that_no_session_has_is_damage(fields: dict[str, Any]) -> Non
     assert read_manifest(json.dumps(MANIFEST).encode(), "s").objects == {DIGEST: (10, 10)}
     with pytest.raises(PermanentError) as refused:
         read_manifest(json.dumps(MANIFEST | fields).encode(), "s")
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_manifest_that_no_session_has_is_damage(fields: dict[str, Any]) -> Non
 def test_what_is_no_manifest_is_damage(data: bytes) -> None:
     with pytest.raises(PermanentError) as refused:
         read_manifest(data, "s")
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 _json = st.recursive(
@@ -170,4 +170,4 @@ def test_entries_that_are_no_tree_are_damage(paths: list[str]) -> None:
         order.check(entry)
     with pytest.raises(PermanentError) as refused:
         order.check(last)
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"

@@ -24,12 +24,12 @@ import structlog
 from atoll.errors import (
     AtollError,
     BackendUnavailable,
-    Conflict,
     NodeUnreachable,
     PermanentError,
     SessionEnded,
     SessionNotRunning,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import (
     ContextUnavailable,
@@ -217,7 +217,7 @@ class Attempts:
         placed = dataclasses.replace(run.execution, instance_id=connection.instance.id)
         try:
             run.placed(await self._store.executions.save(placed))
-        except Conflict:
+        except VersionConflict:
             raise RecordChanged from None
 
     async def _with_complete_request(self, run: Run) -> Execution:

@@ -67,7 +67,6 @@ class IndexProxy:
     ) -> None:
         """`place` is a directory for downloaded wheels; `report` writes to the log."""
         self._index = index
-        self._settings = settings
         self._report = report
         self._links = IndexFiles()
         self._downloads = WheelDownloads(place)

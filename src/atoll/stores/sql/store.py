@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.errors import AlreadyExists
 from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
@@ -19,7 +18,7 @@ from atoll.stores.sql.sqlite.engine import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 from atoll.stores.sql.volumes import SqlVolumes
 from atoll.stores.sql.webhooks import SqlWebhooks
-from atoll.stores.sql.writes import insert
+from atoll.stores.sql.writes import find_or_insert, insert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,11 +88,7 @@ class SqlStore:
                 return new["value"]
             return str(found["value"])
 
-        try:
-            return await self._engine.write(write, again=write)
-        except AlreadyExists:
-            # Another replica inserted it between the query and the insert.
-            return await self._engine.write(write, again=write)
+        return await find_or_insert(self._engine, write)
 
     async def ping(self) -> None:
         await self._engine.read(lambda connection: connection.execute(_PING).fetchone())
