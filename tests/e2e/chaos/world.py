@@ -29,7 +29,7 @@ GLANCE = 0.02
 """Seconds."""
 ENDING = 15_000_000_000
 """Nanoseconds for an executor that was told to end, part of which it may stand still."""
-BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
+BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
 """What no log may have in it, whatever happens."""
 
 EXPECTED = "graceful shutdown exceeded"
