@@ -154,7 +154,7 @@ class Layers:
                     status, output = await self._run(host, name, request, proxy, on_output)
             except TimeoutError:
                 raise PermanentError(
-                    f"The packages were not installed in {timeout}.",
+                    f"The packages were not installed within {timeout.total_seconds():g} s.",
                     code=BUILD_FAILED,
                 ) from None
             if status != 0:

@@ -177,7 +177,8 @@ class SpawnerClient:
                 await self._send({**asdict(request), "number": number})
                 answer = await future
         except TimeoutError:
-            answer = {"error": f"the spawner did not answer in {self._start_timeout}"}
+            seconds = self._start_timeout.total_seconds()
+            answer = {"error": f"the spawner did not answer within {seconds:g} s"}
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:

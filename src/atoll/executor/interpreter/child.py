@@ -254,7 +254,8 @@ def _user_code(job: dict[str, Any], value: int) -> int:
     if not callable(handler):
         if name is None:
             return 0
-        message = "function %s does not exist" % name
+        problem = "does not exist" if handler is None else "cannot be called"
+        message = "function %s %s" % (name, problem)
         _report(value, FAILURE, _failure("function_not_found", message))
         _write_stderr("atoll: %s\n" % message)
         return 1

@@ -68,7 +68,7 @@ class Archiver:
                     await self._save(session)
             except TimeoutError:
                 raise PermanentError(
-                    f"Session {session.id} was not archived within {limit}.",
+                    f"Session {session.id} was not archived within {limit.total_seconds():g} s.",
                     code="archive_timeout",
                     cause=Cause.TIMEOUT,
                 ) from None

@@ -331,7 +331,8 @@ class Transitions(SessionObserver):
                 await self._archiver.secure(session, instance)
         except TimeoutError:
             raise TemporaryError(
-                f"The workspace of session {session.id} was not saved within {limit}.",
+                f"The workspace of session {session.id} was not saved within "
+                f"{limit.total_seconds():g} s.",
                 code="save_timeout",
             ) from None
 
