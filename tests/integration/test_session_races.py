@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.service.executions.run import Run
-    from atoll.service.pool.service import ReadyInstance
+    from atoll.service.instances import ReadyInstance
     from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio

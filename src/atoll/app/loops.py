@@ -109,7 +109,9 @@ class Loops:
         loops = {
             "adoption": self.adoption.run(),
             "templates": TemplateNotifications(coordination, compute.templates).run(),
-            "pool refill": PoolRefill(compute.pool, store, driver, settings.pool, clock).run(),
+            "pool refill": PoolRefill(
+                compute.pool, compute.instance_maker, store, driver, settings.pool, clock
+            ).run(),
             "sessions": reconciler.run(),
             "orphans": orphans.run(),
             "builds": self._builds.run(),

@@ -39,7 +39,7 @@ def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
     observers = SessionObservers()
     records = SessionRecords(replica, observers)
     instances = SessionInstances(
-        replica, driver, compute.pool, compute.templates, compute.checkpoints
+        replica, driver, compute.instance_maker, compute.templates, compute.checkpoints
     )
     connections = Connections(replica, driver, records, instances, observers)
     return SessionCore(

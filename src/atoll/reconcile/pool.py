@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool.service import Pool, ReadyInstance, Version
+    from atoll.service.instances import InstanceMaker, ReadyInstance
+    from atoll.service.pool.service import Pool, Version
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -70,9 +71,16 @@ class MemoryBudget:
 
 class PoolRefill:
     def __init__(
-        self, pool: Pool, store: Store, driver: Driver, settings: PoolSettings, clock: Clock
+        self,
+        pool: Pool,
+        maker: InstanceMaker,
+        store: Store,
+        driver: Driver,
+        settings: PoolSettings,
+        clock: Clock,
     ) -> None:
         self._pool = pool
+        self._maker = maker
         self._store = store
         self._driver = driver
         self._settings = settings
@@ -276,7 +284,7 @@ class PoolRefill:
 
     async def _make(self, template: Template) -> None:
         try:
-            ready = await self._pool.make(template, template.default_resources)
+            ready = await self._maker.make(template, template.default_resources)
         except Exception as error:
             known = isinstance(error, AtollError)
             words = str(error) if known else "Internal error. See the server log."

@@ -22,6 +22,7 @@ from atoll.model.node import NodeMetrics
 from atoll.model.pool_size import Limit
 from atoll.reconcile import pool
 from atoll.reconcile.pool import FULL_INTERVAL, MEMORY_CACHE, PoolRefill
+from atoll.service.instances import InstanceMaker
 from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
@@ -110,12 +111,19 @@ class NodeLimits(LocalLimits):
 
 class Ground:
     def __init__(
-        self, node: Node, store: SqlStore, clock: ManualClock, pool: Pool, refill: PoolRefill
+        self,
+        node: Node,
+        store: SqlStore,
+        clock: ManualClock,
+        pool: Pool,
+        maker: InstanceMaker,
+        refill: PoolRefill,
     ) -> None:
         self.node = node
         self.store = store
         self.clock = clock
         self.pool = pool
+        self.maker = maker
         self.refill = refill
 
     async def add(self, **fields: Any) -> Template:
@@ -166,10 +174,12 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
         clock,
         settings.coordination,
     )
-    pool = Pool(replica_on(store, leases, clock, "local"), node, NothingToBuild())
-    refill = PoolRefill(pool, store, node, settings.pool, clock)
+    replica = replica_on(store, leases, clock, "local")
+    pool = Pool(replica, node)
+    maker = InstanceMaker(replica, node, NothingToBuild(), pool.stats)
+    refill = PoolRefill(pool, maker, store, node, settings.pool, clock)
     try:
-        yield Ground(node, store, clock, pool, refill)
+        yield Ground(node, store, clock, pool, maker, refill)
     finally:
         making = [task for task in asyncio.all_tasks() if task.get_name() == "pool"]
         for task in making:
@@ -201,7 +211,7 @@ async def test_a_pool_without_a_minimum_is_there_while_it_is_asked_for(tmp_path:
         assert found.pool.sizes().get(template.id, 0) == 0
         found.burst(template, 3)
         # A cold start is the first to tell what an instance uses.
-        cold = await found.pool.make(template, template.default_resources, session_id="sess_1")
+        cold = await found.maker.make(template, template.default_resources, session_id="sess_1")
         del found.node.lines[cold.instance.id]
         await found.settle()
         assert found.pool.size(template) == 3

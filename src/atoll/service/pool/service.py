@@ -13,24 +13,19 @@ import bisect
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from atoll import ids
-from atoll.model.instance import Instance, InstanceSpec
+from atoll.service.instances import ReadyInstance, remove_instance
 from atoll.service.pool.stats import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from atoll.drivers.base import Driver
-    from atoll.link.client import Link
-    from atoll.model.instance import Callback
+    from atoll.model.instance import Instance
     from atoll.model.pool_size import Limit
     from atoll.model.resources import Resources
-    from atoll.model.session import Warning
     from atoll.model.template import Template
-    from atoll.model.volume import Volume, VolumeMount
     from atoll.service.replica import Replica
 
     Version = tuple[str, datetime, int]
@@ -40,19 +35,6 @@ CLOSE_CONCURRENCY = 8
 
 RATE_WINDOW = timedelta(seconds=60)
 """Period over which the rate of creates is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyInstance:
-    """An unused instance, and its link."""
-
-    instance: Instance
-    link: Link
-    resources: Resources
-    made_at: float
-    """Monotonic clock, in seconds."""
-    warnings: tuple[Warning, ...] = ()
-    """For the session that takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,33 +72,17 @@ class PoolStatus:
     oldest_seconds: float | None
 
 
-class TemplateProvider(Protocol):
-    async def provide(self, template: Template) -> None:
-        """
-        Return if this node has all that the template's instances need. Otherwise begin to build it,
-        and raise `TemporaryError`.
-        """
-
-
 class Pool:
     def __init__(
         self,
         replica: Replica,
         driver: Driver,
-        builds: TemplateProvider,
-        *,
-        ephemeral: bool = False,
-        callback: Callable[[str], Callback] | None = None,
     ) -> None:
-        """`callback` gives the address to which the executor of an instance reports, if any."""
         self._store = replica.store
         self._clock = replica.clock
         self._node_id = replica.node_id
         self._replica = replica.id
         self._driver = driver
-        self._builds = builds
-        self._ephemeral = ephemeral
-        self._callback = callback
         self._ready: dict[Version, list[ReadyInstance]] = {}
         """Oldest first."""
         self._kept: set[Version] = set()
@@ -221,61 +187,6 @@ class Pool:
         """Ready instances of all replicas of this node, by template."""
         return dict(Counter(self.sizes()) + Counter(await self.on_other_replicas()))
 
-    async def make(
-        self,
-        template: Template,
-        resources: Resources,
-        *,
-        session_id: str | None = None,
-        workspace: str | None = None,
-        volumes: tuple[tuple[Volume, VolumeMount], ...] = (),
-        prefix: str | None = None,
-    ) -> ReadyInstance:
-        """
-        Start an instance, record it and connect to it. A failure leaves nothing behind.
-
-        An instance for a session is recorded as the session's own from the beginning: a replica
-        that finds it after a crash must not mistake it for an instance of the pool.
-        """
-        instance_id = ids.instance_id()
-        spec = InstanceSpec(
-            instance_id,
-            template,
-            resources,
-            workspace,
-            self._ephemeral,
-            None if self._callback is None else self._callback(instance_id),
-            volumes,
-            prefix,
-        )
-        await self._builds.provide(template)
-        begun = self._clock.monotonic()
-        handle = await self._driver.ensure(spec)
-        try:
-            instance = Instance(
-                id=spec.instance_id,
-                node_id=self._node_id,
-                template_id=template.id,
-                template_version=template.number,
-                workspace=self._driver.workspaces.of(handle),
-                handle=handle,
-                created_at=self._clock.now(),
-                session_id=session_id,
-                holder=self._replica if session_id is None else None,
-            )
-            await self._store.instances.add(instance)
-            link = await self._driver.connect(handle)
-            made_at = self._clock.monotonic()
-            if workspace is None:
-                # Before anything runs in it: so one measurement predicts the next instance.
-                memory = await self._driver.limits.memory_used(handle)
-                seconds = made_at - begun if session_id is None else None
-                self.stats.record_start(template.id, seconds, memory)
-        except BaseException:
-            await asyncio.shield(self.clear(spec.instance_id, workspace is None))
-            raise
-        return ReadyInstance(instance, link, resources, made_at)
-
     async def adopt(self, template: Template, instance: Instance) -> bool:
         """Take over a ready instance of a lost replica; false if another replica was faster."""
         if not await self._store.instances.claim(
@@ -288,21 +199,10 @@ class Pool:
         self.put(template, ReadyInstance(instance, link, template.default_resources, made_at))
         return True
 
-    async def clear(self, instance_id: str, workspace_too: bool) -> None:
-        """Remove an instance from the node and from the store."""
-        for handle in await self._driver.handles():
-            if handle.instance_id == instance_id:
-                await self._driver.destroy(handle)
-                if workspace_too:
-                    await self._driver.workspaces.discard(self._driver.workspaces.of(handle))
-        await self._store.instances.remove(instance_id)
-
     async def destroy(self, ready: ReadyInstance) -> None:
         """Destroy an instance that no session owns, and its workspace."""
         ready.link.close()
-        await self._driver.destroy(ready.instance.handle)
-        await self._driver.workspaces.discard(ready.instance.workspace)
-        await self._store.instances.remove(ready.instance.id)
+        await remove_instance(self._store, self._driver, ready.instance.handle, with_workspace=True)
 
     async def close(self) -> None:
         slots = asyncio.Semaphore(CLOSE_CONCURRENCY)

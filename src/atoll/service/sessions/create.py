@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
     from atoll.model.resources import Resources
     from atoll.model.template import Template
+    from atoll.service.instances import ReadyInstance
     from atoll.service.placement.admission import Admission
-    from atoll.service.pool.service import Pool, ReadyInstance
+    from atoll.service.pool.service import Pool
     from atoll.service.sessions.autosave import Autosave
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.provisioning import Provisioning

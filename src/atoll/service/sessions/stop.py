@@ -38,7 +38,6 @@ class InstanceStopper:
         core: SessionCore,
         settings: Settings,
     ) -> None:
-        self._store = core.replica.store
         self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
@@ -77,8 +76,7 @@ class InstanceStopper:
         ):
             failure = await self._save(session, instance)
         await self._driver.stop(handle, grace=self._grace)
-        await self._driver.destroy(handle)
-        await self._store.instances.remove(instance.id)
+        await self._instances.remove(instance.id)
         return failure
 
     async def _save(self, session: Session, instance: Instance) -> str | None:

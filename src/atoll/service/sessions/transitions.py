@@ -91,7 +91,6 @@ class Transitions(SessionObserver):
         settings: Settings,
     ) -> None:
         self._replica = core.replica
-        self._store = core.replica.store
         self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
@@ -317,8 +316,7 @@ class Transitions(SessionObserver):
             stored = await self._records.move(session, target)
             self._connections.disconnect(session_id)
             if instance is not None:
-                await self._driver.destroy(instance.handle)
-                await self._store.instances.remove(instance.id)
+                await self._instances.remove(instance.id)
             if session.workspace is not None:
                 await self._driver.workspaces.discard(session.workspace)
         await self._records.wake(target.id)
