@@ -23,7 +23,7 @@ from atoll.drivers.docker.storage import (
 )
 from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle
-from atoll.drivers.shared.cancellable_threads import run_until_abandoned
+from atoll.drivers.shared.cancellation import run_until_abandoned
 from atoll.drivers.shared.disk_images import loop_device_of
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.uids import uid_range

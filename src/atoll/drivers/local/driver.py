@@ -111,7 +111,7 @@ class LocalDriver:
             link.unattended_limit.total_seconds(),
         )
         self._spawner = SpawnerClient(link.start_timeout, home)
-        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
+        self._groups = cgroups.ControlGroups()
         self._new: set[str] = set()
         """Instances that have not been connected to yet."""
         self._failure: str | None = None

@@ -13,14 +13,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from atoll.drivers.shared import mount_syscalls
-from atoll.errors import PermanentError
+from atoll.errors import PermanentError, TemporaryError
 
 LOOPS = Path("/sys/block")
 MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 MIN_IMAGE = 4 * 1024 * 1024
+DETACH_TIMEOUT = 10.0
 
 
 def make_file_system(image: Path, size: int) -> None:
@@ -53,6 +55,18 @@ def loop_device_of(image: Path) -> str | None:
         if _backing(device) == str(image):
             return f"/dev/{device.name}"
     return None
+
+
+def wait_until_detached(image: Path, code: str) -> None:
+    """
+    The kernel unmounts an image some time after the last process of its instance has ended. A
+    second mount before that would damage it. Raises `TemporaryError` with the code.
+    """
+    deadline = time.monotonic() + DETACH_TIMEOUT
+    while loop_device_of(image) is not None:
+        if time.monotonic() > deadline:
+            raise TemporaryError(f"Image {image} is still mounted.", code=code)
+        time.sleep(0.002)
 
 
 def _backing(device: Path) -> str | None:

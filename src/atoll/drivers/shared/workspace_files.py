@@ -16,21 +16,19 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import mount_syscalls, tree_copy
 from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
-    loop_device_of,
     make_file_system,
     mount_program,
     repair_image,
+    wait_until_detached,
 )
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.uids import new_uid
-from atoll.errors import TemporaryError
 from atoll.executor.files import removal
 
 if TYPE_CHECKING:
@@ -38,7 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
-DETACH_SECONDS = 10.0
+BUSY = "workspace_busy"
+"""Code of the error while an image is still mounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class WorkspaceFiles:
         if self._maps is None:
             users = (workspace.owner, workspace.uid)
             done = mount_program(mount_syscalls.TRY, image, image.parent, *users, timeout=60)
-            self._wait_until_detached(image)
+            wait_until_detached(image, BUSY)
             self._maps = done.returncode == 0
         return self._maps
 
@@ -200,27 +199,13 @@ class WorkspaceFiles:
         """
         if workspace.kind != IMAGE:
             return
-        self._wait_until_detached(self.path(workspace))
+        wait_until_detached(self.path(workspace), BUSY)
         repair_image(self.path(workspace))
 
     def wait_until_unmounted(self, workspace: Workspace) -> None:
         """Wait until the kernel has unmounted it after the end of its instance."""
         if workspace.kind == IMAGE:
-            self._wait_until_detached(self.path(workspace))
-
-    @staticmethod
-    def _wait_until_detached(image: Path) -> None:
-        """
-        The kernel unmounts an image some time after the last process of its instance has ended. A
-        second mount before that would damage it.
-        """
-        deadline = time.monotonic() + DETACH_SECONDS
-        while loop_device_of(image) is not None:
-            if time.monotonic() > deadline:
-                raise TemporaryError(
-                    f"Workspace image {image} is still mounted.", code="workspace_busy"
-                )
-            time.sleep(0.002)
+            wait_until_detached(self.path(workspace), BUSY)
 
     def remove(self, name: str) -> None:
         remove_tree(self._root / name)

@@ -74,7 +74,7 @@ class BucketMounts:
         self._bucket = bucket
         self._passwords = node / "s3fs.passwd"
         self._limits = limits
-        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
+        self._groups = cgroups.ControlGroups()
 
     def open(self, groups: cgroups.ControlGroups) -> None:
         """Write the credentials for s3fs; atomically, because other replicas start s3fs too."""
