@@ -165,7 +165,7 @@ class DirectoryStorage:
                         portable_interpreter.write, self._node
                     )
         source = str(self._interpreter)
-        return container_config.bind(source, portable_interpreter.PLACE, read_only=True)
+        return container_config.bind(source, portable_interpreter.TARGET, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)

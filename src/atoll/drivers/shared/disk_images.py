@@ -110,11 +110,11 @@ _image_troubles: dict[int, str | None] = {}
 
 def _try_image(directory: Path) -> str | None:
     try:
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
-            image, target = Path(place, "image"), Path(place, "target")
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as temporary:
+            image, target = Path(temporary, "image"), Path(temporary, "target")
             target.mkdir()
             make_file_system(image, MIN_IMAGE)
-            done = mount_program(mount_syscalls.TRY, image, target, timeout=30)
+            done = mount_program(mount_syscalls.TRY_IMAGE, image, target, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stderr.strip()[-500:] or "it failed" if done.returncode else None

@@ -87,8 +87,8 @@ def search(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
         state.run(_finder(request))
     except TimeOver:
         if not state.progressed:
-            words = "the search takes too long in %s; use a simpler pattern"
-            raise FileError("search_timeout", words % "/".join(state.where)) from None
+            message = "the search takes too long in %s; use a simpler pattern"
+            raise FileError("search_timeout", message % "/".join(state.where)) from None
         state.more = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
