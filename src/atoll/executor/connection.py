@@ -12,7 +12,7 @@ import _socket
 
 from ..protocol import frames
 from ..protocol.limits import MAX_STREAMS
-from .event_loop import READ, WRITE, Loop
+from .event_loop import READ, WRITE, Loop, receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,12 +115,9 @@ class Connection:
         if mask & WRITE:
             self._flush()
         if mask & ~WRITE and self.open:
-            try:
-                data = self._socket.recv(262_144)
-            except BlockingIOError:
+            data = receive(self._socket, 262_144)
+            if data is None:
                 return
-            except OSError:
-                data = b""
             if not data:
                 self.close()
                 return

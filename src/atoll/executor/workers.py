@@ -16,7 +16,7 @@ import os
 from ..protocol import frames, minijson
 from . import processes, syscalls
 from .connection import Refusal, Stream, StreamHandler
-from .event_loop import READ, WRITE, Loop
+from .event_loop import READ, WRITE, Loop, receive
 from .files.paths import FileError, translate
 
 TYPE_CHECKING = False
@@ -135,12 +135,9 @@ class _Forwarder(StreamHandler):
         if mask & WRITE:
             self._flush()
         if mask & ~WRITE and self._open:
-            try:
-                data = self._socket.recv(262_144)
-            except BlockingIOError:
+            data = receive(self._socket, 262_144)
+            if data is None:
                 return
-            except OSError:
-                data = b""
             if not data:
                 self._close()
                 self._stream.error("file_error", "the worker process of this request was killed")
@@ -251,13 +248,7 @@ class WorkerStream:
 def _run_worker(socket: _socket.socket, root: int, work: Work) -> None:
     """Never returns."""
     try:
-        # Like PID 1 it is not dumpable.
-        syscalls.set_name("files")
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        syscalls.close_descriptors_except(0, 1, 2, socket.fileno(), root)
+        syscalls.become_helper("files", socket.fileno(), root)
         _limit_memory()
         try:
             _answer(WorkerStream(socket), work)

@@ -266,7 +266,7 @@ async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> No
     assert isinstance(driver, LocalDriver)
     handle, link = await started(driver, spec())
     # Its groups never report that all processes are frozen.
-    pausing = LocalPausing(cgroups.NoControlGroups(freezes=True), driver._states)
+    pausing = LocalPausing(cgroups.ControlGroups(), driver._states)
     with pytest.raises(TemporaryError) as caught:
         await pausing.pause(handle)
     assert caught.value.code == "pause_timeout"

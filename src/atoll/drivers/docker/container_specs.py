@@ -53,8 +53,8 @@ class ContainerSpecs:
         return BaseImage(
             image.id,
             portable_interpreter.command(),
-            f"{portable_interpreter.PLACE}/bin/python3",
-            f"{path}:{portable_interpreter.PLACE}/bin",
+            f"{portable_interpreter.TARGET}/bin/python3",
+            f"{path}:{portable_interpreter.TARGET}/bin",
             runtime,
             own_kernel,
             (await self.storage.interpreter(),),

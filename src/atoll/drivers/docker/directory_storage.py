@@ -23,7 +23,7 @@ from atoll.drivers.docker.storage import (
 )
 from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle
-from atoll.drivers.shared.cancellable_threads import run_until_abandoned
+from atoll.drivers.shared.cancellation import run_until_abandoned
 from atoll.drivers.shared.disk_images import loop_device_of
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.uids import uid_range
@@ -165,7 +165,7 @@ class DirectoryStorage:
                         portable_interpreter.write, self._node
                     )
         source = str(self._interpreter)
-        return container_config.bind(source, portable_interpreter.PLACE, read_only=True)
+        return container_config.bind(source, portable_interpreter.TARGET, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)

@@ -49,7 +49,7 @@ class InstanceLinks:
         try:
             # Before user code runs, and for every link: the one before may have been interrupted.
             await self._storage.seal(handle.instance_id, str(handle.data["workspace"]))
-            await release_zygote(link, cgroups.NoControlGroups(), handle.instance_id)
+            await release_zygote(link, cgroups.ControlGroups(), handle.instance_id)
         except BaseException:
             link.close()
             raise

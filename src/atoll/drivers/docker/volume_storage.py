@@ -95,7 +95,7 @@ class VolumeStorage:
             archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_normalized)
             archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_normalized)
             # A mount point of its own: none can be created in a read-only volume.
-            directory = tarfile.TarInfo(portable_interpreter.PLACE.removeprefix(f"{SHARED}/"))
+            directory = tarfile.TarInfo(portable_interpreter.TARGET.removeprefix(f"{SHARED}/"))
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(_normalized(directory))
             archive.addfile(_normalized(tarfile.TarInfo(COMPLETE)))
@@ -124,9 +124,9 @@ class VolumeStorage:
                 name = f"atoll-{self._node}-{directory.name}"
                 archive = await asyncio.to_thread(_pack_tree, directory)
                 with translated():
-                    await self._fill(name, portable_interpreter.PLACE, archive)
+                    await self._fill(name, portable_interpreter.TARGET, archive)
                 self._interpreter = name
-        return _mount(self._interpreter, portable_interpreter.PLACE, read_only=True)
+        return _mount(self._interpreter, portable_interpreter.TARGET, read_only=True)
 
     async def _fill(self, volume: str, target: str, archive: bytes) -> None:
         """

@@ -118,7 +118,7 @@ async def _file(connection: ClientConnection, top: Path, path: str, method: str)
 
 def _open(top: Path, path: str) -> BinaryIO | None:
     """A file below `top`, also after links are resolved."""
-    place = Path(os.path.realpath(top / path))
-    if not place.is_relative_to(os.path.realpath(top)) or not place.is_file():
+    file = Path(os.path.realpath(top / path))
+    if not file.is_relative_to(os.path.realpath(top)) or not file.is_file():
         return None
-    return place.open("rb")
+    return file.open("rb")

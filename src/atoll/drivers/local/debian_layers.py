@@ -296,17 +296,17 @@ class Layers:
 def _failure(status: int, output: str, proxy: AptProxy) -> TemporaryError | PermanentError:
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "dpkg:"))] or lines[-3:]
-    words = "; ".join(errors)[-MAX_ERROR:]
+    reason = "; ".join(errors)[-MAX_ERROR:]
     if proxy.problem is not None:
         return TemporaryError(
-            f"The mirror could not be reached ({proxy.problem}): {words}", code=BUILD_INTERRUPTED
+            f"The mirror could not be reached ({proxy.problem}): {reason}", code=BUILD_INTERRUPTED
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
     if status == layer_builder.NOT_COPIED:
-        return TemporaryError(f"The layer could not be stored: {words}", code=BUILD_INTERRUPTED)
+        return TemporaryError(f"The layer could not be stored: {reason}", code=BUILD_INTERRUPTED)
     if status == layer_builder.UNUSABLE:
         return PermanentError(
-            f"The sandbox of the build could not be created: {words}", code=BUILD_FAILED
+            f"The sandbox of the build could not be created: {reason}", code=BUILD_FAILED
         )
-    return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)
+    return PermanentError(f"The packages cannot be installed: {reason}", code=BUILD_FAILED)

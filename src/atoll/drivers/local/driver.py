@@ -111,7 +111,7 @@ class LocalDriver:
             link.unattended_limit.total_seconds(),
         )
         self._spawner = SpawnerClient(link.start_timeout, home)
-        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
+        self._groups = cgroups.ControlGroups()
         self._new: set[str] = set()
         """Instances that have not been connected to yet."""
         self._failure: str | None = None
@@ -392,8 +392,8 @@ def _start_errors(instance_id: str) -> Iterator[None]:
         yield
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or b""
-        words = f"{error} {output.decode(errors='replace')[-LOG_TAIL:]}".strip()
-        message = f"Instance {instance_id} could not be started: {words}"
+        reason = f"{error} {output.decode(errors='replace')[-LOG_TAIL:]}".strip()
+        message = f"Instance {instance_id} could not be started: {reason}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NodeFull(message) from error
         raise InstanceNotStarted(message) from error

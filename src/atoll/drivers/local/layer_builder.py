@@ -130,9 +130,9 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
             file.write(text)
     for name in ("lists/partial", "cache/archives/partial"):
         os.makedirs(os.path.join(scratch, name))
-    for place, directories, files in os.walk(scratch):
+    for path, directories, files in os.walk(scratch):
         for name in (*directories, *files):
-            os.chown(os.path.join(place, name), first, first)
+            os.chown(os.path.join(path, name), first, first)
     lowers = []
     for number, directory in enumerate(request["layers"]):
         lowers.append(os.path.join(stage, f"layer{number}"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from atoll import ids
 from atoll.drivers.local.sandbox_start import OWNER
 from atoll.drivers.shared import cgroups, processes
-from atoll.drivers.shared.mount_points import mount_points, unmount
+from atoll.drivers.shared.mount_points import unmount_all
 from atoll.drivers.shared.volumes.bucket_mounts import GROUP
 from atoll.errors import TemporaryError
 from atoll.executor.processes import children_of
@@ -56,8 +56,7 @@ def remove(settings: LocalSettings, node: Path) -> None:
             raise TemporaryError(f"Processes of {node.parent} do not end.", code="instance_stuck")
         time.sleep(0.01)
     if node.is_dir():
-        for path in mount_points(node):
-            unmount(Path(path))
+        unmount_all(node)
 
 
 def remove_groups(settings: LocalSettings, node: Path) -> None:

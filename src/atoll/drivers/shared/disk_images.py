@@ -13,14 +13,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from atoll.drivers.shared import mount_syscalls
-from atoll.errors import PermanentError
+from atoll.errors import PermanentError, TemporaryError
 
 LOOPS = Path("/sys/block")
 MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 MIN_IMAGE = 4 * 1024 * 1024
+DETACH_TIMEOUT = 10.0
 
 
 def make_file_system(image: Path, size: int) -> None:
@@ -53,6 +55,18 @@ def loop_device_of(image: Path) -> str | None:
         if _backing(device) == str(image):
             return f"/dev/{device.name}"
     return None
+
+
+def wait_until_detached(image: Path, code: str) -> None:
+    """
+    The kernel unmounts an image some time after the last process of its instance has ended. A
+    second mount before that would damage it. Raises `TemporaryError` with the code.
+    """
+    deadline = time.monotonic() + DETACH_TIMEOUT
+    while loop_device_of(image) is not None:
+        if time.monotonic() > deadline:
+            raise TemporaryError(f"Image {image} is still mounted.", code=code)
+        time.sleep(0.002)
 
 
 def _backing(device: Path) -> str | None:
@@ -96,11 +110,11 @@ _image_troubles: dict[int, str | None] = {}
 
 def _try_image(directory: Path) -> str | None:
     try:
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
-            image, target = Path(place, "image"), Path(place, "target")
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as temporary:
+            image, target = Path(temporary, "image"), Path(temporary, "target")
             target.mkdir()
             make_file_system(image, MIN_IMAGE)
-            done = mount_program(mount_syscalls.TRY, image, target, timeout=30)
+            done = mount_program(mount_syscalls.TRY_IMAGE, image, target, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stderr.strip()[-500:] or "it failed" if done.returncode else None

@@ -20,7 +20,7 @@ ROOT = "/workspace"
 UPLOAD = ".atoll-upload-"
 STAGING = ".tmp"
 
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags to open a file for reading; they do not block on a pipe."""
 _CODES = {
     errno.ENOENT: ("file_not_found", "does not exist"),
@@ -57,8 +57,8 @@ _KINDS = {"file_exists": FileExists, "not_directory": NotDirectory}
 
 
 def translate(error: OSError, path: str) -> FileError:
-    code, words = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
-    return _KINDS.get(code, FileError)(code, "%s %s" % (path, words))
+    code, text = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
+    return _KINDS.get(code, FileError)(code, "%s %s" % (path, text))
 
 
 def split(path: str) -> list[str]:

@@ -204,8 +204,8 @@ class StagedTree:
                     if held and is_directory:
                         waiting.append((*parts, name))
                     elif held is not None and held != is_directory:
-                        words = "%s is a directory on one side and a file on the other"
-                        raise FileError("file_exists", words % "/".join((*parts, name)))
+                        message = "%s is a directory on one side and a file on the other"
+                        raise FileError("file_exists", message % "/".join((*parts, name)))
                     elif move:
                         os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
             finally:

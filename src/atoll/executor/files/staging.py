@@ -130,8 +130,8 @@ class Staging:
         if isinstance(error, StagingError):
             problem = {"code": error.code, "message": str(error)}
         elif error is not None:
-            words = "Not all staged files could be moved into the workspace: %s."
-            problem = {"code": "staging_failed", "message": words % error}
+            message = "Not all staged files could be moved into the workspace: %s."
+            problem = {"code": "staging_failed", "message": message % error}
         try:
             area = _open_accessible(STAGING, self._root)
             try:
@@ -193,18 +193,18 @@ class Staging:
         if path == STAGING:
             raise StagingError("staging_conflict", "%s cannot be staged in itself." % STAGING)
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=target):
-            words = "%s cannot be moved into the workspace: its directory is not writable."
-            raise StagingError("staging_conflict", words % path)
+            message = "%s cannot be moved into the workspace: its directory is not writable."
+            raise StagingError("staging_conflict", message % path)
         if there is None:
             return False
         here = _is_directory(item, source)
         if here is not None and here != there:
-            words = "%s is staged as %s, and is %s in the workspace. Nothing staged was moved."
+            message = "%s is staged as %s, and is %s in the workspace. Nothing staged was moved."
             kinds = ("something else", "a directory")
-            raise StagingError("staging_conflict", words % (path, kinds[here], kinds[there]))
+            raise StagingError("staging_conflict", message % (path, kinds[here], kinds[there]))
         if here and len(parts) + 1 >= MAX_DEPTH:
-            words = "%s/… has too many levels to be merged (at most %d)."
-            raise StagingError("staging_failed", words % (path[:200], MAX_DEPTH))
+            message = "%s/… has too many levels to be merged (at most %d)."
+            raise StagingError("staging_failed", message % (path[:200], MAX_DEPTH))
         return bool(here)
 
     def _move(self, source: int, target: int, item: str, parts: list[str]) -> bool:

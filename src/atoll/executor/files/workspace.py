@@ -15,7 +15,7 @@ import time
 
 from ...protocol import minijson
 from .entries import entry_of
-from .paths import READING, ROOT, STAGING, UPLOAD, FileError, split, translate
+from .paths import READ_FLAGS, ROOT, STAGING, UPLOAD, FileError, split, translate
 from .removal import DIRECTORY, TRASH, check_time, move_to, removing
 from .upload import Condition, Upload
 
@@ -109,7 +109,7 @@ class Workspace:
                 raise IsADirectoryError(errno.EISDIR, "")
             directory = self._open_directory(parts[:-1])
             try:
-                fd = os.open(parts[-1], READING, dir_fd=directory)
+                fd = os.open(parts[-1], READ_FLAGS, dir_fd=directory)
             finally:
                 os.close(directory)
         except OSError as error:

@@ -133,14 +133,14 @@ def add_user_site() -> None:
     if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
         return  # A virtual environment has no user site.
     site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
-    place = site.getusersitepackages()
-    if place in sys.path or not os.path.isdir(place):
+    directory = site.getusersitepackages()
+    if directory in sys.path or not os.path.isdir(directory):
         return
     for number, entry in enumerate(sys.path):
         if entry.endswith(("/site-packages", "/dist-packages")):
-            sys.path.insert(number, place)
+            sys.path.insert(number, directory)
             return
-    sys.path.append(place)
+    sys.path.append(directory)
 
 
 def _limit(limits: dict[str, int]) -> None:

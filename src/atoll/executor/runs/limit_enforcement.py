@@ -148,7 +148,7 @@ class LimitWatch:
         users = [processes.with_memory(process) for process in self._users()]
         descriptors = self._descriptors(users)
         held = (
-            sum(_tmpfs_memory(place) for place in MEMORY_DIRECTORIES)
+            sum(_tmpfs_memory(directory) for directory in MEMORY_DIRECTORIES)
             + descriptors.memory
             + self._counted(kernel_memory.system_v)
             + self._counted(kernel_memory.network_sockets)
@@ -158,7 +158,7 @@ class LimitWatch:
         used = sum(process.resident for process in users) + held
         if used <= self._memory:
             return used
-        devices = {os.stat(place).st_dev for place in MEMORY_DIRECTORIES}
+        devices = {os.stat(directory).st_dev for directory in MEMORY_DIRECTORIES}
         mappings = kernel_memory.Mappings(descriptors.files, devices)
         for process in users:
             private, shared = processes.share(process)
@@ -235,8 +235,8 @@ def _page_tables(process: processes.Process) -> int:
     return most if most < LARGE_TABLES else kernel_memory.page_tables(process.pid)
 
 
-def _tmpfs_memory(place: str) -> int:
+def _tmpfs_memory(directory: str) -> int:
     """Bytes of memory that a tmpfs uses, including the kernel's data for each file."""
-    status = os.statvfs(place)
+    status = os.statvfs(directory)
     blocks = (status.f_blocks - status.f_bfree) * status.f_frsize
     return blocks + (status.f_files - status.f_ffree) * INODE_MEMORY

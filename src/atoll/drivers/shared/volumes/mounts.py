@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
     from atoll.drivers.shared.volumes.bucket_mounts import BucketMounts
 
-LOCKS = 64
-POLL_SECONDS = 0.01
-ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
+LOCK_FILES = 64
+POLL_INTERVAL = 0.01
+KILL_SCHEDULE = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
 """Seconds that an unmounted s3fs may take to end, and the signal that it gets then."""
 STATE = "mount.json"
 """In the directory of a mount by s3fs: the file with its pid."""
 USED = "mounts.json"
 """In an instance's directory: the file with the names of its mounts."""
-MAP_SECONDS = 30.0
+MAP_TIMEOUT = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -228,7 +228,7 @@ class NodeMounts:
         """
         Lock a mount among all replicas. Mounts share a few lock files, which are never removed.
         """
-        number = zlib.crc32(name.encode()) % LOCKS
+        number = zlib.crc32(name.encode()) % LOCK_FILES
         fd = os.open(self._root / f"lock-{number:02}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -276,8 +276,8 @@ class NodeMounts:
                 if self._answers(name) and process.poll() is None:
                     return
                 break
-            time.sleep(POLL_SECONDS)
-        log.warning("mount.failed", name=name, said=bounded_log.read_log_tail(output))
+            time.sleep(POLL_INTERVAL)
+        log.warning("mount.failed", name=name, output=bounded_log.read_log_tail(output))
         raise TemporaryError(
             f"{name} could not be mounted: the blob store does not answer, or refuses access. See "
             "the output of s3fs in the server's log.",
@@ -354,10 +354,10 @@ class NodeMounts:
         if (known := _process(top)) is None:
             return
         pid, started = known
-        for seconds, number in ENDING:
+        for seconds, number in KILL_SCHEDULE:
             deadline = time.monotonic() + seconds
             while processes.start_time(pid) == started and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+                time.sleep(POLL_INTERVAL)
             if processes.start_time(pid) != started:
                 break
             log.info("mount.ended", name=top.name, pid=pid, signal=number.name)
@@ -390,7 +390,7 @@ def _mount_image(image: Path, target: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EIO, errno.EINVAL, errno.ENOENT):
                 raise
-            time.sleep(POLL_SECONDS)  # It has just been detached.
+            time.sleep(POLL_INTERVAL)  # It has just been detached.
         else:
             return
     raise TemporaryError(f"{image} is being detached.", code="volume_busy")
@@ -399,7 +399,7 @@ def _mount_image(image: Path, target: Path) -> None:
 def _hand_over(top: Path, uid: int, owner: int | None) -> None:
     """Give the files of a mounted file system to a uid."""
     if owner is not None:
-        done = mount_program(mount_syscalls.MAP, top, owner, uid, timeout=MAP_SECONDS)
+        done = mount_program(mount_syscalls.MAP_OWNER, top, owner, uid, timeout=MAP_TIMEOUT)
         if done.returncode:
             raise OSError(errno.EPERM, f"{top}: {done.stderr.strip()[-500:]}")
     if top.stat().st_uid != uid:

@@ -45,16 +45,16 @@ class VolumeDisks:
 
     def make(self, name: str, size: int) -> None:
         """Make an empty volume; remove what is left of an earlier one."""
-        place = self._root / name
+        directory = self._root / name
         self.remove(name)
-        place.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700)
         if not self._images:
             self.directory(name).mkdir(mode=0o755)
             return
-        new = place / "new"
+        new = directory / "new"
         make_file_system(new, max(size, MIN_IMAGE))
-        self._share(new, place / "top")
-        new.rename(place / "disk")
+        self._share(new, directory / "top")
+        new.rename(directory / "disk")
 
     @staticmethod
     def _share(image: Path, top: Path) -> None:
