@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.responses import Response
 
+from atoll.api.rest.headers import headers_of
 from atoll.api.rest.middleware.buffering import MAX_BUFFERED, BufferedResponse, HashedRequestBody
 from atoll.api.rest.problems import RETRYABLE, SIGNED, problem
 from atoll.blobs.base import OversizedBlob
@@ -120,7 +121,7 @@ class Idempotency:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        keys = [value for name, value in scope["headers"] if name == HEADER]
+        keys = headers_of(scope, HEADER)
         path: str = scope["path"]
         # Holders of a signed link have no API key; nothing is stored for them.
         if not keys or not path.startswith(PREFIX) or path.startswith(SIGNED):
