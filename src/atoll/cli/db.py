@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.options import DataDir, Json, settings
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Js
     else:
         output.table(("REVISION", "HEAD", "STATE"), [(revision or "none", HEAD, state)])
     if state is not SchemaState.CURRENT:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)
 
 
 def _ask(question: str) -> None:
     """Confirm on stderr; typer.confirm would write to stdout."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)
 
 
 def _print_change(change: tuple[str | None, str | None], json: bool) -> None:

@@ -76,7 +76,7 @@ def rm(
 
     if not _run(removed()):
         raise NotFound(f"Key {key_id} does not exist.", code="key_not_found")
-    output.removed([key_id], json=json)
+    output.result({"removed": [key_id]}, output.removed, json=json)
 
 
 def _shown(key: Key) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.sdk.decode import decode
 from atoll.sdk.values import PoolInfo
 
 if TYPE_CHECKING:
@@ -19,6 +18,5 @@ class AsyncPools:
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
-    async def list(self) -> AsyncIterator[PoolInfo]:
-        async for item in self._http.pages("pools"):
-            yield decode(PoolInfo, item)
+    def list(self) -> AsyncIterator[PoolInfo]:
+        return self._http.items(PoolInfo, "pools")

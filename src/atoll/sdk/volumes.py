@@ -37,12 +37,10 @@ class AsyncVolumes:
         return decode(VolumeInfo, answer)
 
     async def get(self, volume_id: str) -> VolumeInfo:
-        answer = await self._http.call("GET", f"volumes/{url_segment(volume_id)}")
-        return decode(VolumeInfo, answer)
+        return await self._http.fetch(VolumeInfo, "GET", f"volumes/{url_segment(volume_id)}")
 
-    async def list(self) -> AsyncIterator[VolumeInfo]:
-        async for item in self._http.pages("volumes"):
-            yield decode(VolumeInfo, item)
+    def list(self) -> AsyncIterator[VolumeInfo]:
+        return self._http.items(VolumeInfo, "volumes")
 
     async def delete(self, volume_id: str) -> None:
         """Delete a volume with its contents. Raises `Conflict` while a session uses it."""
