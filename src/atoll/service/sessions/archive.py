@@ -110,7 +110,7 @@ class Archiver:
 
     async def secure(self, session: Session, instance: Instance | None) -> None:
         """Take a checkpoint of the session and verify it; user code in its instance is killed."""
-        if instance is None or not await self._instances.is_running(instance):
+        if instance is None or not await self._instances.ensure_unpaused(instance):
             await self._save(session)
         elif session.workspace_mode is WorkspaceMode.SYNC:
             async with self._stopper.quiesced(instance) as link:

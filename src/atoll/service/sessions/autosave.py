@@ -317,7 +317,7 @@ class Autosave(SessionObserver):
         instance = await self._instances.of(session)
         if instance is not None:
             try:
-                if await self._instances.is_running(instance):
+                if await self._instances.ensure_unpaused(instance):
                     await self._save_by(session.id, instance)
                     return
             except (InstanceNotObserved, LinkLost) as error:

@@ -74,8 +74,8 @@ class SessionInstances:
             )
         return state
 
-    async def is_running(self, instance: Instance) -> bool:
-        """Whether it runs; a paused instance is resumed first."""
+    async def ensure_unpaused(self, instance: Instance) -> bool:
+        """Resume the instance if it is paused; false if it has exited."""
         state = await self.state(instance.handle)
         if state is State.PAUSED:
             await resume_instance(self._driver, instance.handle)

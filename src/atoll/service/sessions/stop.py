@@ -16,10 +16,8 @@ import structlog
 
 from atoll.errors import AtollError
 from atoll.link.errors import ExecutorError
-from atoll.model.instance import State
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 from atoll.model.session_changes import NOT_SAVED, with_status, with_warnings
-from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,16 +64,11 @@ class InstanceStopper:
 
     async def _end(self, session: Session, instance: Instance) -> str | None:
         """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
-        handle, failure = instance.handle, None
-        if await self._instances.state(handle) is State.PAUSED:
-            await resume_instance(self._driver, handle)
-        if (
-            self._saves
-            and session.workspace_mode is WorkspaceMode.SYNC
-            and await self._instances.is_running(instance)
-        ):
+        failure = None
+        runs = await self._instances.ensure_unpaused(instance)
+        if runs and self._saves and session.workspace_mode is WorkspaceMode.SYNC:
             failure = await self._save(session, instance)
-        await self._driver.stop(handle, grace=self._grace)
+        await self._driver.stop(instance.handle, grace=self._grace)
         await self._instances.remove(instance.id)
         return failure
 

@@ -107,7 +107,7 @@ class Transitions(SessionObserver):
         self._handlers: dict[Step, Callable[[Session], Awaitable[None]]] = {
             Step.START: self._start,
             Step.RESUME: self._start,
-            Step.PAUSE: self._pause,
+            Step.PAUSE: self._freeze,
             Step.STOP: self._stop,
             Step.ARCHIVE: self._move_to_archive,
             Step.HEAL: self._heal,
@@ -182,7 +182,7 @@ class Transitions(SessionObserver):
         changed = dataclasses.replace(
             session,
             failures=failures,
-            retry_at=now + _pause(failures),
+            retry_at=now + retry_delay(failures),
             message=error.message,
             updated_at=now,
         )
@@ -211,13 +211,13 @@ class Transitions(SessionObserver):
     # Steps
 
     async def _start(self, session: Session) -> None:
-        await self._starter.ensure_running(session.id)
+        await self._starter.start(session.id)
 
-    async def _pause(self, session: Session) -> None:
+    async def _freeze(self, session: Session) -> None:
         instance = await self._instances.of(session)
-        if instance is None or not await self._instances.is_running(instance):
+        if instance is None or not await self._instances.ensure_unpaused(instance):
             # There is no memory left that a pause would keep.
-            await self._starter.ensure_running(session.id)
+            await self._starter.start(session.id)
             return
         pausing = require_pausing(self._driver)
         if session.status is not SessionStatus.PAUSING:
@@ -253,7 +253,7 @@ class Transitions(SessionObserver):
         if instance is not None:
             state = await self._instances.state(instance.handle)
         if state is State.RUNNING and session.wanted is Wanted.RUNNING:
-            await self._starter.ensure_running(session.id)
+            await self._starter.start(session.id)
             return
         status = {
             State.RUNNING: SessionStatus.RUNNING,
@@ -334,5 +334,5 @@ class Transitions(SessionObserver):
             ) from None
 
 
-def _pause(failures: int) -> timedelta:
+def retry_delay(failures: int) -> timedelta:
     return min(timedelta(seconds=RETRY_BACKOFF) * float(2 ** min(failures - 1, 16)), MAX_PAUSE)
