@@ -10,6 +10,7 @@ from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.archive import Archiver
 from atoll.service.sessions.assignment import InstanceAssignment
 from atoll.service.sessions.autosave import Autosave
+from atoll.service.sessions.checkpoint_requests import CheckpointRequests
 from atoll.service.sessions.clone import Cloner
 from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.core import SessionCore
@@ -31,7 +32,7 @@ from atoll.service.sessions.update import SessionUpdater
 if TYPE_CHECKING:
     from atoll.app.backends import Backends
     from atoll.app.compute import ComputeGroup
-    from atoll.service.sessions.autosave import RemoteCheckpoints
+    from atoll.service.sessions.checkpoint_requests import RemoteCheckpoints
 
 
 def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
@@ -59,6 +60,7 @@ class SessionGroup:
     observers: SessionObservers
     access: SessionAccess
     autosave: Autosave
+    checkpoint_requests: CheckpointRequests
     transitions: Transitions
     timers: SessionTimers
     activity: Activity
@@ -85,12 +87,13 @@ def session_group(
     archiver = Archiver(core, stopper, settings.archive)
     autosave = Autosave(
         core,
-        starter,
         archiver,
-        elsewhere,
         settings.workspace,
         remote=backends.spool,
         embedded=backends.embedded,
+    )
+    checkpoint_requests = CheckpointRequests(
+        core, starter, archiver, autosave, elsewhere, has_remote=backends.spool is not None
     )
     transitions = Transitions(core, Steps(starter, stopper, archiver, autosave), settings)
     lifecycle = Lifecycle(core, transitions)
@@ -100,15 +103,17 @@ def session_group(
         Compute(compute.pool, compute.templates, compute.admission, provisioning),
         starter,
         autosave,
+        checkpoint_requests,
         settings,
     )
     updater = SessionUpdater(core, compute.templates, creator)
-    cloner = Cloner(core, creator, updater, autosave, secrets)
+    cloner = Cloner(core, creator, updater, checkpoint_requests, secrets)
     verbs = Verbs(creator, cloner, updater, lifecycle, starter, transitions)
     return SessionGroup(
         core.observers,
         SessionAccess(core.records, core.connections, starter),
         autosave,
+        checkpoint_requests,
         transitions,
         timers,
         Activity(core.replica, core.observers),

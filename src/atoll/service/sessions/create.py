@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from atoll.service.placement.admission import Admission
     from atoll.service.pool.service import Pool
     from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.checkpoint_requests import CheckpointRequests
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.provisioning import Provisioning
     from atoll.service.sessions.start import SessionStarter
@@ -86,6 +87,7 @@ class SessionCreator:
         compute: Compute,
         starter: SessionStarter,
         autosave: Autosave,
+        checkpoint_requests: CheckpointRequests,
         settings: Settings,
     ) -> None:
         self._replica = core.replica
@@ -101,6 +103,7 @@ class SessionCreator:
         self._provisioning = compute.provisioning
         self._starter = starter
         self._autosave = autosave
+        self._checkpoint_requests = checkpoint_requests
         self._settings = settings
         self.warm_starts = 0
         """Sessions that were created on an instance of the pool."""
@@ -169,7 +172,7 @@ class SessionCreator:
 
     async def _provided(self, session: Session, template: Template, extras: Extras) -> Session:
         if extras.started_from is not None:
-            await self._autosave.ensure_checkpoint(extras.started_from)
+            await self._checkpoint_requests.ensure(extras.started_from)
         session = await self._provisioning.provide(session, template, extras)
         if is_installing(session) and extras.install is not None:
             # Its lifetime begins when they are installed.

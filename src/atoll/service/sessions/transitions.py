@@ -269,7 +269,7 @@ class Transitions(SessionObserver):
 
     async def _clear(self, session: Session) -> None:
         """Remove what an ended session has on this node, after a last checkpoint."""
-        await self._autosave.save_last(session)
+        await self._autosave.take_last_checkpoint(session)
         if session.instance_id is not None:
             await self._instances.remove(session.instance_id)
         if session.workspace is not None:
@@ -303,8 +303,8 @@ class Transitions(SessionObserver):
 
     async def leave(self, session_id: str, target: Node) -> Session:
         """
-        Move a session of this node to another: save its files, remove what it has here, and notify
-        the other node. What runs in it is killed.
+        Move a session of this node to another: take a checkpoint, remove what it has here, and
+        notify the other node. What runs in it is killed.
         """
         leases = self._replica.leases
         async with leases.lease(instance_lease(session_id), leases.new_owner()):
