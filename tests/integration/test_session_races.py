@@ -17,7 +17,7 @@ from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.model.session_changes import moved
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.service.sessions.clone import MAX_COPIES
-from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.new_session import NewSession
 from atoll.service.sessions.records import instance_lease
 from atoll.service.sessions.update import SessionChange
 from tests.integration.troubled import World, kill

@@ -22,7 +22,7 @@ from atoll.model.instance import State
 from atoll.model.session import Cause, Session
 from atoll.service.sessions.instances import PROBE_TIMEOUT
 from atoll.service.sessions.observers import SessionObserver
-from atoll.service.sessions.optional_parts import resume_instance
+from atoll.service.sessions.pausing_and_resizing import resume_instance
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver

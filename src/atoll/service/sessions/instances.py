@@ -18,7 +18,7 @@ from atoll.errors import InstanceNotObserved, PermanentError, WorkspaceLost
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Warning
 from atoll.service.instances import remove_instance
-from atoll.service.sessions.optional_parts import resume_instance
+from atoll.service.sessions.pausing_and_resizing import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

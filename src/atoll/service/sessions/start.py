@@ -91,8 +91,6 @@ class SessionStarter:
         self._admission = admission
         self._shared_starts: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
         """Starts in progress, each with the submission time of the execution that caused it."""
-        self.cold_starts = 0
-        """Sessions that were created on an instance of their own."""
 
     async def connect(self, session_id: str, *, submitted_at: datetime | None = None) -> Connection:
         """
@@ -181,7 +179,6 @@ class SessionStarter:
                 # The session ended or changed meanwhile, or a replica that considered this one lost
                 # has also made an instance.
                 return await self.start(session.id)
-            self.cold_starts += 1
             log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
             return connection
 

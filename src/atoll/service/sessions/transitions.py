@@ -41,7 +41,7 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.session_changes import cleared, pause_cancelled, with_status
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
-from atoll.service.sessions.optional_parts import require_pausing
+from atoll.service.sessions.pausing_and_resizing import require_pausing
 from atoll.service.sessions.records import instance_lease
 
 if TYPE_CHECKING:
@@ -73,21 +73,14 @@ LOST_RACES = (VersionConflict, AlreadyExists, InstanceTaken, SessionEnded)
 """Errors of a step while another request or replica changed the session: no failures either."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """What carries out the steps."""
-
-    starter: SessionStarter
-    stopper: InstanceStopper
-    archiver: Archiver
-    autosave: Autosave
-
-
 class Transitions(SessionObserver):
     def __init__(
         self,
         core: SessionCore,
-        steps: Steps,
+        starter: SessionStarter,
+        stopper: InstanceStopper,
+        archiver: Archiver,
+        autosave: Autosave,
         settings: Settings,
     ) -> None:
         self._replica = core.replica
@@ -97,10 +90,10 @@ class Transitions(SessionObserver):
         self._instances = core.instances
         self._connections = core.connections
         self._observers = core.observers
-        self._starter = steps.starter
-        self._stopper = steps.stopper
-        self._archiver = steps.archiver
-        self._autosave = steps.autosave
+        self._starter = starter
+        self._stopper = stopper
+        self._archiver = archiver
+        self._autosave = autosave
         self._settings = settings.session
         self._archive = settings.archive
         self._clearing: set[str] = set()
