@@ -1,4 +1,4 @@
-"""Warm pools that follow demand, on real servers with short windows."""
+"""Warm pools that follow demand, on real servers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BURST = 8
-SILENCE = 40.0
-"""More than any of these windows takes to be over, on a busy machine too."""
 
 
 @contextmanager
 def serving(place: Path, **pool: object) -> Iterator[tuple[Server, Api]]:
     """A server with these settings of pools, whose pool is at its minimum."""
-    given = {"size": 1, "window": 2, **pool}
+    given = {"size": 1, **pool}
     env = {f"ATOLL_POOL__{name.upper()}": str(value) for name, value in given.items()}
     env["ATOLL_SESSION__DISK"] = str(16 * 2**20)
     with Server(place, **env) as server, server.client() as http:
@@ -55,8 +53,8 @@ def instances(server: Server) -> set[str]:
     return {path.name for path in (server.data_dir / "node" / "instances").iterdir()}
 
 
-def test_a_burst_makes_a_pool_grow_and_silence_shrinks_it(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, window=8) as (server, api):
+def test_a_burst_makes_a_pool_grow(bubblewrap: str, tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, api):
         before = api.pools()["python"]
         assert (before["target"], before["minimum"], before["maximum"]) == (1, 1, 50)
         assert (before["hits"], before["misses"], before["rate_per_minute"]) == (0, 0, 0.0)
@@ -66,14 +64,10 @@ def test_a_burst_makes_a_pool_grow_and_silence_shrinks_it(bubblewrap: str, tmp_p
         grown = api.pools()["python"]
         assert grown["hits"] + grown["misses"] == BURST
         assert grown["start_seconds"] > 0
-        eventually(lambda: api.pools()["python"]["target"] == 1, SILENCE)
-        eventually(lambda: api.pools()["python"]["ready"] == 1, SILENCE)
-        eventually(lambda: len(instances(server)) == 1, SILENCE)
-        assert api.pools()["python"]["rate_per_minute"] == 0.0
 
 
 def test_the_next_burst_is_served_from_the_pool(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, window=600) as (server, api):
+    with serving(tmp_path) as (server, api):
         burst(server)
         eventually(lambda: api.pools()["python"]["ready"] >= api.pools()["python"]["target"], 30)
         before = api.pools()["python"]
@@ -88,7 +82,7 @@ def test_the_next_burst_is_served_from_the_pool(bubblewrap: str, tmp_path: Path)
 
 
 def test_the_nodes_memory_bounds_all_pools(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, window=600, memory_share=0.000001) as (server, api):
+    with serving(tmp_path, memory_share=0.000001) as (server, api):
         answer(
             api.http.post(f"{V1}/templates", json={"id": "own", "name": "x", "pool_size": 2}), 201
         )
@@ -101,30 +95,8 @@ def test_the_nodes_memory_bounds_all_pools(bubblewrap: str, tmp_path: Path) -> N
         eventually(lambda: api.pool() == {"python": 1, "own": 2})
 
 
-def test_a_node_without_free_memory_fills_no_pool(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, size=0, memory_reserve=1) as (_, api):
-        answer(
-            api.http.post(f"{V1}/templates", json={"id": "own", "name": "x", "pool_size": 2}), 201
-        )
-        eventually(lambda: "own" in api.pools())
-        shown = api.pools()["own"]
-        assert (shown["ready"], shown["target"], shown["limited_by"]) == (0, 2, "memory_free")
-        session = api.create(template_id="own")["id"]
-        assert api.run(session, "print(1)")["stdout"] == "1\n"
-        assert api.pools()["own"]["misses"] == 1
-
-
-def test_ready_instances_are_replaced_when_they_are_old(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, size=2, max_size=2, max_age=1) as (server, api):
-        first = instances(server)
-
-        eventually(lambda: api.pool() == {"python": 2} and not instances(server) & first)
-        session = api.create()["id"]
-        assert api.run(session, "print(1)")["stdout"] == "1\n"
-
-
 def test_a_changed_template_empties_a_pool_that_has_grown(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, size=0, window=600) as (server, api):
+    with serving(tmp_path, size=0) as (server, api):
         fields = {"name": "x", "pool_size": 1, "pool_max": 4}
         answer(api.http.post(f"{V1}/templates", json={"id": "own", **fields}), 201)
         eventually(lambda: api.pools().get("own", {}).get("ready") == 1)
@@ -146,7 +118,7 @@ def test_a_changed_template_empties_a_pool_that_has_grown(bubblewrap: str, tmp_p
 def test_a_killed_server_leaves_no_more_than_its_pool_may_have(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    with serving(tmp_path, max_size=4, window=16) as (server, api):
+    with serving(tmp_path, max_size=4) as (server, api):
         burst(server)
         eventually(lambda: api.pools()["python"]["ready"] == 4)
         server.stop(signal.SIGKILL)
@@ -158,8 +130,6 @@ def test_a_killed_server_leaves_no_more_than_its_pool_may_have(
             api = Api(http)
             eventually(lambda: "python" in api.pools())
             assert 1 < api.pools()["python"]["ready"] <= 4
-            eventually(lambda: api.pools()["python"]["target"] == 1, SILENCE)
-            eventually(lambda: len(instances(server)) == 1, SILENCE)
 
 
 def test_pools_are_told_by_command_line_and_metrics(bubblewrap: str, tmp_path: Path) -> None:
