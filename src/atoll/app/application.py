@@ -132,7 +132,9 @@ def _services(groups: ControlGroups, keys: ApiKeys) -> Services:
     files = Files(
         sessions.access,
         backends.driver,
-        checkpoint_files=CheckpointFiles(compute.checkpoints, sessions.autosave.wait_for_last_save),
+        checkpoint_files=CheckpointFiles(
+            compute.checkpoints, sessions.autosave.wait_for_last_checkpoint
+        ),
     )
     files.subscribe(sessions.autosave)
     return Services(
@@ -152,7 +154,7 @@ def _services(groups: ControlGroups, keys: ApiKeys) -> Services:
         ),
         artifacts=Artifacts(replica.store, sessions.access),
         checkpoints=compute.checkpoints,
-        autosave=sessions.autosave,
+        checkpoint_requests=sessions.checkpoint_requests,
         templates=compute.templates,
         build_inputs=compute.build_inputs,
         builds=compute.builds,

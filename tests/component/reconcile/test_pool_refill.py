@@ -135,13 +135,14 @@ class Ground:
     async def settle(self) -> float | None:
         """Turns until there is nothing to do that does not take time; when to look again."""
         while True:
-            self.pool.changed.clear()
+            await self.pool.wait_for_change(0)
             wait = await self.refill.turn()
-            # One that is stuck tells nobody.
-            while self._busy() and not self.pool.changed.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0)  # Who has ended says so a moment later.
-            if not self.pool.changed.is_set():
+            changed = False
+            # One that is stuck changes nothing.
+            while self._busy() and not changed:
+                changed = await self.pool.wait_for_change(0.001)
+            await asyncio.sleep(0)  # What has ended wakes the refill a moment later.
+            if not (await self.pool.wait_for_change(0) or changed):
                 return wait
 
     def _busy(self) -> bool:
@@ -377,7 +378,7 @@ async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made
         found.node.slow[template.id] = asyncio.Event()
         found.burst(template, 1)
         await found.refill.turn()
-        assert found.pool.starting[template.edition] == 1
+        assert found.pool.starting(template) == 1
         changed = await found.store.templates.supersede(template, replace(template, name="new"))
         found.pool.templates_changed()
         assert found.pool.take(changed, changed.default_resources) is None

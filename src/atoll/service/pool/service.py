@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ from atoll.service.instances import ReadyInstance, remove_instance
 from atoll.service.pool.stats import PoolStats
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from atoll.drivers.base import Driver
@@ -88,14 +90,10 @@ class Pool:
         self._kept: set[Version] = set()
         self._dead: list[ReadyInstance] = []
         self.stats = PoolStats(self._clock, RATE_WINDOW)
-        self.plans: dict[str, PoolPlan] = {}
-        """By template; set by the refill."""
-        self.starting: Counter[Version] = Counter()
-        """Instances that the refill is starting."""
-        self.changed = asyncio.Event()
-        """Set when the refill may have something to do."""
-        self.stale = True
-        """Whether templates have changed since the refill last read them."""
+        self._plans: dict[str, PoolPlan] = {}
+        self._starting: Counter[Version] = Counter()
+        self._changed = asyncio.Event()
+        self._templates_changed = False
 
     def take(self, template: Template, resources: Resources) -> ReadyInstance | None:
         """The newest instance; null if there is none with a disk of this size."""
@@ -111,19 +109,18 @@ class Pool:
                 self._dead.append(ready)
         if template.edition in self._kept:
             self.stats.record_take(template.id, hit=found is not None)
-        self.changed.set()
+        self.wake_refill()
         return found
 
     def put(self, template: Template, ready: ReadyInstance) -> None:
         # The refill replaces an instance as soon as it dies.
-        ready.link.closed.add_done_callback(lambda _: self.changed.set())
+        ready.link.closed.add_done_callback(lambda _: self.wake_refill())
         waiting = self._ready.setdefault(template.edition, [])
         bisect.insort(waiting, ready, key=lambda other: other.made_at)
 
     def templates_changed(self) -> None:
-        """Have the refill read the templates again."""
-        self.stale = True
-        self.changed.set()
+        self._templates_changed = True
+        self.wake_refill()
 
     def ages(self, template: Template) -> list[float]:
         """Ages of the ready instances in seconds, the oldest first."""
@@ -215,18 +212,59 @@ class Pool:
             for ready in self.keep([]):
                 group.create_task(destroy(ready))
 
+    # The refill
+
+    def wake_refill(self) -> None:
+        """Something has changed that the refill may have to react to."""
+        self._changed.set()
+
+    async def wait_for_change(self, timeout: float | None) -> bool:
+        """Wait at most `timeout` seconds; true if something changed since the last true answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        changed = self._changed.is_set()
+        self._changed.clear()
+        return changed
+
+    def have_templates_changed(self) -> bool:
+        """Whether templates have changed since the last call."""
+        changed, self._templates_changed = self._templates_changed, False
+        return changed
+
+    @property
+    def plans(self) -> Mapping[str, PoolPlan]:
+        """By template."""
+        return self._plans
+
+    def set_plans(self, plans: Iterable[PoolPlan]) -> None:
+        self._plans = {plan.template.id: plan for plan in plans}
+
+    def starting(self, template: Template) -> int:
+        """How many instances the refill is starting."""
+        return self._starting[template.edition]
+
+    def start_begun(self, template: Template) -> None:
+        self._starting[template.edition] += 1
+
+    def start_ended(self, template: Template, ready: ReadyInstance | None) -> None:
+        """A start gave a ready instance, or failed."""
+        self._starting -= Counter({template.edition: 1})
+        if ready is not None:
+            self.put(template, ready)
+
     async def list(self) -> list[PoolStatus]:
         """The pools of this replica, in order of template id."""
         others = await self.on_other_replicas()
         found = []
-        for template_id, plan in sorted(self.plans.items()):
+        for template_id, plan in sorted(self._plans.items()):
             template = plan.template
             ages = self.ages(template)
             hits, misses = self.stats.counts(template_id)
             status = PoolStatus(
                 plan=plan,
                 ready=len(ages),
-                starting=self.starting[template.edition],
+                starting=self.starting(template),
                 others=others.get(template_id, 0),
                 rate=self.stats.rate(template_id),
                 start_seconds=self.stats.start_seconds(template_id),

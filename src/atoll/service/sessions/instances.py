@@ -18,7 +18,7 @@ from atoll.errors import InstanceNotObserved, PermanentError, WorkspaceLost
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Warning
 from atoll.service.instances import remove_instance
-from atoll.service.sessions.optional_parts import resume_instance
+from atoll.service.sessions.pausing_and_resizing import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,8 +74,8 @@ class SessionInstances:
             )
         return state
 
-    async def is_running(self, instance: Instance) -> bool:
-        """Whether it runs; a paused instance is resumed first."""
+    async def ensure_unpaused(self, instance: Instance) -> bool:
+        """Resume the instance if it is paused; false if it has exited."""
         state = await self.state(instance.handle)
         if state is State.PAUSED:
             await resume_instance(self._driver, instance.handle)
