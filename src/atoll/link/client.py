@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.link.credit import Inbox
 from atoll.link.errors import LinkLost, ProtocolViolation
-from atoll.link.output import Intake, RunLimits
 from atoll.link.stream import Item, Piece, Reader, RunListener, Stream
 from atoll.link.transport import LinkTransport
 from atoll.protocol import frames
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.link.messages import FileEntry, Hello, RunResult
+    from atoll.link.output import Intake
     from atoll.settings import LinkSettings
 
 __all__ = ["Link", "Piece", "RunListener"]
@@ -147,13 +147,12 @@ class Link:
         self._transport.notify("unattended", life)
 
     async def run(
-        self, request: dict[str, Any], listener: RunListener, intake: Intake | None = None
+        self, request: dict[str, Any], listener: RunListener, intake: Intake
     ) -> RunResult:
         """
         Run something, or attach to it if the executor has it already, and return its result.
-        `intake` counts the output, if another link may follow the same run later.
+        `intake` counts the output over all links that follow the run.
         """
-        intake = intake or Intake(RunLimits.of(request), requested=True)
         return await self._follow("run", request, listener, intake)
 
     async def attach(

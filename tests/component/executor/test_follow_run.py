@@ -12,6 +12,7 @@ from atoll.link.errors import ExecutorError, LinkLost, LinkSaturated
 from atoll.protocol import frames
 from tests.component.executor.test_interaction import Output, ready, start, text
 from tests.executors import Executor, job
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -151,7 +152,7 @@ async def test_all_watchers_receive_the_same(executor: Executor) -> None:
     watchers = [asyncio.create_task(watched()) for _ in range(20)]
     await asyncio.sleep(0)
     output = Output()
-    await link.run(job("one", "for n in range(10000): print(n)"), output)
+    await run_over(link, job("one", "for n in range(10000): print(n)"), output)
     assert await asyncio.gather(*watchers) == [output.data] * 20
     link.close()
 

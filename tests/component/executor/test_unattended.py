@@ -12,6 +12,7 @@ from atoll.link.errors import LinkLost
 from atoll.settings import LinkSettings
 from tests.component.executor.test_interaction import Output
 from tests.executors import executor, job
+from tests.runs import run_over
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,7 @@ async def test_user_code_that_is_busy_and_ignores_signals_ends_with_it(
         await link.call("release", zygote=link.hello["zygote"])
         link.announce_end(0)
         heard = Output()
-        run = asyncio.create_task(link.run(job("one", HOSTILE), heard))
+        run = asyncio.create_task(run_over(link, job("one", HOSTILE), heard))
         await heard.until(b"busy")
         link.close()
         with pytest.raises(LinkLost):

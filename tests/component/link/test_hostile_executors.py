@@ -34,6 +34,7 @@ from tests.fuzz.hostile import (
 )
 from tests.fuzz.hostile import output as piece
 from tests.fuzz.links import Heard, linked, play, request
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -344,7 +345,7 @@ async def test_of_400_megabytes_of_output_no_more_than_the_limit_is_taken(channe
     heard = Heard()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await link.run(job("exec_1", "1"), heard)
+            await run_over(link, job("exec_1", "1"), heard)
     assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 

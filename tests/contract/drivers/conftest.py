@@ -27,6 +27,7 @@ from atoll.model.resources import Resources
 from atoll.model.template import Template
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.e2e.hostile.host import below, processes
+from tests.runs import run_over
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
     heard = Heard()
-    result = await link.run(job(driver, code), heard)
+    result = await run_over(link, job(driver, code), heard)
     assert result["exit_code"] == 0, (result, heard.pieces)
     return heard.stdout.decode().strip()
 

@@ -30,6 +30,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.runs import run_over
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
     heard = Heard()
-    result = await link.run(wanted, heard)
+    result = await run_over(link, wanted, heard)
     assert result["exit_code"] == 0, heard.pieces
     assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
     run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
@@ -273,7 +274,7 @@ except OSError as error:
     # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    result = await link.run(job(node.driver, bomb, timeout=1.0), Heard())
+    result = await run_over(link, job(node.driver, bomb, timeout=1.0), Heard())
     assert result["exit_code"] != 0
     # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
@@ -292,7 +293,7 @@ for _ in range(4):
 held = []
 while True: held.append(bytearray(1 << 20))
 """
-    result = await link.run(job(node.driver, hogs), Heard())
+    result = await run_over(link, job(node.driver, hogs), Heard())
     assert result["exit_code"] != 0
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print('on')") == "on"

@@ -37,6 +37,7 @@ from tests.contract.drivers.conftest import (
 from tests.contract.drivers.parts import resizing_of
 from tests.e2e.hostile.host import living
 from tests.rootfs import build_rootfs
+from tests.runs import run_over
 from tests.standstill import stand_still
 
 if TYPE_CHECKING:
@@ -353,7 +354,7 @@ async def test_a_memory_kill_is_reported_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    result = await link.run(request, Heard())
+    result = await run_over(link, request, Heard())
     assert result["exit_code"] != 0
     if "cgroup_memory" in node.driver.capabilities.provides:
         assert await node.driver.limits.out_of_memory(handle)
@@ -373,7 +374,7 @@ async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
     link = await driver.connect(handle)
     assert not await driver.limits.out_of_memory(handle)
     request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert (await link.run(request, Heard()))["exit_code"] != 0
+    assert (await run_over(link, request, Heard()))["exit_code"] != 0
     assert await driver.limits.out_of_memory(handle)
     assert 1 * MiB < (await driver.limits.memory_used(handle) or 0) < LIMITS.memory
     link.close()
@@ -406,7 +407,7 @@ for number in range(3 * LIMIT >> 20):
 time.sleep(20)
 """
     request = job(node.driver, code.replace("LIMIT", str(LIMITS.disk)))
-    assert (await link.run(request, Heard()))["reason"] == "disk"
+    assert (await run_over(link, request, Heard()))["reason"] == "disk"
     link.close()
 
 
@@ -505,7 +506,7 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
     )
     request = job(node.driver, code, stdin_open=True)
     heard = Heard()
-    running = asyncio.create_task(link.run(request, heard))
+    running = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"\n20\n" in heard.stdout
@@ -532,7 +533,7 @@ async def test_output_in_small_pieces_comes_in_few(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
     request, heard, again = job(node.driver, code), Heard(), Heard()
-    result = await link.run(request, heard)
+    result = await run_over(link, request, heard)
     assert await link.attach(request["id"], 0, again) == result
     assert again.pieces == heard.pieces
     assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
@@ -548,14 +549,14 @@ async def test_output_in_small_pieces_comes_in_few(node: Node) -> None:
 async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
-    first = await link.run(request, Heard())
+    first = await run_over(link, request, Heard())
     for _ in range(2):
         again = Heard()
         assert await link.attach(request["id"], 0, again) == first
         assert again.stdout == b"once\n"
     # The same request once more is the same run, not a second one.
     repeated = Heard()
-    assert await link.run(request, repeated) == first
+    assert await run_over(link, request, repeated) == first
     link.acknowledge(request["id"])
     # Answered in order: what comes after it sees it done.
     await link.call("processes")
@@ -631,7 +632,7 @@ async def test_a_template_may_bring_its_own_root_file_system(node: Node) -> None
         "open('/workspace/x', 'w').write('x')"
     )
     assert await printed(node.driver, link, code) == "from the image /usr/local/bin/python3 False"
-    result = await link.run(job(node.driver, "open('/etc/mark', 'w')"), Heard())
+    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), Heard())
     assert result["exit_code"] == 1
     assert (image / "etc/mark").read_text() == "from the image"
     show = "import atoll_session; print(atoll_session.messages(), end='')"

@@ -23,6 +23,7 @@ from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, pr
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
+from tests.runs import run_over
 
 if TYPE_CHECKING:
     from atoll.link.client import Link
@@ -67,7 +68,7 @@ def ticks(node: Node, handle: Handle) -> int:
 async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
     heard = Heard()
     request = job(node.driver, code, timeout=120.0)
-    task: asyncio.Task[object] = asyncio.create_task(link.run(request, heard))
+    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in heard.stdout
@@ -131,7 +132,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
         stdin_open=True,
     )
     heard = Heard()
-    task = asyncio.create_task(link.run(request, heard))
+    task = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in heard.stdout
@@ -157,7 +158,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
     heard = Heard()
-    task = asyncio.create_task(link.run(request, heard))
+    task = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in heard.stdout

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from .removal import DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 ROOT = "/workspace"
 UPLOAD = ".atoll-upload-"
@@ -75,12 +76,26 @@ def split(path: str) -> list[str]:
     return parts
 
 
-def open_below(top: int, parts: Iterable[str]) -> int:
+def is_directory(name: str, fd: int) -> bool | None:
+    """Whether an entry of a directory is a directory; None if there is none of this name."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def open_directory(name: str, fd: int) -> int:
+    return os.open(name, DIRECTORY, dir_fd=fd)
+
+
+def open_below(
+    top: int, parts: Iterable[str], enter: Callable[[str, int], int] = open_directory
+) -> int:
     """Open a directory beneath another; no component may be a link."""
     here = os.dup(top)
     for part in parts:
         try:
-            below = os.open(part, DIRECTORY, dir_fd=here)
+            below = enter(part, here)
         finally:
             os.close(here)
         here = below

@@ -14,7 +14,7 @@ import time
 
 from ...protocol import minijson
 from .entries import entry_of
-from .paths import FileError, split
+from .paths import FileError, open_below, split
 from .tree_walk import Found, Pattern, open_file, walk
 from .workspace import MAX_PAGE, Workspace
 
@@ -130,19 +130,14 @@ class _Search:
 
     def _continue_file(self, top: int, line: int) -> bool:
         """Search the rest of the file in which the last page ended."""
-        directory = os.dup(top)
         try:
-            for part in self.where[:-1]:
-                below = os.open(
-                    part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY, dir_fd=directory
-                )
+            directory = open_below(top, self.where[:-1])
+            try:
+                fd, _ = open_file(directory, self.where[-1])
+            finally:
                 os.close(directory)
-                directory = below
-            fd, _ = open_file(directory, self.where[-1])
         except OSError:
             return True  # Removed meanwhile.
-        finally:
-            os.close(directory)
         return self._search_file(fd, line)
 
     def _enter(self, item: Found) -> bool:

@@ -18,10 +18,12 @@ from ...protocol import minijson
 from .. import syscalls
 from ..files import staging
 from ..runs import terminal
+from . import jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
+    import _socket
+    from typing import Any, NoReturn
 
 VALUE = b"V"
 FAILURE = b"E"
@@ -54,9 +56,9 @@ def rehearse() -> None:
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
-def wait_and_run(jobs: Any, receive: Callable[[Any], Any], oom_score: int) -> NoReturn:
-    _, job, descriptors = receive(jobs)
-    jobs.close()
+def wait_and_run(socket: _socket.socket, oom_score: int) -> NoReturn:
+    _, job, descriptors = jobs.receive(socket, announce=True)
+    socket.close()
     stdin, stdout, stderr, value = descriptors
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)

@@ -25,7 +25,7 @@ import sys
 
 from ...protocol import minijson
 from .. import syscalls
-from . import child, jobs, search_paths
+from . import child, search_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Zygote:
                 # Touches the pages that the run will touch, so that they are copied before a
                 # run waits for it. Instances that were never used stay smaller instead.
                 child.rehearse()
-            child.wait_and_run(self._job_socket, jobs.receive_and_announce, self._oom_score)
+            child.wait_and_run(self._job_socket, self._oom_score)
         finally:
             os._exit(70)
 

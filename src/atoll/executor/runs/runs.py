@@ -110,7 +110,7 @@ class Runs(ZygoteObserver):
     def restore(self) -> None:
         """Load results that an earlier executor left in the journal."""
         for run_id, result, log in self._journal.load():
-            run = self.make({"id": run_id})
+            run = Run({"id": run_id}, self._loop)
             run.parked = False
             run.log.restore(log, result)
             run.exited, run.result = True, result
@@ -118,9 +118,6 @@ class Runs(ZygoteObserver):
             self._callbacks.run_ended(run)
 
     # Start
-
-    def make(self, request: dict[str, Any]) -> Run:
-        return Run(request, self._loop)
 
     def next_job_number(self) -> int:
         self._jobs += 1
@@ -159,7 +156,7 @@ class Runs(ZygoteObserver):
         run.deadline = self._loop.after(
             run.request["timeout"], lambda: self.end(run, "timeout", 0.0)
         )
-        self.attach(run, stream, 0)
+        run.log.follow(stream, 0)
         for waiting in self._expected.pop(run.id, []):
             run.log.follow(waiting.stream, waiting.after)
 
@@ -188,10 +185,6 @@ class Runs(ZygoteObserver):
                     self._loop.after(UNPARK_DELAY, self._unpark)
                     break
         self._zygote.adjust_children()
-
-    def attach(self, run: Run, stream: Stream, after: int) -> None:
-        """Send the run's events to this stream too, from behind sequence number `after`."""
-        run.log.follow(stream, after)
 
     def expect(self, run_id: str, stream: Stream, after: int) -> None:
         """Attach to a run as soon as it is requested."""
