@@ -27,7 +27,7 @@ from atoll.blobs.local import LocalBlobs
 from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.errors import TemporaryError
 from atoll.model.keyed_request import KeyedRequest
-from atoll.reconcile.requests import BATCH, RequestSweep
+from atoll.reconcile.idempotency_keys import BATCH, IdempotencyKeySweep
 from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
@@ -591,7 +591,7 @@ async def test_a_response_is_kept_until_it_expires(client: Client, world: World)
 async def test_the_sweep_deletes_expired_records_and_their_blobs(
     client: Client, world: World
 ) -> None:
-    sweep = RequestSweep(world.store, world.blobs, world.clock)
+    sweep = IdempotencyKeySweep(world.store, world.blobs, world.clock)
     old = KeyedRequest("", "x", world.clock.now() - DAY, world.clock.now())
     for number in range(BATCH * 2 + 1):
         await world.store.requests.claim(replace(old, id=str(number)))

@@ -21,7 +21,7 @@ BATCH = 100
 """Requests removed in one transaction."""
 
 
-class RequestSweep:
+class IdempotencyKeySweep:
     def __init__(self, store: Store, blobs: Blobs, clock: Clock) -> None:
         self._store = store
         self._blobs = blobs
