@@ -145,7 +145,7 @@ class CachingStore:
         self.instances = store.instances
         self.templates = store.templates
         self.keys = store.keys
-        self.requests = store.requests
+        self.idempotency_records = store.idempotency_records
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes
         self.nodes = store.nodes

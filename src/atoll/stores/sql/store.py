@@ -9,8 +9,8 @@ from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
+from atoll.stores.sql.idempotency_records import SqlIdempotencyRecords
 from atoll.stores.sql.instances import SqlInstances
-from atoll.stores.sql.keyed_requests import SqlKeyedRequests
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.sessions import SqlSessions
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         Checkpoints,
         Events,
         Executions,
+        IdempotencyRecords,
         Instances,
-        KeyedRequests,
         Keys,
         Nodes,
         Sessions,
@@ -57,7 +57,7 @@ class SqlStore:
         self.instances: Instances = SqlInstances(self._engine)
         self.templates: Templates = SqlTemplates(self._engine)
         self.keys: Keys = SqlKeys(self._engine)
-        self.requests: KeyedRequests = SqlKeyedRequests(self._engine)
+        self.idempotency_records: IdempotencyRecords = SqlIdempotencyRecords(self._engine)
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)
         self.nodes: Nodes = SqlNodes(self._engine)
