@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from atoll.sdk.arguments import check_number
-from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, AttributeHints
-from atoll.sdk.encoding import show_options
 from atoll.sdk.endpoint import resolve_endpoint
 from atoll.sdk.events import AsyncEvents
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.http_client import HttpClient
+from atoll.sdk.interactive_help import CLIENT_ALTERNATIVES, AttributeHints, show_options
 from atoll.sdk.invocations import AsyncInvocations
 from atoll.sdk.nodes import AsyncNodes
 from atoll.sdk.pending import Pending

@@ -10,10 +10,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, SESSION_ALTERNATIVES, AttributeHints
 from atoll.sdk.client import AsyncAtoll
-from atoll.sdk.encoding import show_options
 from atoll.sdk.event_loop_thread import EventLoopThread
+from atoll.sdk.interactive_help import (
+    CLIENT_ALTERNATIVES,
+    SESSION_ALTERNATIVES,
+    AttributeHints,
+    show_options,
+)
 
 if TYPE_CHECKING:
     import os
