@@ -11,9 +11,8 @@ from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.http_client import HttpClient
 from atoll.sdk.interactive_help import CLIENT_ALTERNATIVES, AttributeHints, show_options
 from atoll.sdk.invocations import AsyncInvocations
-from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.nodes import AsyncNodes, AsyncPools
 from atoll.sdk.pending import Pending
-from atoll.sdk.pools import AsyncPools
 from atoll.sdk.sessions import AsyncSessions
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes
