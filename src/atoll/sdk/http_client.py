@@ -218,11 +218,11 @@ class HttpClient:
             self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
         )
         # The HTTP client would refuse file names with bytes that are not UTF-8.
-        encoded = urlencode(given(**(query or {})), errors="surrogateescape", quote_via=quote)
+        text = urlencode(given(**query), errors="surrogateescape", quote_via=quote) if query else ""
         try:
             async with client.stream(
                 method,
-                f"{path}?{encoded}" if encoded else path,
+                f"{path}?{text}" if text else path,
                 content=content,
                 headers=headers,
                 timeout=timeout,
