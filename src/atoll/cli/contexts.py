@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli import output
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import Env, Json, SessionId, Timeout
+from atoll.cli.options import Cwd, Env, Json, SessionId, Timeout, command_group
 from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import ContextInfo
 
-app = typer.Typer(
-    help="Contexts: interpreters that keep their state between executions.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = command_group("Contexts: interpreters that keep their state between executions.")
 
 ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Context id.")]
 _MAX_LISTED = 1000
@@ -36,7 +32,7 @@ def create(
     language: Annotated[
         str, typer.Option("--language", "-l", help="Language; only python.")
     ] = "python",
-    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")] = None,
+    cwd: Cwd = None,
 ) -> "ContextInfo":
     """Create a context and print its id."""
     return atoll.sessions.get(session_id).context(language, cwd=cwd).info

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import exit_codes, output
-from atoll.cli.options import DataDir, Json, settings
+from atoll.cli.options import DataDir, Json, command_group, settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-app = typer.Typer(
-    help="The schema of the server's database.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("The schema of the server's database.")
 
 DatabaseUrl = Annotated[
     str | None,

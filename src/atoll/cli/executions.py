@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import execution_ids, session_ids
-from atoll.cli.options import Json, JsonLines, Limit
+from atoll.cli.completion import execution_ids
+from atoll.cli.options import Json, JsonLines, Limit, OfSession, command_group
 from atoll.cli.options import Status as StatusFilter
 from atoll.cli.remote import connected, remote
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import Event, ExecutionInfo, Status
 
-app = typer.Typer(
-    help="Executions in sessions, running and ended.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Executions in sessions, running and ended.")
 
 ExecutionId = Annotated[
     str, typer.Argument(metavar="EXECUTION", help="Execution id.", autocompletion=execution_ids)
@@ -41,10 +39,7 @@ ApprovalId = Annotated[str | None, typer.Option("--approval-id", help="Answer on
 )
 def list_(
     atoll: "Atoll",
-    session_id: Annotated[
-        str | None,
-        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
-    ] = None,
+    session_id: OfSession = None,
     invocation_id: Annotated[
         str | None, typer.Option("--invocation", help="Only those of this invocation.")
     ] = None,

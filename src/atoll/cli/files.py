@@ -17,7 +17,7 @@ from atoll.cli.remote import connected, streamed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.sdk.sync import Atoll
+    from atoll.sdk.sync import Atoll, Files
     from atoll.sdk.values import Entry, FileEvent, Match
 
 SessionPath = Annotated[
@@ -39,6 +39,11 @@ def split_path(text: str) -> tuple[str, str]:
     """Session id and path."""
     session_id, _, path = text.partition(":")
     return session_id, path
+
+
+def _located(atoll: "Atoll", where: str) -> "tuple[Files, str]":
+    session_id, path = split_path(where)
+    return atoll.sessions.get(session_id).files, path
 
 
 @connected
@@ -87,8 +92,8 @@ def ls(
     glob: Glob = None,
 ) -> "Iterator[Entry]":
     """List a directory of a session: mode, size, time and path."""
-    session_id, path = split_path(where)
-    return atoll.sessions.get(session_id).files.list(path, recursive=recursive, glob=glob)
+    files, path = _located(atoll, where)
+    return files.list(path, recursive=recursive, glob=glob)
 
 
 @connected
@@ -98,8 +103,8 @@ def cat(
 ) -> None:
     """Write files of a session to stdout."""
     for one in where:
-        session_id, path = split_path(one)
-        atoll.sessions.get(session_id).files.download(path, sys.stdout.buffer)
+        files, path = _located(atoll, one)
+        files.download(path, sys.stdout.buffer)
 
 
 def _print_match(match: "Match") -> None:
@@ -120,11 +125,9 @@ def search(
     glob: Glob = None,
 ) -> "Iterator[Match]":
     """Search the files of a session for a text. Exits with 1 if nothing matches."""
-    session_id, path = split_path(where)
+    files, path = _located(atoll, where)
     found = False
-    for match in atoll.sessions.get(session_id).files.search(
-        query, path, regex=regex, ignore_case=ignore_case, glob=glob
-    ):
+    for match in files.search(query, path, regex=regex, ignore_case=ignore_case, glob=glob):
         found = True
         yield match
     if not found:
@@ -147,5 +150,5 @@ def watch(
     ] = True,
 ) -> "Iterator[FileEvent]":
     """Print changes of a session's files until the directory is removed or Ctrl-C is pressed."""
-    session_id, path = split_path(where)
-    return atoll.sessions.get(session_id).files.watch(path, recursive=recursive)
+    files, path = _located(atoll, where)
+    return files.watch(path, recursive=recursive)

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import session_ids
 from atoll.cli.option_parsing import environment, pairs
-from atoll.cli.options import Env, Json, Limit, SessionId, Status, Timeout
+from atoll.cli.options import (
+    Env,
+    Follow,
+    Json,
+    Limit,
+    OfSession,
+    SessionId,
+    Status,
+    Timeout,
+    command_group,
+)
 from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
@@ -18,11 +27,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import InvocationInfo
 
-app = typer.Typer(
-    help="Function calls. Their ids stay the same when they are retried.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = command_group("Function calls. Their ids stay the same when they are retried.")
 
 InvocationId = Annotated[str, typer.Argument(metavar="INVOCATION", help="Invocation id.")]
 
@@ -55,10 +60,7 @@ class InvokeOptions:
             "--execution-id", help="Id of the execution. A new one retries a failed invocation."
         ),
     ] = None
-    follow: Annotated[
-        bool,
-        typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
-    ] = True
+    follow: Follow = True
 
 
 @app.command()
@@ -120,10 +122,7 @@ def invoke(
 )
 def list_(
     atoll: "Atoll",
-    session_id: Annotated[
-        str | None,
-        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
-    ] = None,
+    session_id: OfSession = None,
     status: Status = None,
     limit: Limit = 100,
 ) -> "Iterable[InvocationInfo]":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import exit_codes, output
-from atoll.cli.options import Json
+from atoll.cli.options import Json, command_group
 from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import NodeInfo, PoolInfo
 
-app = typer.Typer(
-    help="Nodes: machines and Docker engines that host instances.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = command_group("Nodes: machines and Docker engines that host instances.")
 
 
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]

@@ -83,8 +83,21 @@ MaxProcesses = Annotated[
 Timeout = Annotated[
     float | None, typer.Option("--timeout", "-t", help="Seconds that the program may run.")
 ]
+Cwd = Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")]
+Follow = Annotated[
+    bool,
+    typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
+]
+OfSession = Annotated[
+    str | None,
+    typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
+]
 Status = Annotated[str | None, typer.Option(help="Only those with this status.")]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number to list.")]
+
+
+def command_group(help: str) -> typer.Typer:
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
 
 
 @dataclass(kw_only=True)

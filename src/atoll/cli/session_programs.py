@@ -7,7 +7,7 @@ import typer
 
 from atoll.cli import output
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import Json, ProgramOptions, SessionId
+from atoll.cli.options import Cwd, Follow, Json, ProgramOptions, SessionId
 from atoll.cli.remote import connected, remote
 from atoll.cli.session_options import AllowVersionConflicts, InstallTimeout
 
@@ -58,17 +58,14 @@ class ExecOptions:
         str,
         typer.Option("--language", "-l", help="Language of the code: python, javascript, shell."),
     ] = "python"
-    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")] = None
+    cwd: Cwd = None
     execution_id: Annotated[
         str | None,
         typer.Option(
             "--execution-id", help="Id of your choice. Repeating it does not run anything twice."
         ),
     ] = None
-    follow: Annotated[
-        bool,
-        typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
-    ] = True
+    follow: Follow = True
 
 
 @connected

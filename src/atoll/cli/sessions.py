@@ -12,7 +12,7 @@ import typer
 
 from atoll.cli import exit_codes, files, output, session_lifecycle, session_programs
 from atoll.cli.completion import session_ids, template_ids
-from atoll.cli.options import Json, Limit, SessionId, Status, Template
+from atoll.cli.options import Json, Limit, SessionId, Status, Template, command_group
 from atoll.cli.remote import connected, remote
 from atoll.cli.session_options import (
     ChangedSessionOptions,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import Checkpoint, SessionInfo
 
-app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
+app = command_group("Sandboxes of a server.")
 
 
 @remote(line="id")

@@ -9,7 +9,7 @@ import typer
 from atoll.cli import exit_codes, output
 from atoll.cli.completion import session_ids
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import ApiKey, Env, LimitOptions, Template, Timeout, Url, address, flat
+from atoll.cli.options import ApiKey, Cwd, Env, LimitOptions, Template, Timeout, Url, address, flat
 
 if TYPE_CHECKING:
     from atoll.sdk.executions import AsyncExecution
@@ -48,7 +48,7 @@ class ProcessOptions:
     template: Template = None
     timeout: Timeout = None
     env: Env = None
-    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")] = None
+    cwd: Cwd = None
 
 
 @flat

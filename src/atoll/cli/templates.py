@@ -11,7 +11,7 @@ import typer
 from atoll.cli import exit_codes, output
 from atoll.cli.completion import template_ids
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import Env, Json, LimitOptions
+from atoll.cli.options import Env, Json, LimitOptions, command_group
 from atoll.cli.remote import connected, remote
 from atoll.errors import InvalidRequest, NotFound
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import BuildEvent, TemplateInfo
 
-app = typer.Typer(
-    help="Templates that sessions start from.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Templates that sessions start from.")
 
 PASSWORD = "ATOLL_REGISTRY_PASSWORD"  # noqa: S105 - the name of a variable
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
+from atoll.cli.options import command_group
 from atoll.cli.remote import remote
 
 if TYPE_CHECKING:
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import VolumeInfo
 
-app = typer.Typer(
-    help="Volumes: files that several sessions share.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Volumes: files that several sessions share.")
 
 
 @app.command()

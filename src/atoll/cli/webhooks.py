@@ -6,7 +6,7 @@ import typer
 
 from atoll.cli import exit_codes, output
 from atoll.cli.events import Types, split
-from atoll.cli.options import Json
+from atoll.cli.options import Json, command_group
 from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Atoll
     from atoll.sdk.values import WebhookInfo
 
-app = typer.Typer(
-    help="Webhooks: URLs that receive events.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("Webhooks: URLs that receive events.")
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Webhook id.")]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.sdk.arguments import check_string
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.deletable import AsyncDeletable
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import CONTEXT_RUN_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.values import ContextInfo

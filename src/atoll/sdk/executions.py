@@ -11,11 +11,12 @@ from atoll.errors import Conflict, TemporaryError
 from atoll.sdk.arguments import (
     check_number,
     check_string,
+    encode,
+    given,
     wrong_type,
 )
 from atoll.sdk.consoles import AsyncConsole, open_console
 from atoll.sdk.decode import decode
-from atoll.sdk.encoding import encode
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.options import RUN_FIELDS
 from atoll.sdk.paths import url_segment
@@ -187,18 +188,17 @@ class AsyncExecution:
         may reach the client before the server can accept answers, so the call retries for two
         seconds.
         """
-        body = {
-            "approved": answer.approved,
-            "answer": answer.answer,
-            "reason": answer.reason,
-            "approval_id": approval_id,
-        }
-        given = {name: value for name, value in body.items() if value is not None}
+        body = given(
+            approved=answer.approved,
+            answer=answer.answer,
+            reason=answer.reason,
+            approval_id=approval_id,
+        )
         now = asyncio.get_running_loop().time
         deadline, pause = now() + (0.0 if approval_id is None else _ANSWER_DELAY), 0.01
         while True:
             try:
-                return await self._post("resume", given)
+                return await self._post("resume", body)
             except Conflict as error:
                 running = error.details.get("status_now") in ("pending", "running")
                 if error.code != "no_approval" or not running or now() >= deadline:

@@ -265,7 +265,7 @@ class AsyncFiles:
         if not isinstance(target, str | os.PathLike):
             await write_to(download, target, progress)
             return None
-        local = await asyncio.to_thread(_local_target, os.fspath(target), workspace_path(name))
+        local = await asyncio.to_thread(local_target, os.fspath(target), workspace_path(name))
         await save(download, local, progress)
         return local
 
@@ -379,7 +379,8 @@ def _conditions(overwrite: bool, if_match: str | None) -> dict[str, str]:
     return headers if overwrite else headers | {"if-none-match": "*"}
 
 
-def _local_target(target: str, path: str) -> Path:
+def local_target(target: str, path: str) -> Path:
+    """Where to save `path`: at `target`, or in it if it is a directory or ends with a slash."""
     local = Path(target)
     if target.endswith("/"):
         local.mkdir(parents=True, exist_ok=True)

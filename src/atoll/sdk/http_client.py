@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import ssl
 from collections.abc import AsyncIterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.sdk.arguments import given
 from atoll.sdk.decode import decode
 from atoll.sdk.error_response import error_from_response
 from atoll.sdk.retry import Backoff
@@ -215,13 +217,12 @@ class HttpClient:
         timeout = httpx.Timeout(
             self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
         )
-        given = {name: value for name, value in (query or {}).items() if value is not None}
         # The HTTP client would refuse file names with bytes that are not UTF-8.
-        encoded = urlencode(given, errors="surrogateescape", quote_via=quote)
+        text = urlencode(given(**query), errors="surrogateescape", quote_via=quote) if query else ""
         try:
             async with client.stream(
                 method,
-                f"{path}?{encoded}" if encoded else path,
+                f"{path}?{text}" if text else path,
                 content=content,
                 headers=headers,
                 timeout=timeout,
@@ -290,6 +291,11 @@ class HttpClient:
             limits=_LIMITS,
         )
         return await stack.enter_async_context(client)
+
+
+def new_key() -> str:
+    """An idempotency key, which makes a request repeatable."""
+    return secrets.token_hex(16)
 
 
 def _trust(endpoint: Endpoint) -> ssl.SSLContext | bool:

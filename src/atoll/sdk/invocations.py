@@ -6,8 +6,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
-from atoll.sdk.arguments import check_string
-from atoll.sdk.encoding import encode
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.executions import AsyncExecution, with_code
 from atoll.sdk.options import INVOKE_FIELDS
 from atoll.sdk.paths import url_segment

@@ -1,4 +1,4 @@
-"""Nodes: the machines and Docker engines that host instances."""
+"""Nodes: the machines and Docker engines that host instances. Their warm pools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.sdk.paths import url_segment
-from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics
+from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics, PoolInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,3 +82,13 @@ class AsyncNodes:
         return await self._http.fetch(
             NodeMetrics, "GET", f"runtimes/{url_segment(node_id)}/metrics"
         )
+
+
+class AsyncPools:
+    """Warm pools of the replica that responds."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    def list(self) -> AsyncIterator[PoolInfo]:
+        return self._http.items(PoolInfo, "pools")

@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from atoll.errors import NotFound
-from atoll.sdk.arguments import check_number, check_string, check_string_dict, check_string_list
-from atoll.sdk.attribute_hints import SESSION_ALTERNATIVES, AttributeHints
+from atoll.sdk.arguments import (
+    check_number,
+    check_string,
+    check_string_dict,
+    check_string_list,
+    encode,
+    given,
+)
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
 from atoll.sdk.deletable import AsyncDeletable
-from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.dependencies import INSTALL_TIMEOUT, packages
 from atoll.sdk.execution_requests import CALLER_LEFT, ExecutionRequests, time_limit
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
+from atoll.sdk.http_client import new_key
+from atoll.sdk.interactive_help import SESSION_ALTERNATIVES, AttributeHints, show_options
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
 from atoll.sdk.options import UPDATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.pending import Pending
-from atoll.sdk.retry import best_effort, new_key, undo_if_cancelled
+from atoll.sdk.retry import best_effort, undo_if_cancelled
 from atoll.sdk.secrets import AsyncSecrets
 from atoll.sdk.state_requests import request_state
 from atoll.sdk.values import (
@@ -223,17 +230,16 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         check_string_dict(env=env)
         check_string(cwd=cwd)
         check_number(rows=rows, cols=cols, timeout=timeout)
-        fields = {
-            "session_id": self._info.id,
-            "mode": "console",
-            "command": list(command or shell(on_terminal=terminal is not None)),
-            "terminal": terminal,
-            "stdin_open": terminal is None,
-            "timeout_ms": None if timeout is None else round(timeout * 1000),
-            "env": dict(env) if env else None,
-            "cwd": cwd,
-        }
-        body = {name: value for name, value in fields.items() if value is not None}
+        body = given(
+            session_id=self._info.id,
+            mode="console",
+            command=list(command or shell(on_terminal=terminal is not None)),
+            terminal=terminal,
+            stdin_open=terminal is None,
+            timeout_ms=None if timeout is None else round(timeout * 1000),
+            env=dict(env) if env else None,
+            cwd=cwd,
+        )
         return (await self._requests.invoke(body, idempotency_key, "async")).execution
 
     def context(
@@ -328,7 +334,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         """
         check_number(timeout=timeout)
         body = {
-            "dependencies": dependencies_body(dependencies),
+            "dependencies": packages("dependencies", dependencies),
             "install_timeout": timeout or INSTALL_TIMEOUT,
             "allow_version_conflicts": allow_version_conflicts,
         }

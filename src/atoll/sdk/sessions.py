@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.sdk.arguments import check_string
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import CREATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.pending import Pending

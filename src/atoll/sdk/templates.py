@@ -12,11 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.image import parse
+from atoll.sdk.arguments import encode
 from atoll.sdk.decode import decode
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.http_client import new_key
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import TEMPLATE_FIELDS
 from atoll.sdk.paths import url_segment
-from atoll.sdk.retry import Backoff, new_key
+from atoll.sdk.retry import Backoff
 from atoll.sdk.sse import READ_TIMEOUT, messages
 from atoll.sdk.values import BuildEvent, TemplateInfo
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.sdk.arguments import given
 from atoll.sdk.paths import url_segment
 from atoll.sdk.values import WebhookInfo, WebhookTest
 
@@ -38,9 +39,7 @@ class AsyncWebhooks:
         server generates it and returns it only here. Receivers check signatures with
         `atoll.verify_webhook`.
         """
-        body = {"url": url, "types": list(types), "enabled": enabled}
-        if secret is not None:
-            body["secret"] = secret
+        body = given(url=url, types=list(types), secret=secret, enabled=enabled)
         return await self._http.fetch(WebhookInfo, "POST", "webhooks", body=body)
 
     async def get(self, webhook_id: str) -> WebhookInfo:
@@ -60,15 +59,10 @@ class AsyncWebhooks:
         enabled: bool | None = None,
     ) -> WebhookInfo:
         """Change the given fields. Pending retries are sent at once."""
-        body = {
-            "url": url,
-            "types": None if types is None else list(types),
-            "secret": secret,
-            "enabled": enabled,
-        }
-        given = {name: value for name, value in body.items() if value is not None}
+        chosen = None if types is None else list(types)
+        body = given(url=url, types=chosen, secret=secret, enabled=enabled)
         path = f"webhooks/{url_segment(webhook_id)}"
-        return await self._http.fetch(WebhookInfo, "PATCH", path, body=given)
+        return await self._http.fetch(WebhookInfo, "PATCH", path, body=body)
 
     async def delete(self, webhook_id: str) -> None:
         await self._http.call("DELETE", f"webhooks/{url_segment(webhook_id)}")
