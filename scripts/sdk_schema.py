@@ -79,6 +79,8 @@ OPTIONS = (
     ),
 )
 
+PACKAGES = "packages"
+"""The encoder that is not in `arguments`."""
 _QUANTITIES = (
     Option("cpu", "str | float | None", 'Cores, like `1`, `0.5` or `"500m"`.', "cpu", "quantity"),
     Option("memory", "str | int | None", 'In bytes, or like `"512Mi"`.', "memory", "quantity"),
@@ -100,7 +102,7 @@ FRIENDLIER: dict[str, tuple[Option, ...]] = {
             "str | Sequence[str | Mapping[str, str]]",
             'Python packages for this session, like `"requests"` or `"pandas>=2,<3"`.',
             "dependencies",
-            "packages",
+            PACKAGES,
         ),
     ),
     "UpdateSession": (
@@ -244,7 +246,9 @@ def options_module(document: Schema) -> str:
         "",
         "from typing import TYPE_CHECKING, Any, TypedDict",
         "",
-        "from atoll.sdk.encoding import Fields, " + ", ".join(sorted(_encoders(schemas))),
+        "from atoll.sdk.arguments import Fields, "
+        + ", ".join(sorted(_encoders(schemas) - {PACKAGES})),
+        f"from atoll.sdk.dependencies import {PACKAGES}",
         "",
         "if TYPE_CHECKING:",
         "    import os",

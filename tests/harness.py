@@ -37,7 +37,10 @@ class Server:
         self.process: subprocess.Popen[str] | Forked | None = None
 
     def with_constants(self, values: Mapping[str, float]) -> Self:
-        """Other values for constants of Atoll, by module and name, when it is started next."""
+        """
+        Other values for constants of Atoll, by module and name, when it is started next; seconds
+        for a `timedelta`.
+        """
         assert self.preloaded
         assert not self.prefix
         self._constants |= values

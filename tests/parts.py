@@ -38,6 +38,7 @@ from atoll.service.replica import Replica
 from atoll.service.sessions.access import SessionAccess
 from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.autosave import Autosave
+from atoll.service.sessions.checkpoint_requests import CheckpointRequests
 from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.records import SessionRecords
 from atoll.service.sessions.service import Sessions
@@ -86,6 +87,7 @@ class Parts:
     transitions: Transitions
     timers: SessionTimers
     autosave: Autosave
+    checkpoint_requests: CheckpointRequests
     activity: Activity
     execution_records: ExecutionRecords
     runner: Runner
@@ -208,6 +210,7 @@ def put_together(
         transitions=sessions.transitions,
         timers=sessions.timers,
         autosave=sessions.autosave,
+        checkpoint_requests=sessions.checkpoint_requests,
         activity=sessions.activity,
         execution_records=executions.records,
         runner=executions.runner,

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -199,7 +200,8 @@ def _become(request: Mapping[str, object], streams: Sequence[int]) -> None:
         module, _, name = path.rpartition(".")
         holder = importlib.import_module(module)
         assert hasattr(holder, name), f"no constant is named {path}"
-        setattr(holder, name, value)
+        is_period = isinstance(getattr(holder, name), timedelta)
+        setattr(holder, name, timedelta(seconds=value) if is_period else value)
 
 
 def main() -> None:

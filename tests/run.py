@@ -61,7 +61,7 @@ UNPRIVILEGED = Variant(
         "tests/component/test_app.py",
         "tests/unit/drivers",
         "tests/component/drivers",
-        "tests/unit/executor/test_limits.py",
+        "tests/unit/executor/test_disk_usage.py",
         "tests/component/executor/test_workspace.py",
     ),
     ordinary_user=True,

@@ -15,7 +15,7 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -56,7 +56,20 @@ def _seconds(value: Any) -> Any:
     return value
 
 
+def _split_at(separator: str) -> BeforeValidator:
+    def split(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return [item.strip() for item in value.split(separator) if item.strip()]
+
+    return BeforeValidator(split)
+
+
+T = TypeVar("T")
+
 Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+CommaSeparated = Annotated[tuple[T, ...], NoDecode, _split_at(",")]
+ColonSeparated = Annotated[tuple[T, ...], NoDecode, _split_at(":")]
 
 
 KEY_BYTES = 32
@@ -247,7 +260,7 @@ class LocalSettings(Group):
     """Name or path of bubblewrap."""
     python: Path | None = None
     """Interpreter of the template `python`; the one that runs Atoll if not set."""
-    template_roots: Annotated[tuple[Path, ...], NoDecode] = ()
+    template_roots: ColonSeparated[Path] = ()
     """
     Directories in which a template's root file system and interpreter must be, separated by colons;
     `<data_dir>/rootfs` is always allowed. "/" allows every path.
@@ -280,14 +293,6 @@ class LocalSettings(Group):
     """
     mount_memory: int = Field(512 * MiB, ge=64 * MiB)
     """Memory of one s3fs process, in bytes. If it needs more, it is killed and replaced."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_roots(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("template_roots"), str):
-            values = dict(values)
-            values["template_roots"] = [p for p in values["template_roots"].split(":") if p]
-        return values
 
 
 class DockerSettings(Group):
@@ -362,7 +367,7 @@ class PackageSettings(Group):
     """
     ca_file: Path | None = None
     """Certificate authorities for the index, PEM; the system's if not set."""
-    private_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    private_hosts: CommaSeparated[str] = ()
     """
     Private hosts that the pages of the index may link to, as `host` or `host:port`, separated by
     commas; the index itself is always allowed.
@@ -386,14 +391,6 @@ class PackageSettings(Group):
     """Memory of an installation, in bytes."""
     disk: int = Field(8 * GiB, ge=16 * MiB)
     """Bytes that an installation may write, and download."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_hosts(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("private_hosts"), str):
-            hosts = values["private_hosts"].split(",")
-            values = {**values, "private_hosts": [host.strip() for host in hosts if host.strip()]}
-        return values
 
 
 class SqliteSettings(Group):
@@ -568,16 +565,8 @@ class SecretSettings(Group):
     Key that encrypts secrets: 32 bytes, in base64 or hexadecimal. If not set and the database is in
     `data_dir`, Atoll creates one in `<data_dir>/secret-key`.
     """
-    old_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    old_keys: CommaSeparated[SecretStr] = ()
     """Former keys, which still decrypt what they encrypted, separated by commas."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_keys(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("old_keys"), str):
-            values = dict(values)
-            values["old_keys"] = [k for k in values["old_keys"].split(",") if k.strip()]
-        return values
 
     @field_validator("key", "old_keys")
     @classmethod
@@ -618,7 +607,7 @@ class Settings(BaseSettings):
     The database: sqlite:///path, mysql://user:password@host/name (MariaDB) or
     postgresql://user:password@host/name. `<data_dir>/atoll.db` if not set.
     """
-    database_urls: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False)
+    database_urls: CommaSeparated[str] = Field((), repr=False)
     """
     Several addresses of one database instead, separated by commas; the first that answers is used.
     """
@@ -635,14 +624,14 @@ class Settings(BaseSettings):
     """Its private key, PEM."""
     insecure: bool = False
     """Allow listening beyond loopback without TLS."""
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    cors_origins: CommaSeparated[str] = ()
     """Web origins whose pages may call the API, separated by commas."""
     public_url: str | None = Field(None, pattern=r"^https?://[^/?#@]+(/[^?#]*)?$")
     """
     Public URL of this server, for the links that it creates. If not set, the address that a request
     was sent to, provided it is one of this server.
     """
-    trusted_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    trusted_hosts: CommaSeparated[str] = ()
     """
     Host names (or name:port) of this server that links may use, separated by commas; its addresses,
     its host name and loopback are always allowed.
@@ -679,17 +668,6 @@ class Settings(BaseSettings):
     blob: BlobSettings = BlobSettings()
     packages: PackageSettings = PackageSettings()
     secrets: SecretSettings = SecretSettings()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _split_lists(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        for name in ("cors_origins", "database_urls", "trusted_hosts"):
-            if isinstance(values.get(name), str):
-                values[name] = [item.strip() for item in values[name].split(",") if item.strip()]
-        return values
 
     @field_validator("trusted_hosts")
     @classmethod

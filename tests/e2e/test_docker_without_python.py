@@ -151,8 +151,8 @@ def test_the_portable_interpreter_starts_under_gvisor(
     engine: Dockerd, runsc: str, tmp_path: Path
 ) -> None:
     place = str(portable_interpreter.write(tmp_path))
-    mount = container_config.bind(place, portable_interpreter.PLACE, read_only=True)
+    mount = container_config.bind(place, portable_interpreter.TARGET, read_only=True)
     words = [*portable_interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
     for runtime in ("runc", runsc):
         ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])
-        assert ended == (0, f"{portable_interpreter.PLACE}\n")
+        assert ended == (0, f"{portable_interpreter.TARGET}\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.shared import variables
+from atoll.drivers.shared import environment_variables
 from tests import drivers
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.harness import Server
@@ -62,7 +62,7 @@ def test_the_environment_contains_nothing_of_the_server(api: Api, session: str) 
     names = {line.partition("=")[0] for line in lines}
 
     own = {name for name in names if name.startswith("ATOLL_")}
-    given = {"PATH", "PYTHONPATH", "PWD"} | variables.INSTANCE.keys()
+    given = {"PATH", "PYTHONPATH", "PWD"} | environment_variables.INSTANCE.keys()
     assert names - own <= given | drivers.VARIABLES
     assert own <= {
         "ATOLL_PYTHON", "ATOLL_STAGING", "ATOLL_EXECUTION_ID", "ATOLL_SESSION_ID",

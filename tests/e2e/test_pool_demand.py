@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from atoll.reconcile import pool as refill
+from atoll.service.pool import service
 from tests.e2e.api import V1, Api, answer, eventually
 from tests.harness import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 BURST = 8
@@ -20,13 +22,26 @@ SILENCE = 40.0
 """More than any of these windows takes to be over, on a busy machine too."""
 
 
+MEMORY_RESERVE = f"{refill.__name__}.MEMORY_RESERVE"
+MAX_AGE = f"{refill.__name__}.MAX_AGE"
+WINDOWS = (f"{service.__name__}.RATE_WINDOW", f"{refill.__name__}.RATE_WINDOW")
+"""The same constant, where it is defined and where it is imported."""
+
+
 @contextmanager
-def serving(place: Path, **pool: object) -> Iterator[tuple[Server, Api]]:
-    """A server with these settings of pools, whose pool is at its minimum."""
-    given = {"size": 1, "window": 2, **pool}
+def serving(
+    place: Path,
+    *,
+    window: float = 2,
+    constants: Mapping[str, float] | None = None,
+    **pool: object,
+) -> Iterator[tuple[Server, Api]]:
+    """A server with these settings and constants of pools, whose pool is at its minimum."""
+    given = {"size": 1, **pool}
     env = {f"ATOLL_POOL__{name.upper()}": str(value) for name, value in given.items()}
     env["ATOLL_SESSION__DISK"] = str(16 * 2**20)
-    with Server(place, **env) as server, server.client() as http:
+    replaced = {**dict.fromkeys(WINDOWS, window), **(constants or {})}
+    with Server(place, **env).with_constants(replaced) as server, server.client() as http:
         api = Api(http)
         eventually(lambda: str(api.pool().get("python", 0)) == str(given["size"]))
         yield server, api
@@ -102,7 +117,7 @@ def test_the_memory_of_the_node_bounds_all_pools(bubblewrap: str, tmp_path: Path
 
 
 def test_a_node_without_free_memory_fills_no_pool(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, size=0, memory_reserve=1) as (_, api):
+    with serving(tmp_path, size=0, constants={MEMORY_RESERVE: 1}) as (_, api):
         answer(
             api.http.post(f"{V1}/templates", json={"id": "own", "name": "x", "pool_size": 2}), 201
         )
@@ -114,8 +129,8 @@ def test_a_node_without_free_memory_fills_no_pool(bubblewrap: str, tmp_path: Pat
         assert api.pools()["own"]["misses"] == 1
 
 
-def test_old_ready_instances_are_replaced(bubblewrap: str, tmp_path: Path) -> None:
-    with serving(tmp_path, size=2, max_size=2, max_age=1) as (server, api):
+def test_ready_instances_are_replaced_when_they_are_old(bubblewrap: str, tmp_path: Path) -> None:
+    with serving(tmp_path, size=2, max_size=2, constants={MAX_AGE: 1}) as (server, api):
         first = instances(server)
 
         eventually(lambda: api.pool() == {"python": 2} and not instances(server) & first)

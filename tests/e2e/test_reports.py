@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.executors import Heard, executor, job
 from tests.harness import Server
+from tests.runs import run_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ async def test_a_result_arrives_while_the_link_is_cut(
     code = "print('x' * 100_000)\ndef handler(event): return {'reported': event}"
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
-        await link.run(job(waiting.id, code, event=7), Heard())
+        await run_over(link, job(waiting.id, code, event=7), Heard())
         link.close()
         eventually(lambda: waiting.record()["status"] == "completed")
 

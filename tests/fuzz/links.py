@@ -18,6 +18,7 @@ from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job
 from tests.fuzz.hostile import HELLO, OWN, Said, say
+from tests.runs import run_over
 
 LIMIT = 100_000
 Script = Callable[[str], list[Said]]
@@ -96,7 +97,7 @@ async def request(link: Link, op: str, heard: Heard) -> Any:
     """One request of a kind; what came of it."""
     if op == "run":
         wanted = job("exec_1", "1", output_limit=LIMIT, return_limit=LIMIT)
-        return await link.run(wanted, heard)
+        return await run_over(link, wanted, heard)
     if op == "attach":
         return [item async for item in link.watch("exec_1", 0)]
     if op in ("read", "pack", "follow"):

@@ -252,10 +252,8 @@ async def test_a_silent_redis_causes_an_error_in_bounded_time(
             assert await bounded(asyncio.create_task(listener.wait(10 * LONG)))
             calls = [
                 a.heartbeat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
-                a.release("s", "x"), a.holder("s"), a.open_window("s", "e"), a.window("s"),
-                a.close_window("s", "e"), a.ask("e", {}, timeout=LONG), a.question("e"),
-                a.resolve("e", {}), a.cancel("e", "user"), a.cancelled("e"), a.push("e", ""),
-                a.drain("e"), a.notify("t"), a.clean("s", "e"),
+                a.release("s", "x"), a.ask("e", {}, timeout=LONG), a.question("e"),
+                a.resolve("e", {}), a.cancel("e", "user"), a.cancelled("e"), a.notify("t"),
             ]  # fmt: skip
             async with asyncio.timeout(LONG):
                 errors = await asyncio.gather(*calls, return_exceptions=True)
@@ -296,7 +294,7 @@ async def test_shutdown_and_close_end_without_a_server(
         await a.shutdown()
         await a.close()
     with pytest.raises(TemporaryError):
-        await a.holder("s")
+        await a.alive("b")
     server.start()
     await until_available(b)
     await a.open()

@@ -25,7 +25,7 @@ from atoll.model.instance import State
 from atoll.model.plan import Step
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
-from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.new_session import NewSession
 from atoll.service.sessions.records import instance_lease
 from atoll.service.sessions.update import SessionChange
 from tests.integration.troubled import KINDS, METHODS, Replica, World, kill

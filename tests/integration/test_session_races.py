@@ -17,7 +17,7 @@ from atoll.model.session import Cause, SessionStatus, Wanted
 from atoll.model.session_changes import moved
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.service.sessions.clone import MAX_COPIES
-from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.new_session import NewSession
 from atoll.service.sessions.records import instance_lease
 from atoll.service.sessions.update import SessionChange
 from tests.integration.troubled import World, kill
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.service.executions.run import Run
-    from atoll.service.pool.service import ReadyInstance
+    from atoll.service.instances import ReadyInstance
     from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio
@@ -226,8 +226,8 @@ async def with_files_of_another(parts: Parts) -> Session:
     session = await new(parts)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
-    await parts.autosave.save_now(session.id)
-    return await parts.sessions.clone(session.id, SessionChange(_unchanged))
+    await parts.checkpoint_requests.take(session.id)
+    return await parts.sessions.clone(session.id, SessionChange(_as_they_are))
 
 
 async def test_a_session_lost_before_its_first_save_has_its_initial_files(
@@ -258,7 +258,7 @@ async def test_a_session_that_cannot_be_saved_is_stopped_nevertheless(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    monkeypatch.setattr(parts.transitions._stopper, "_saves", True)
+    monkeypatch.setattr(parts.transitions._stopper, "_checkpoints_at_stop", True)
 
     async def refused(*_: Any, **__: Any) -> None:
         raise RequestRefused("no", code="no_memory")
@@ -289,9 +289,10 @@ async def test_a_session_started_from_one_whose_last_save_failed_has_its_files(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
-    await parts.autosave.save_now(session.id)
-    monkeypatch.setattr(parts.transitions._stopper, "_saves", True)
-    monkeypatch.setattr(parts.autosave, "_remote", SimpleNamespace(fail_to_observe=None))
+    await parts.checkpoint_requests.take(session.id)
+    monkeypatch.setattr(parts.transitions._stopper, "_checkpoints_at_stop", True)
+    monkeypatch.setattr(parts.autosave, "_remote", SimpleNamespace(away=None))
+    monkeypatch.setattr(parts.checkpoint_requests, "_has_remote", True)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
     checkpoints = parts.autosave._checkpoints
@@ -302,7 +303,7 @@ async def test_a_session_started_from_one_whose_last_save_failed_has_its_files(
 
         full.setattr(checkpoints, "take", refused)
         await parts.sessions.stop(session.id, wait=10)
-    await parts.autosave.ensure_checkpoint(session.id)
+    await parts.checkpoint_requests.ensure(session.id)
     assert await checkpoints.find(session.id, "kept") is not None
 
 

@@ -9,8 +9,6 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import structlog
-
 from atoll import ids
 from atoll.app.data_directory import make_data_dir
 from atoll.app.stores import open_store
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
     from atoll.settings import Settings
 
-
-log = structlog.get_logger(__name__)
 
 KEY_FILE = "key"
 

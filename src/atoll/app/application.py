@@ -29,7 +29,7 @@ from atoll.app.backends import open_backends
 from atoll.app.compute import compute_group
 from atoll.app.data_directory import DataDirLock, make_data_dir
 from atoll.app.executions import execution_group
-from atoll.app.loops import ControlGroups, Loops
+from atoll.app.loops import Loops, ReplicaServices
 from atoll.app.nodes import node_group
 from atoll.app.sessions import session_core, session_group
 from atoll.drivers.shared import data_directories
@@ -114,7 +114,7 @@ async def _claim_data_dir(
     return lock
 
 
-async def _groups(backends: Backends, url: str | None) -> ControlGroups:
+async def _groups(backends: Backends, url: str | None) -> ReplicaServices:
     compute = compute_group(backends)
     await compute.templates.ensure_default()
     core = session_core(backends, compute)
@@ -123,16 +123,18 @@ async def _groups(backends: Backends, url: str | None) -> ControlGroups:
     executions = execution_group(backends, sessions)
     settings, replica = backends.settings, backends.replica
     sender = WebhookSender(backends.encryption, replica.clock, settings.event)
-    return ControlGroups(backends, compute, nodes, sessions, executions, sender)
+    return ReplicaServices(backends, compute, nodes, sessions, executions, sender)
 
 
-def _services(groups: ControlGroups, keys: ApiKeys) -> Services:
+def _services(groups: ReplicaServices, keys: ApiKeys) -> Services:
     backends, compute, sessions = groups.backends, groups.compute, groups.sessions
     settings, replica, executions = backends.settings, backends.replica, groups.executions
     files = Files(
         sessions.access,
         backends.driver,
-        checkpoint_files=CheckpointFiles(compute.checkpoints, sessions.autosave.wait_for_last_save),
+        checkpoint_files=CheckpointFiles(
+            compute.checkpoints, sessions.autosave.wait_for_last_checkpoint
+        ),
     )
     files.subscribe(sessions.autosave)
     return Services(
@@ -152,7 +154,7 @@ def _services(groups: ControlGroups, keys: ApiKeys) -> Services:
         ),
         artifacts=Artifacts(replica.store, sessions.access),
         checkpoints=compute.checkpoints,
-        autosave=sessions.autosave,
+        checkpoint_requests=sessions.checkpoint_requests,
         templates=compute.templates,
         build_inputs=compute.build_inputs,
         builds=compute.builds,
@@ -177,7 +179,7 @@ def _services(groups: ControlGroups, keys: ApiKeys) -> Services:
     )
 
 
-def _web(groups: ControlGroups, services: Services, keys: ApiKeys | None) -> ASGIApp:
+def _web(groups: ReplicaServices, services: Services, keys: ApiKeys | None) -> ASGIApp:
     """The web application; without keys, an embedded one that serves this process alone."""
     registry = CollectorRegistry()
     prometheus.register(
@@ -205,7 +207,7 @@ def _web(groups: ControlGroups, services: Services, keys: ApiKeys | None) -> ASG
 
 
 def _close_at_exit(
-    groups: ControlGroups, stack: AsyncExitStack, running: list[asyncio.Task[None]]
+    groups: ReplicaServices, stack: AsyncExitStack, running: list[asyncio.Task[None]]
 ) -> None:
     """Register what ends the services, in reverse order; `running` are the loops."""
     settings, spool = groups.backends.settings, groups.backends.spool
@@ -225,7 +227,7 @@ def _close_at_exit(
         stack.push_async_callback(_stop, running)
 
 
-async def _recover(groups: ControlGroups) -> None:
+async def _recover(groups: ReplicaServices) -> None:
     await Recovery(
         groups.backends.replica,
         groups.backends.driver,

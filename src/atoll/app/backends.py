@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,15 @@ import structlog
 
 from atoll import ids
 from atoll.app import data_directory
-from atoll.app.drivers import open_driver
 from atoll.app.stores import names_database, open_store
-from atoll.blobs.select import select_blobs
+from atoll.blobs.local import LocalBlobs
+from atoll.blobs.s3 import S3Blobs
 from atoll.blobs.spool import Spool
 from atoll.clock import SystemClock
 from atoll.coordination.leases import Leases
 from atoll.coordination.memory import MemoryCoordination
+from atoll.drivers.local.driver import LocalDriver
+from atoll.drivers.shared.volumes.bucket_mounts import Bucket
 from atoll.errors import TemporaryError
 from atoll.service.auth.encryption import Encryption
 from atoll.service.background import BackgroundTasks
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.coordination.base import Coordination
     from atoll.drivers.base import Driver
-    from atoll.settings import Settings
+    from atoll.settings import BlobSettings, Settings
 
 log = structlog.get_logger(__name__)
 
 SECRET_KEY_FILE = "secret-key"  # noqa: S105 - the name of a file
+SPOOLED_PREFIXES = ("executions/", "workspaces/", "requests/")
+"""Blobs beneath these are spooled while S3 is unavailable: clients rely on them."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,14 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     await leases.start()
     heartbeat = asyncio.create_task(leases.run(), name="heartbeat")
     stack.push_async_callback(_cancel, heartbeat)
-    driver = open_driver(settings)
+    driver = _driver(settings)
     stack.push_async_callback(driver.close)
     await driver.open()
     return Backends(
         settings,
         Replica(node_id, store, coordination, leases, BackgroundTasks(), clock),
         driver,
-        select_blobs(settings, clock),
+        open_blobs(settings, clock),
         _encryption(settings, own=own),
         cluster,
         await store.secret(),
@@ -103,6 +108,58 @@ def _coordination(settings: Settings, cluster: str, clock: Clock) -> Coordinatio
         own = settings.coordination.model_copy(update=prefix)
         return RedisCoordination(replica, settings.redis_url, own, ttl)
     return MemoryCoordination(replica, settings.coordination, ttl, clock)
+
+
+def open_blobs(settings: Settings, clock: Clock) -> LocalBlobs | Spool:
+    """Connects with the first call."""
+    if settings.blob.url is None:
+        return LocalBlobs(settings.data_dir / "blobs")
+    spool = settings.data_dir / "spool"
+    return Spool(S3Blobs(settings.blob), spool, settings.blob, clock, prefixes=SPOOLED_PREFIXES)
+
+
+def _driver(settings: Settings) -> Driver:
+    bucket = _bucket(settings.blob)
+    if settings.driver == "docker":
+        # Imported here, because the Docker client takes time to import.
+        from atoll.drivers.docker.driver import DockerDriver
+
+        return DockerDriver(
+            settings.data_dir, settings.docker, settings.link, settings.local, bucket
+        )
+    return LocalDriver(
+        settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages
+    )
+
+
+def _bucket(settings: BlobSettings) -> Bucket | None:
+    """The bucket as the node mounts it; none when blobs are on its disk."""
+    if settings.url is None:
+        return None
+    name, prefix = settings.bucket_and_prefix
+    region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+    path_style = settings.path_style
+    given = {
+        field: None if secret is None else secret.get_secret_value()
+        for field, secret in (
+            ("access_key_id", settings.access_key_id),
+            ("secret_access_key", settings.secret_access_key),
+            ("proxy_url", settings.proxy_url),
+        )
+    }
+    return Bucket(
+        name=name,
+        prefix=prefix,
+        endpoint=settings.endpoint or f"https://s3.{region}.amazonaws.com",
+        path_style=settings.endpoint is not None if path_style is None else path_style,
+        connect_timeout=settings.connect_timeout,
+        timeout=settings.timeout,
+        region=region,
+        encryption=settings.encryption,
+        kms_key_id=settings.kms_key_id,
+        ca_file=settings.ca_file,
+        **given,
+    )
 
 
 async def _announce_departure(coordination: Coordination) -> None:

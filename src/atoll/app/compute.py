@@ -10,6 +10,7 @@ from atoll.model.instance import Callback
 from atoll.service.auth.executor_tokens import ExecutorTokens
 from atoll.service.checkpoints.service import Checkpoints
 from atoll.service.events.service import Feed
+from atoll.service.instances import InstanceMaker
 from atoll.service.packages.service import Packages
 from atoll.service.placement.admission import Admission
 from atoll.service.pool.service import Pool
@@ -36,6 +37,7 @@ class ComputeGroup:
     templates: Templates
     tokens: ExecutorTokens | None
     pool: Pool
+    instance_maker: InstanceMaker
     packages: Packages
     builds: Builds
     checkpoints: Checkpoints
@@ -55,7 +57,10 @@ def compute_group(backends: Backends) -> ComputeGroup:
     builds = Builds(replica, driver, templates, packages, settings.template)
     tokens = _executor_tokens(backends)
     callback = None if tokens is None else _Callbacks(tokens, settings.link.callback_url)
-    pool = Pool(replica, driver, builds, ephemeral=backends.embedded, callback=callback)
+    pool = Pool(replica, driver)
+    maker = InstanceMaker(
+        replica, driver, builds, pool.stats, ephemeral=backends.embedded, callback=callback
+    )
     templates.subscribe(pool)
     volumes = Volumes(store, driver, blobs, clock, settings.session, node_id)
     checkpoints = Checkpoints(replica, blobs, volumes, backups=settings.workspace.backups)
@@ -66,6 +71,7 @@ def compute_group(backends: Backends) -> ComputeGroup:
         templates,
         tokens,
         pool,
+        maker,
         packages,
         builds,
         checkpoints,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.local import host_checks
+from atoll.drivers.local import leftovers
 from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount_all
@@ -178,7 +178,7 @@ def _remove_if_dead(place: Path, local: LocalSettings) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        host_checks.remove_leftovers(local, place / NODE_DIRECTORY)
+        leftovers.remove_groups(local, place / NODE_DIRECTORY)
         remove(place)
     except BlockingIOError:
         pass  # It is in use.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from atoll.drivers.local import cgroup_delegation, host_checks
 from atoll.drivers.local.doctor_advice import without_root
 from atoll.drivers.shared.data_directories import NODE_DIRECTORY
@@ -13,9 +11,6 @@ from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 if TYPE_CHECKING:
     from atoll.drivers.local.host_checks import Check
     from atoll.settings import Settings
-
-
-log = structlog.get_logger(__name__)
 
 
 def doctor(settings: Settings) -> list[Check]:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-log = structlog.get_logger(__name__)
-
-
 @asynccontextmanager
 async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
     """Run Atoll inside this process, in its own directory, which is removed at the end."""

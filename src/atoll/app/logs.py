@@ -7,8 +7,6 @@ from typing import Any
 
 import structlog
 
-log = structlog.get_logger(__name__)
-
 
 def configure_logging(level: str, *, as_json: bool) -> None:
     """Events with fields, on stderr."""

@@ -11,8 +11,9 @@ from atoll.app import leftovers
 from atoll.reconcile.builds import BuildReconciler
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.drains import DrainReconciler
-from atoll.reconcile.events import EventNotifications, EventNumbering, EventSweep
+from atoll.reconcile.events import EventNumbering, EventSweep
 from atoll.reconcile.executions import ExecutionAdoption
+from atoll.reconcile.idempotency_keys import IdempotencyKeySweep
 from atoll.reconcile.layers import LayerSweep
 from atoll.reconcile.links import SessionLinks
 from atoll.reconcile.moved_sessions import MovedSessions
@@ -22,10 +23,11 @@ from atoll.reconcile.orphaned_blobs import OrphanedBlobSweep
 from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 from atoll.reconcile.packages import PackageSweep
 from atoll.reconcile.pool import PoolRefill
-from atoll.reconcile.requests import RequestSweep
 from atoll.reconcile.sessions import SessionReconciler
-from atoll.reconcile.templates import TemplateNotifications
+from atoll.reconcile.sweep import on_notify
 from atoll.reconcile.webhooks import WebhookReconciler
+from atoll.service.events.service import TOPIC
+from atoll.service.templates.service import CHANGED
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -43,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class ControlGroups:
+class ReplicaServices:
     """All services of a replica."""
 
     backends: Backends
@@ -55,7 +57,7 @@ class ControlGroups:
 
 
 class Loops:
-    def __init__(self, groups: ControlGroups) -> None:
+    def __init__(self, groups: ReplicaServices) -> None:
         self._groups = groups
         backends, compute = groups.backends, groups.compute
         settings, replica = backends.settings, backends.replica
@@ -98,6 +100,7 @@ class Loops:
             groups.sessions.observers,
             settings.session,
         )
+        invalidate = compute.templates.invalidate
         orphans = OrphanedInstanceSweep(
             replica,
             driver,
@@ -107,19 +110,26 @@ class Loops:
             backends.cluster,
         )
         loops = {
-            "adoption": self.adoption.run(),
-            "templates": TemplateNotifications(coordination, compute.templates).run(),
-            "pool refill": PoolRefill(compute.pool, store, driver, settings.pool, clock).run(),
-            "sessions": reconciler.run(),
-            "orphans": orphans.run(),
-            "builds": self._builds.run(),
-            "layers": LayerSweep(replica, driver, compute.builds, settings.template).run(),
-            "autosave": groups.sessions.autosave.run(groups.executions.runner.session_ids),
-            "peers": groups.nodes.peers.run(),
-            "report": self._report.run(),
+            "execution adoption": self.adoption.run(),
+            # They may have been changed by another replica.
+            "template notifications": on_notify(
+                "templates.outage", coordination, CHANGED, invalidate, on_error=invalidate
+            ),
+            "pool refill": PoolRefill(
+                compute.pool, compute.instance_maker, store, driver, settings.pool, clock
+            ).run(),
+            "session reconciler": reconciler.run(),
+            "orphaned instances": orphans.run(),
+            "template builds": self._builds.run(),
+            "layer sweep": LayerSweep(replica, driver, compute.builds, settings.template).run(),
+            "automatic checkpoints": groups.sessions.autosave.run(
+                groups.executions.runner.session_ids
+            ),
+            "node list": groups.nodes.peers.run(),
+            "node report": self._report.run(),
         }
         if driver.packages is not None:
-            loops["packages"] = PackageSweep(replica, driver.packages, settings.packages).run()
+            loops["package sweep"] = PackageSweep(replica, driver.packages, settings.packages).run()
         return loops
 
     def _of_storage(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -135,7 +145,7 @@ class Loops:
             request_ttl=settings.idempotency_ttl,
         )
         return {
-            "request sweep": RequestSweep(store, blobs, clock).run(),
+            "idempotency key sweep": IdempotencyKeySweep(store, blobs, clock).run(),
             "checkpoint sweep": CheckpointSweep(store, checkpoints, clock).run(),
             "orphaned blobs": orphaned_blobs.run(),
         }
@@ -146,8 +156,8 @@ class Loops:
         settings = self._groups.backends.settings.event
         sender = self._groups.webhook_sender
         return {
-            "event numbers": EventNumbering(feed).run(),
-            "event news": EventNotifications(coordination, feed).run(),
+            "event numbering": EventNumbering(feed).run(),
+            "event notifications": on_notify("events.outage", coordination, TOPIC, feed.wake),
             "event sweep": EventSweep(store, clock, settings).run(),
             "webhooks": WebhookReconciler(replica, feed, sender, settings).run(),
         }
@@ -158,12 +168,12 @@ class Loops:
         settings, replica = groups.backends.settings, groups.backends.replica
         connections = groups.sessions.access.connections
         return {
-            "attendance": SessionLinks(replica, connections, settings.link).run(),
-            "leftovers": _remove_leftovers(settings),
-            "probe": NodeMonitor(
+            "session links": SessionLinks(replica, connections, settings.link).run(),
+            "removed data directories": _remove_leftovers(settings),
+            "node probes": NodeMonitor(
                 replica, nodes.nodes, nodes.probe, nodes.migrations, settings.node
             ).run(),
-            "drains": DrainReconciler(
+            "node drains": DrainReconciler(
                 replica,
                 nodes.nodes,
                 nodes.placement,

@@ -10,28 +10,30 @@ from atoll.service.sessions.activity import Activity
 from atoll.service.sessions.archive import Archiver
 from atoll.service.sessions.assignment import InstanceAssignment
 from atoll.service.sessions.autosave import Autosave
+from atoll.service.sessions.checkpoint_requests import CheckpointRequests
 from atoll.service.sessions.clone import Cloner
 from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.core import SessionCore
-from atoll.service.sessions.create import Compute, SessionCreator
+from atoll.service.sessions.create import SessionCreator
 from atoll.service.sessions.dependencies import Dependencies
 from atoll.service.sessions.instances import SessionInstances
-from atoll.service.sessions.lifecycle import Lifecycle
+from atoll.service.sessions.new_session import SessionBuilder
 from atoll.service.sessions.observers import SessionObservers
 from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.records import SessionRecords
 from atoll.service.sessions.secrets import Secrets, SessionSecrets
-from atoll.service.sessions.service import Sessions, Verbs
+from atoll.service.sessions.service import Sessions
 from atoll.service.sessions.start import SessionStarter
 from atoll.service.sessions.stop import InstanceStopper
 from atoll.service.sessions.timers import SessionTimers
-from atoll.service.sessions.transitions import Steps, Transitions
+from atoll.service.sessions.transitions import Transitions
 from atoll.service.sessions.update import SessionUpdater
+from atoll.service.sessions.wanted_state import WantedStates
 
 if TYPE_CHECKING:
     from atoll.app.backends import Backends
     from atoll.app.compute import ComputeGroup
-    from atoll.service.sessions.autosave import RemoteCheckpoints
+    from atoll.service.sessions.checkpoint_requests import RemoteCheckpoints
 
 
 def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
@@ -39,7 +41,7 @@ def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
     observers = SessionObservers()
     records = SessionRecords(replica, observers)
     instances = SessionInstances(
-        replica, driver, compute.pool, compute.templates, compute.checkpoints
+        replica, driver, compute.instance_maker, compute.templates, compute.checkpoints
     )
     connections = Connections(replica, driver, records, instances, observers)
     return SessionCore(
@@ -59,6 +61,7 @@ class SessionGroup:
     observers: SessionObservers
     access: SessionAccess
     autosave: Autosave
+    checkpoint_requests: CheckpointRequests
     transitions: Transitions
     timers: SessionTimers
     activity: Activity
@@ -85,35 +88,33 @@ def session_group(
     archiver = Archiver(core, stopper, settings.archive)
     autosave = Autosave(
         core,
-        starter,
         archiver,
-        elsewhere,
         settings.workspace,
         remote=backends.spool,
         embedded=backends.embedded,
     )
-    transitions = Transitions(core, Steps(starter, stopper, archiver, autosave), settings)
-    lifecycle = Lifecycle(core, transitions)
-    timers = SessionTimers(core, lifecycle, transitions)
-    creator = SessionCreator(
-        core,
-        Compute(compute.pool, compute.templates, compute.admission, provisioning),
-        starter,
-        autosave,
-        settings,
+    checkpoint_requests = CheckpointRequests(
+        core, starter, archiver, autosave, elsewhere, has_remote=backends.spool is not None
     )
-    updater = SessionUpdater(core, compute.templates, creator)
-    cloner = Cloner(core, creator, updater, autosave, secrets)
-    verbs = Verbs(creator, cloner, updater, lifecycle, starter, transitions)
+    transitions = Transitions(core, starter, stopper, archiver, autosave, settings)
+    wanted_states = WantedStates(core, transitions, max_wait=settings.execution.max_wait)
+    timers = SessionTimers(core, wanted_states, transitions)
+    builder = SessionBuilder(core, compute.templates, provisioning, settings.session)
+    creator = SessionCreator(
+        core, builder, compute.pool, compute.admission, starter, autosave, checkpoint_requests
+    )
+    updater = SessionUpdater(core, compute.templates, builder)
+    cloner = Cloner(core, creator, updater, checkpoint_requests, secrets)
     return SessionGroup(
         core.observers,
         SessionAccess(core.records, core.connections, starter),
         autosave,
+        checkpoint_requests,
         transitions,
         timers,
         Activity(core.replica, core.observers),
         provisioning,
         Dependencies(core, provisioning, compute.packages),
         SessionSecrets(core, secrets),
-        Sessions(core, verbs, max_wait=settings.execution.max_wait),
+        Sessions(core, creator, cloner, updater, wanted_states, starter),
     )

@@ -7,8 +7,6 @@ import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import structlog
-
 from atoll.app.data_directory import DataDirLock, make_data_dir
 from atoll.stores.sql.dsn import Kind
 from atoll.stores.sql.schema import Schema
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 
     from atoll.settings import Settings
 
-
-log = structlog.get_logger(__name__)
 
 DATABASE = "atoll.db"
 

@@ -245,10 +245,6 @@ class Spool:
         """
         return await self._uploader.catch_up()
 
-    async def drop_expired(self) -> None:
-        """Drop entries that have waited longer than the time to live."""
-        await self._uploader.drop_expired()
-
     # Spool or store
 
     def _is_spooled(self, key: str) -> bool:

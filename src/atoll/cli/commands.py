@@ -13,12 +13,12 @@ from atoll.cli import (
     doctor,
     events,
     executions,
+    exit_codes,
     gc,
     invocations,
     keys,
     nodes,
     output,
-    pools,
     run,
     serve,
     sessions,
@@ -50,7 +50,7 @@ class Commands(TyperGroup):
             return value
         except AtollError as error:
             output.error(error.message, error.code, error.details)
-            raise typer.Exit(1) from None
+            raise typer.Exit(exit_codes.FAILED) from None
         except UsageError as error:
             if not ctx.meta[_JSON]:
                 raise
@@ -59,20 +59,20 @@ class Commands(TyperGroup):
             output.error(error.format_message(), "usage", {"command": used.command_path})
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_codes.INTERRUPTED) from None
         except BrokenPipeError:
             _exit_silently()
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             output.error(what, "local_file")
-            raise typer.Exit(1) from None
+            raise typer.Exit(exit_codes.FAILED) from None
 
 
 def _exit_silently() -> NoReturn:
     """The reader of stdout is gone: exit as other programs do after SIGPIPE."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
-    raise typer.Exit(141)
+    raise typer.Exit(exit_codes.BROKEN_PIPE)
 
 
 app = typer.Typer(
@@ -94,7 +94,7 @@ app.add_typer(nodes.app, name="node")
 app.add_typer(nodes.app, name="nodes", hidden=True)
 app.command("events")(events.events)
 app.add_typer(webhooks.app, name="webhook")
-app.command("pools")(pools.pools)
+app.command("pools")(nodes.pools)
 app.add_typer(keys.app, name="key")
 app.add_typer(db.app, name="db")
 app.command("gc")(gc.gc)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from atoll.cli import output
-from atoll.errors import InvalidRequest, NotFound
+from atoll.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +63,7 @@ def _upload(files: "Files", source: str, target: str) -> "Tree":
 
 
 def _download(files: "Files", source: str, target: str) -> "Tree":
+    from atoll.sdk.files import local_target
     from atoll.sdk.values import Tree
 
     name = "" if source in _TOP else PurePosixPath(source).name
@@ -72,11 +73,8 @@ def _download(files: "Files", source: str, target: str) -> "Tree":
             counter = _SizeCounter(progress)
             files.download(source, sys.stdout.buffer, progress=counter)
         return Tree("-", 1, counter.size)
-    local = Path(target)
     directory = not name or files.stat(source).type == "directory"
-    if name and (target.endswith("/") or local.is_dir()):
-        local.mkdir(parents=True, exist_ok=True)
-        local /= _file_name(name)
+    local = local_target(target, name) if name else Path(target)
     with _progress_bar(name or "workspace") as progress:
         if directory:
             return files.download_tree(source, local, progress=progress)
@@ -120,12 +118,6 @@ def _progress_bar(name: str, quiet: bool = False) -> "Iterator[ProgressCallback 
             bar.update(task, completed=size, total=total)
 
         yield show
-
-
-def _file_name(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise InvalidRequest(f"{name!r} is not the name of a file.", code="unsafe_name")
-    return name
 
 
 def _is_directory(files: "Files", path: str) -> bool:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
-from atoll.cli.options import DataDir, Json, settings
+from atoll.cli import exit_codes, output
+from atoll.cli.options import DataDir, Json, command_group, settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-app = typer.Typer(
-    help="The schema of the server's database.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("The schema of the server's database.")
 
 DatabaseUrl = Annotated[
     str | None,
@@ -97,14 +95,14 @@ def current(database_url: DatabaseUrl = None, data_dir: DataDir = None, json: Js
     else:
         output.table(("REVISION", "HEAD", "STATE"), [(revision or "none", HEAD, state)])
     if state is not SchemaState.CURRENT:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)
 
 
 def _ask(question: str) -> None:
     """Confirm on stderr; typer.confirm would write to stdout."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)
 
 
 def _print_change(change: tuple[str | None, str | None], json: bool) -> None:

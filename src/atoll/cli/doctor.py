@@ -2,7 +2,7 @@
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.options import DataDir, Json, settings
 
 
@@ -37,4 +37,4 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
         for name, words in ways:
             output.paragraph(words, f"    {name:<9}")
     if any(check.essential and not check.ok for check in checks):
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)

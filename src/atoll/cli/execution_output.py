@@ -6,13 +6,12 @@ are asked on the terminal, if there is one. Ctrl-C or a closed pipe cancels the 
 the command only follows it.
 """
 
-import signal
 import sys
 from contextlib import closing, suppress
 from json import dumps as encode
 from typing import TYPE_CHECKING, cast
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.errors import AtollError, Conflict
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from atoll.sdk.sync import Execution
     from atoll.sdk.values import Approval, Event, Result
 
-TIMED_OUT = 124
 _NO_TERMINAL = "There is no terminal to ask on."
 
 
@@ -83,7 +81,7 @@ def show(
             else:
                 output.note(f"{function} returned:")
                 output.as_json(result.return_value, indent=None)
-    return exit_code(result)
+    return exit_codes.of_program(result)
 
 
 def _shown(display: "Display") -> bytes:
@@ -92,17 +90,6 @@ def _shown(display: "Display") -> bytes:
     if text is None:
         text = f"<{', '.join(display.data)}>"
     return f"{text}\n".encode("utf-8", "replace")
-
-
-def exit_code(result: "Result") -> int:
-    if result.ok:
-        return result.exit_code or 0
-    if result.status == "timeout":
-        return TIMED_OUT
-    if result.signal:
-        with suppress(KeyError):
-            return 128 + signal.Signals[result.signal]
-    return result.exit_code or 1
 
 
 def _cancelled(execution: "Execution") -> str:

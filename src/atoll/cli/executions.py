@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import execution_ids, session_ids
-from atoll.cli.options import ApiKey, Json, JsonLines, Limit, Url, connect
+from atoll.cli.completion import execution_ids
+from atoll.cli.options import Json, JsonLines, Limit, OfSession, command_group
 from atoll.cli.options import Status as StatusFilter
+from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
-    from atoll.sdk.values import Event, Status
+    from collections.abc import Iterable
 
-app = typer.Typer(
-    help="Executions in sessions, running and ended.", no_args_is_help=True, rich_markup_mode=None
-)
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import Event, ExecutionInfo, Status
+
+app = command_group("Executions in sessions, running and ended.")
 
 ExecutionId = Annotated[
     str, typer.Argument(metavar="EXECUTION", help="Execution id.", autocompletion=execution_ids)
@@ -24,60 +26,41 @@ ApprovalId = Annotated[str | None, typer.Option("--approval-id", help="Answer on
 
 
 @app.command("list")
+@remote(
+    table={
+        "EXECUTION": "id",
+        "STATUS": "status",
+        "SESSION": "session_id",
+        "ATTEMPT": lambda info: info.retry_count + 1,
+        "EXIT": "exit_code",
+        "CAUSE": "cause",
+        "AGE": "created_at",
+    }
+)
 def list_(
-    session_id: Annotated[
-        str | None,
-        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
-    ] = None,
+    atoll: "Atoll",
+    session_id: OfSession = None,
     invocation_id: Annotated[
         str | None, typer.Option("--invocation", help="Only those of this invocation.")
     ] = None,
     status: StatusFilter = None,
     limit: Limit = 100,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Iterable[ExecutionInfo]":
     """List executions, including ended ones, newest first."""
-    with connect(url, api_key) as atoll:
-        found = atoll.executions.list(
-            session_id=session_id, invocation_id=invocation_id, status=status
-        )
-        infos = list(islice(found, limit))
-    if json:
-        output.as_json(infos)
-        return
-    output.table(
-        ("EXECUTION", "STATUS", "SESSION", "ATTEMPT", "EXIT", "CAUSE", "AGE"),
-        [
-            (
-                info.id,
-                info.status,
-                info.session_id,
-                info.retry_count + 1,
-                info.exit_code,
-                info.cause,
-                output.age(info.created_at),
-            )
-            for info in infos
-        ],
-    )
+    found = atoll.executions.list(session_id=session_id, invocation_id=invocation_id, status=status)
+    return islice(found, limit)
 
 
 @app.command()
-def show(
-    execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@remote()
+def show(atoll: "Atoll", execution_id: ExecutionId) -> "ExecutionInfo":
     """Show an execution with its output and pending approval."""
-    with connect(url, api_key) as atoll:
-        info = atoll.execution(execution_id).info()
-    output.as_json(info) if json else output.details(info)
+    return atoll.execution(execution_id).info()
 
 
 @app.command()
-def follow(
-    execution_id: ExecutionId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@connected
+def follow(atoll: "Atoll", execution_id: ExecutionId, json: Json = False) -> None:
     """
     Show the output of an execution until it ends, and exit with its exit code.
 
@@ -85,48 +68,45 @@ def follow(
     """
     from atoll.cli.execution_output import show as show_live
 
-    with connect(url, api_key) as atoll:
-        status = show_live(atoll.execution(execution_id), json=json, own=False)
-    raise typer.Exit(status)
+    raise typer.Exit(show_live(atoll.execution(execution_id), json=json, own=False))
 
 
 @app.command()
+@connected
 def events(
+    atoll: "Atoll",
     execution_id: ExecutionId,
     after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
-    url: Url = None,
-    api_key: ApiKey = None,
     json: JsonLines = False,
 ) -> None:
     """Print the events of an execution until it ends. Ctrl-C leaves the execution running."""
     from json import dumps
 
-    with connect(url, api_key) as atoll:
-        for event in atoll.execution(execution_id).events(after):
-            content = _content(event)
-            if json:
-                line = {"id": event.sequence or None, "event": event.kind, **content}
-                output.as_json(line, indent=None)
-            else:
-                words = dumps(content, default=output.plain, ensure_ascii=False) if content else ""
-                output.line(f"{event.sequence or '-'} {event.kind} {words}".rstrip())
+    for event in atoll.execution(execution_id).events(after):
+        content = _content(event)
+        if json:
+            line = {"id": event.sequence or None, "event": event.kind, **content}
+            output.as_json(line, indent=None)
+        else:
+            words = dumps(content, default=output.plain, ensure_ascii=False) if content else ""
+            output.line(f"{event.sequence or '-'} {event.kind} {words}".rstrip())
 
 
 @app.command()
+@remote(line="status")
 def cancel(
+    atoll: "Atoll",
     execution_id: ExecutionId,
     reason: Annotated[str | None, typer.Option(help="Stored with the execution.")] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Status":
     """Cancel an execution and print its status."""
-    with connect(url, api_key) as atoll:
-        _print_status(atoll.execution(execution_id).cancel(reason), json=json)
+    return atoll.execution(execution_id).cancel(reason)
 
 
 @app.command()
+@remote(line="status")
 def inject(
+    atoll: "Atoll",
     execution_id: ExecutionId,
     message: Annotated[
         str | None, typer.Argument(help="Message that the code reads with messages().")
@@ -135,64 +115,46 @@ def inject(
         bool, typer.Option("--stdin", help="Instead, pipe stdin to the program's stdin.")
     ] = False,
     eof: Annotated[bool, typer.Option("--eof", help="Then close the program's stdin.")] = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Status":
     """Send running code a message, or input on stdin."""
     import os
     import sys
 
     if (message is None) == (not (stdin or eof)):
         raise typer.BadParameter("give a message, or --stdin or --eof.", param_hint="MESSAGE")
-    with connect(url, api_key) as atoll:
-        execution = atoll.execution(execution_id)
-        if message is not None:
-            status = execution.send(message)
-        else:
-            while stdin and (piece := os.read(sys.stdin.fileno(), 65536)):
-                execution.write(piece)
-            status = execution.write(b"", eof=eof)
-    _print_status(status, json=json)
+    execution = atoll.execution(execution_id)
+    if message is not None:
+        return execution.send(message)
+    while stdin and (piece := os.read(sys.stdin.fileno(), 65536)):
+        execution.write(piece)
+    return execution.write(b"", eof=eof)
 
 
 @app.command()
+@remote(line="status")
 def approve(
+    atoll: "Atoll",
     execution_id: ExecutionId,
     answer: Annotated[str | None, typer.Option(metavar="JSON", help="Answer for the code.")] = None,
     approval_id: ApprovalId = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Status":
     """Approve the question of an execution."""
     from atoll.cli.program_input import read_json
 
     given = read_json(answer, "--answer")
-    with connect(url, api_key) as atoll:
-        _print_status(
-            atoll.execution(execution_id).approve(given, approval_id=approval_id), json=json
-        )
+    return atoll.execution(execution_id).approve(given, approval_id=approval_id)
 
 
 @app.command()
+@remote(line="status")
 def refuse(
+    atoll: "Atoll",
     execution_id: ExecutionId,
     reason: Annotated[str | None, typer.Option(help="Reason for the code.")] = None,
     approval_id: ApprovalId = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Status":
     """Refuse the question of an execution."""
-    with connect(url, api_key) as atoll:
-        _print_status(
-            atoll.execution(execution_id).refuse(reason, approval_id=approval_id), json=json
-        )
-
-
-def _print_status(status: "Status", *, json: bool) -> None:
-    output.as_json(status) if json else output.line(status.status)
+    return atoll.execution(execution_id).refuse(reason, approval_id=approval_id)
 
 
 def _content(event: "Event") -> dict[str, object]:

@@ -5,13 +5,20 @@ Lists are printed as they arrive, in constant memory; with `--json` each line is
 """
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.completion import session_ids
-from atoll.cli.options import ApiKey, Json, Url, connect
+from atoll.cli.options import Json
+from atoll.cli.remote import connected, streamed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.sdk.sync import Atoll, Files
+    from atoll.sdk.values import Entry, FileEvent, Match
 
 SessionPath = Annotated[
     str,
@@ -34,7 +41,14 @@ def split_path(text: str) -> tuple[str, str]:
     return session_id, path
 
 
+def _located(atoll: "Atoll", where: str) -> "tuple[Files, str]":
+    session_id, path = split_path(where)
+    return atoll.sessions.get(session_id).files, path
+
+
+@connected
 def cp(
+    atoll: "Atoll",
     source: Annotated[str, typer.Argument(help="Local path or SESSION:PATH; - is stdin.")],
     target: Annotated[str, typer.Argument(help="Local path or SESSION:PATH; - is stdout.")],
     recursive: Annotated[
@@ -43,8 +57,6 @@ def cp(
             "--recursive", "-r", help="Accepted for familiarity; copies are always recursive."
         ),
     ] = False,
-    url: Url = None,
-    api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """
@@ -54,8 +66,7 @@ def cp(
     """
     from atoll.cli.copy import copy
 
-    with connect(url, api_key) as atoll:
-        copied = copy(atoll, source, target)
+    copied = copy(atoll, source, target)
     for one in copied.left_out:
         output.note(f"left out {one}.")
     if json and target != "-":
@@ -65,43 +76,44 @@ def cp(
         output.note(f"{copied.files} file(s) copied, {size}.")
 
 
+def _print_entry(entry: "Entry") -> None:
+    mark = {"directory": "/", "symlink": "@"}.get(entry.type, "")
+    moment = output.moment(entry.modified_at)
+    output.line(f"{entry.mode} {entry.size:>12} {moment} {entry.path}{mark}")
+
+
+@streamed(_print_entry)
 def ls(
+    atoll: "Atoll",
     where: SessionPath,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-R", help="Include subdirectories.")
     ] = False,
     glob: Glob = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Iterator[Entry]":
     """List a directory of a session: mode, size, time and path."""
-    session_id, path = split_path(where)
-    with connect(url, api_key) as atoll:
-        for entry in atoll.sessions.get(session_id).files.list(
-            path, recursive=recursive, glob=glob
-        ):
-            if json:
-                output.as_json(entry, indent=None)
-                continue
-            mark = {"directory": "/", "symlink": "@"}.get(entry.type, "")
-            moment = output.moment(entry.modified_at)
-            output.line(f"{entry.mode} {entry.size:>12} {moment} {entry.path}{mark}")
+    files, path = _located(atoll, where)
+    return files.list(path, recursive=recursive, glob=glob)
 
 
+@connected
 def cat(
+    atoll: "Atoll",
     where: Annotated[list[str], typer.Argument(metavar="SESSION:PATH...", show_default=False)],
-    url: Url = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Write files of a session to stdout."""
-    with connect(url, api_key) as atoll:
-        for one in where:
-            session_id, path = split_path(one)
-            atoll.sessions.get(session_id).files.download(path, sys.stdout.buffer)
+    for one in where:
+        files, path = _located(atoll, one)
+        files.download(path, sys.stdout.buffer)
 
 
+def _print_match(match: "Match") -> None:
+    output.line(f"{match.path}:{match.line}:{match.column}: {match.text}")
+
+
+@streamed(_print_match)
 def search(
+    atoll: "Atoll",
     where: SessionPath,
     query: Annotated[str, typer.Argument(help="Text to search for.")],
     regex: Annotated[
@@ -111,66 +123,32 @@ def search(
         bool, typer.Option("--ignore-case", "-i", help="Ignore upper and lower case.")
     ] = False,
     glob: Glob = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Iterator[Match]":
     """Search the files of a session for a text. Exits with 1 if nothing matches."""
-    session_id, path = split_path(where)
+    files, path = _located(atoll, where)
     found = False
-    with connect(url, api_key) as atoll:
-        for match in atoll.sessions.get(session_id).files.search(
-            query, path, regex=regex, ignore_case=ignore_case, glob=glob
-        ):
-            found = True
-            if json:
-                output.as_json(match, indent=None)
-            else:
-                output.line(f"{match.path}:{match.line}:{match.column}: {match.text}")
-    raise typer.Exit(0 if found else 1)
+    for match in files.search(query, path, regex=regex, ignore_case=ignore_case, glob=glob):
+        found = True
+        yield match
+    if not found:
+        raise typer.Exit(exit_codes.FAILED)
 
 
+def _print_change(event: "FileEvent") -> None:
+    if event.moved_from is not None:
+        output.line(f"{event.kind} {event.moved_from} -> {event.path}")
+    else:
+        output.line(f"{event.kind} {event.path}".rstrip())
+
+
+@streamed(_print_change)
 def watch(
+    atoll: "Atoll",
     where: SessionPath,
     recursive: Annotated[
         bool, typer.Option("--recursive/--flat", help="Include subdirectories, or not.")
     ] = True,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Iterator[FileEvent]":
     """Print changes of a session's files until the directory is removed or Ctrl-C is pressed."""
-    session_id, path = split_path(where)
-    with connect(url, api_key) as atoll:
-        for event in atoll.sessions.get(session_id).files.watch(path, recursive=recursive):
-            if json:
-                output.as_json(event, indent=None)
-            elif event.moved_from is not None:
-                output.line(f"{event.kind} {event.moved_from} -> {event.path}")
-            else:
-                output.line(f"{event.kind} {event.path}".rstrip())
-            sys.stdout.flush()
-
-
-def checkpoint(
-    session_id: Annotated[
-        str, typer.Argument(metavar="SESSION", help="Session id.", autocompletion=session_ids)
-    ],
-    last: Annotated[
-        bool,
-        typer.Option(
-            "--last", help="Only show the latest checkpoint; exit with 1 if there is none."
-        ),
-    ] = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
-    """Take a checkpoint: store a copy of a session's files in the blob store."""
-    with connect(url, api_key) as atoll:
-        session = atoll.sessions.get(session_id)
-        saved = session.last_checkpoint() if last else session.checkpoint()
-    if saved is None:
-        output.note(f"Session {session_id} has no checkpoint.")
-        raise typer.Exit(1)
-    output.as_json(saved) if json else output.details(saved)
+    files, path = _located(atoll, where)
+    return files.watch(path, recursive=recursive)

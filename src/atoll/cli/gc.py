@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.options import DataDir, Json, settings
 
 
@@ -50,4 +50,4 @@ def gc(
         ]
         output.table(("DATA DIRECTORY", "INSTANCES", "CONTAINERS", "ERROR"), rows)
     if any(one.error is not None for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)

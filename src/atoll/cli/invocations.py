@@ -1,36 +1,72 @@
 """`atoll invocation …`."""
 
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import output
-from atoll.cli.completion import session_ids
 from atoll.cli.option_parsing import environment, pairs
 from atoll.cli.options import (
-    ApiKey,
     Env,
+    Follow,
     Json,
     Limit,
+    OfSession,
     SessionId,
     Status,
     Timeout,
-    Url,
-    connect,
+    command_group,
 )
+from atoll.cli.remote import connected, remote
 
-app = typer.Typer(
-    help="Function calls. Their ids stay the same when they are retried.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import InvocationInfo
+
+app = command_group("Function calls. Their ids stay the same when they are retried.")
 
 InvocationId = Annotated[str, typer.Argument(metavar="INVOCATION", help="Invocation id.")]
 
 
+@dataclass(kw_only=True)
+class InvokeOptions:
+    code: Annotated[
+        str | None, typer.Option("--code", "-c", help="Code that defines the function.")
+    ] = None
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", metavar="JSON", help="Argument of the function.")
+    ] = None
+    timeout: Timeout = None
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata", "-m", metavar="NAME=VALUE", help="Stored with the invocation. Repeatable."
+        ),
+    ] = None
+    env: Env = None
+    invocation_id: Annotated[
+        str | None,
+        typer.Option(
+            "--invocation-id", help="Id of your choice. Repeating it does not run anything twice."
+        ),
+    ] = None
+    execution_id: Annotated[
+        str | None,
+        typer.Option(
+            "--execution-id", help="Id of the execution. A new one retries a failed invocation."
+        ),
+    ] = None
+    follow: Follow = True
+
+
 @app.command()
+@connected
 def invoke(
+    atoll: "Atoll",
     session_id: SessionId,
     function: Annotated[
         str | None,
@@ -38,38 +74,8 @@ def invoke(
             metavar="[FUNCTION]", help="module:name in the workspace, or a function in --code."
         ),
     ] = None,
-    code: Annotated[
-        str | None, typer.Option("--code", "-c", help="Code that defines the function.")
-    ] = None,
-    input: Annotated[
-        str | None, typer.Option("--input", "-i", metavar="JSON", help="Argument of the function.")
-    ] = None,
-    timeout: Timeout = None,
-    metadata: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metadata", "-m", metavar="NAME=VALUE", help="Stored with the invocation. Repeatable."
-        ),
-    ] = None,
-    env: Env = None,
-    invocation_id: Annotated[
-        str | None,
-        typer.Option(
-            "--invocation-id", help="Id of your choice. Repeating it does not run anything twice."
-        ),
-    ] = None,
-    execution_id: Annotated[
-        str | None,
-        typer.Option(
-            "--execution-id", help="Id of the execution. A new one retries a failed invocation."
-        ),
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
-    ] = True,
-    url: Url = None,
-    api_key: ApiKey = None,
+    *,
+    options: InvokeOptions,
     json: Json = False,
 ) -> None:
     """
@@ -81,83 +87,63 @@ def invoke(
     from atoll.cli.execution_output import show as show_live
     from atoll.cli.program_input import read_json
 
-    if function is None and code is None:
+    if function is None and options.code is None:
         raise typer.BadParameter("give a function, or --code.", param_hint="FUNCTION")
-    argument, variables = read_json(input, "--input"), environment(env)
-    with connect(url, api_key) as atoll:
-        invocation = atoll.sessions.get(session_id).invoke(
-            function,
-            code=code,
-            input=argument,
-            timeout=timeout,
-            metadata=pairs(metadata, "--metadata"),
-            env=variables,
-            invocation_id=invocation_id,
-            execution_id=execution_id,
-            mode="async",
-        )
-        if not follow:
-            output.as_json(invocation.info) if json else output.line(invocation.id)
-            return
-        name = function or "handler"
-        status = show_live(invocation.execution, json=json, function=name)
-    raise typer.Exit(status)
+    argument, variables = read_json(options.input, "--input"), environment(options.env)
+    metadata = pairs(options.metadata, "--metadata")
+    invocation = atoll.sessions.get(session_id).invoke(
+        function,
+        code=options.code,
+        input=argument,
+        timeout=options.timeout,
+        metadata=metadata,
+        env=variables,
+        invocation_id=options.invocation_id,
+        execution_id=options.execution_id,
+        mode="async",
+    )
+    if not options.follow:
+        output.as_json(invocation.info) if json else output.line(invocation.id)
+        return
+    name = function or "handler"
+    raise typer.Exit(show_live(invocation.execution, json=json, function=name))
 
 
 @app.command("list")
+@remote(
+    table={
+        "INVOCATION": "invocation_id",
+        "STATUS": "status",
+        "FUNCTION": "function_name",
+        "SESSION": "session_id",
+        "EXECUTION": "execution_id",
+        "AGE": "created_at",
+    }
+)
 def list_(
-    session_id: Annotated[
-        str | None,
-        typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
-    ] = None,
+    atoll: "Atoll",
+    session_id: OfSession = None,
     status: Status = None,
     limit: Limit = 100,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "Iterable[InvocationInfo]":
     """List invocations, including ended ones, newest first."""
-    with connect(url, api_key) as atoll:
-        found = atoll.invocations.list(session_id=session_id, status=status)
-        infos = [invocation.info for invocation in islice(found, limit)]
-    if json:
-        output.as_json(infos)
-        return
-    output.table(
-        ("INVOCATION", "STATUS", "FUNCTION", "SESSION", "EXECUTION", "AGE"),
-        [
-            (
-                info.invocation_id,
-                info.status,
-                info.function_name,
-                info.session_id,
-                info.execution_id,
-                output.age(info.created_at),
-            )
-            for info in infos
-        ],
-    )
+    found = atoll.invocations.list(session_id=session_id, status=status)
+    return (invocation.info for invocation in islice(found, limit))
 
 
 @app.command()
-def show(
-    invocation_id: InvocationId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@remote()
+def show(atoll: "Atoll", invocation_id: InvocationId) -> "InvocationInfo":
     """Show an invocation, with its result if it has ended."""
-    with connect(url, api_key) as atoll:
-        info = atoll.invocations.get(invocation_id).info
-    output.as_json(info) if json else output.details(info)
+    return atoll.invocations.get(invocation_id).info
 
 
 @app.command()
+@remote(line="status")
 def cancel(
+    atoll: "Atoll",
     invocation_id: InvocationId,
     reason: Annotated[str | None, typer.Option(help="Stored with the invocation.")] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "InvocationInfo":
     """Cancel an invocation and print its status."""
-    with connect(url, api_key) as atoll:
-        info = atoll.invocations.get(invocation_id).cancel(reason)
-    output.as_json(info) if json else output.line(info.status)
+    return atoll.invocations.get(invocation_id).cancel(reason)

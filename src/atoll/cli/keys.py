@@ -1,23 +1,24 @@
 """`atoll key …`: API keys of the server on this machine. Accesses its database, not the server."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import output
-from atoll.cli.options import DataDir, Json, settings
+from atoll.cli.options import DataDir, Json, command_group, settings
 from atoll.errors import NotFound
 from atoll.model.key import Key, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
     from typing import TypeVar
+
+    from atoll.service.auth.service import ApiKeys
 
     T = TypeVar("T")
 
-app = typer.Typer(
-    help="API keys of the server on this machine.", no_args_is_help=True, rich_markup_mode=None
-)
+app = command_group("API keys of the server on this machine.")
 
 
 @app.command()
@@ -28,35 +29,18 @@ def create(
     json: Json = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
-    chosen = settings(data_dir=data_dir)
-
-    async def made() -> tuple[Key, str]:
-        from atoll.app import api_keys
-
-        async with api_keys.keys(chosen) as keys:
-            return await keys.create(name, scope)
-
-    key, secret = _run(made())
+    key, secret = _run(data_dir, lambda keys: keys.create(name, scope))
     output.as_json({**_shown(key), "key": secret}) if json else output.line(secret)
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None, json: Json = False) -> None:
     """List keys."""
-    chosen = settings(data_dir=data_dir)
-
-    async def found() -> list[Key]:
-        from atoll.app import api_keys
-
-        async with api_keys.keys(chosen) as keys:
-            return await keys.list()
-
-    keys = _run(found())
+    keys = _run(data_dir, lambda keys: keys.list())
     if json:
         output.as_json([_shown(key) for key in keys])
         return
-    rows = [(key.id, key.name, key.scope, output.age(key.created_at)) for key in keys]
-    output.table(("KEY", "NAME", "SCOPE", "AGE"), rows)
+    output.columns({"KEY": "id", "NAME": "name", "SCOPE": "scope", "AGE": "created_at"})(keys)
 
 
 @app.command()
@@ -66,17 +50,9 @@ def rm(
     json: Json = False,
 ) -> None:
     """Revoke a key."""
-    chosen = settings(data_dir=data_dir)
-
-    async def removed() -> bool:
-        from atoll.app import api_keys
-
-        async with api_keys.keys(chosen) as keys:
-            return await keys.remove(key_id)
-
-    if not _run(removed()):
+    if not _run(data_dir, lambda keys: keys.remove(key_id)):
         raise NotFound(f"Key {key_id} does not exist.", code="key_not_found")
-    output.removed([key_id], json=json)
+    output.result({"removed": [key_id]}, output.removed, json=json)
 
 
 def _shown(key: Key) -> dict[str, object]:
@@ -84,7 +60,14 @@ def _shown(key: Key) -> dict[str, object]:
     return {"id": key.id, "name": key.name, "scope": key.scope, "created_at": key.created_at}
 
 
-def _run(work: "Coroutine[Any, Any, T]") -> "T":
+def _run(data_dir: "Path | None", work: "Callable[[ApiKeys], Awaitable[T]]") -> "T":
+    chosen = settings(data_dir=data_dir)
     import asyncio
 
-    return asyncio.run(work)
+    from atoll.app import api_keys
+
+    async def run() -> "T":
+        async with api_keys.keys(chosen) as keys:
+            return await work(keys)
+
+    return asyncio.run(run())

@@ -1,48 +1,23 @@
-"""`atoll node …`."""
+"""`atoll node …` and `atoll pools`."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
-from atoll.cli.options import ApiKey, Json, Url, connect
+from atoll.cli import exit_codes, output
+from atoll.cli.options import Json, command_group
+from atoll.cli.remote import connected, remote
 
 if TYPE_CHECKING:
-    from atoll.sdk.values import NodeInfo
+    from collections.abc import Iterator
 
-app = typer.Typer(
-    help="Nodes: machines and Docker engines that host instances.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import NodeInfo, PoolInfo
+
+app = command_group("Nodes: machines and Docker engines that host instances.")
 
 
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="Node id.")]
-
-
-@app.command("list")
-def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
-    """List nodes."""
-    with connect(url, api_key) as atoll:
-        nodes = list(atoll.nodes.list())
-    if json:
-        output.as_json(nodes)
-        return
-    output.table(
-        ("NODE", "TYPE", "STATUS", "SESSIONS", "CPU", "MEMORY", "LABELS"),
-        [
-            (
-                node.id,
-                node.type,
-                _state(node),
-                node.session_count,
-                _share(node.cpu_usage),
-                _share(node.mem_usage),
-                ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items())),
-            )
-            for node in nodes
-        ],
-    )
 
 
 def _share(value: float | None) -> str:
@@ -55,6 +30,10 @@ def _state(node: "NodeInfo") -> str:
     return f"{node.status}, cordoned" if node.cordoned else node.status
 
 
+def _print_state(node: "NodeInfo") -> None:
+    output.line(_state(node))
+
+
 def _progress(node: "NodeInfo") -> str:
     drain = node.drain
     if drain is None:
@@ -65,32 +44,50 @@ def _progress(node: "NodeInfo") -> str:
     return f"draining: {drain.left} of {drain.total} sessions left{why}"
 
 
+@app.command("list")
+@remote(
+    table={
+        "NODE": "id",
+        "TYPE": "type",
+        "STATUS": _state,
+        "SESSIONS": "session_count",
+        "CPU": lambda node: _share(node.cpu_usage),
+        "MEMORY": lambda node: _share(node.mem_usage),
+        "LABELS": lambda node: ", ".join(
+            f"{name}={value}" for name, value in sorted(node.labels.items())
+        ),
+    }
+)
+def list_(atoll: "Atoll") -> "Iterator[NodeInfo]":
+    """List nodes."""
+    return atoll.nodes.list()
+
+
 @app.command()
-def show(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+@remote()
+def show(atoll: "Atoll", node_id: NodeId) -> "NodeInfo":
     """Show a node: its load, its isolation and what it lacks."""
-    with connect(url, api_key) as atoll:
-        node = atoll.nodes.get(node_id)
-    output.as_json(node) if json else output.details(node)
+    return atoll.nodes.get(node_id)
 
 
 @app.command()
-def cordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+@remote(show=_print_state)
+def cordon(atoll: "Atoll", node_id: NodeId) -> "NodeInfo":
     """Place no new sessions on a node. Existing sessions stay."""
-    with connect(url, api_key) as atoll:
-        node = atoll.nodes.cordon(node_id)
-    output.as_json(node) if json else output.line(_state(node))
+    return atoll.nodes.cordon(node_id)
 
 
 @app.command()
-def uncordon(node_id: NodeId, url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+@remote(show=_print_state)
+def uncordon(atoll: "Atoll", node_id: NodeId) -> "NodeInfo":
     """Allow new sessions on a node again. Also ends a drain."""
-    with connect(url, api_key) as atoll:
-        node = atoll.nodes.uncordon(node_id)
-    output.as_json(node) if json else output.line(_state(node))
+    return atoll.nodes.uncordon(node_id)
 
 
 @app.command()
+@connected
 def drain(
+    atoll: "Atoll",
     node_id: NodeId,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until all sessions have left.")
@@ -98,34 +95,51 @@ def drain(
     timeout: Annotated[
         float | None, typer.Option(help="Maximum seconds to wait. The drain continues after it.")
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
     """Move the sessions of a node, with their files, to other nodes."""
-    with connect(url, api_key) as atoll:
-        node = atoll.nodes.drain(node_id)
-        if wait:
-            try:
-                for node in atoll.nodes.follow_drain(node_id, timeout=timeout):
-                    output.note(_progress(node))
-            except TimeoutError as error:
-                output.error(str(error), "drain_timeout")
-                raise typer.Exit(1) from None
+    node = atoll.nodes.drain(node_id)
+    if wait:
+        try:
+            for node in atoll.nodes.follow_drain(node_id, timeout=timeout):
+                output.note(_progress(node))
+        except TimeoutError as error:
+            output.error(str(error), "drain_timeout")
+            raise typer.Exit(exit_codes.FAILED) from None
     output.as_json(node) if json else output.line(_progress(node))
     if wait and node.drain is None:
-        raise typer.Exit(1)  # The node was uncordoned meanwhile.
+        raise typer.Exit(exit_codes.FAILED)  # The node was uncordoned meanwhile.
 
 
 @app.command("rm")
+@remote(show=output.removed)
 def rm(
+    atoll: "Atoll",
     node_id: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids.")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> dict[str, list[str]]:
     """Remove the records of lost or drained nodes without sessions."""
-    with connect(url, api_key) as atoll:
-        for one in node_id:
-            atoll.nodes.delete(one)
-    output.removed(node_id, json=json)
+    for one in node_id:
+        atoll.nodes.delete(one)
+    return {"removed": node_id}
+
+
+def _start_time(pool: "PoolInfo") -> str:
+    return "-" if pool.start_seconds is None else f"{pool.start_seconds * 1000:.0f} ms"
+
+
+@remote(
+    table={
+        "TEMPLATE": "template_id",
+        "READY": "ready",
+        "STARTING": "starting",
+        "TARGET": "target",
+        "BOUNDS": lambda pool: f"{pool.minimum}-{pool.maximum}",
+        "RATE": lambda pool: f"{pool.rate_per_minute:.1f}/min",
+        "START": _start_time,
+        "HITS": lambda pool: f"{pool.hits}/{pool.hits + pool.misses}",
+        "LIMIT": lambda pool: pool.message or pool.limited_by,
+    }
+)
+def pools(atoll: "Atoll") -> "Iterator[PoolInfo]":
+    """List the warm pools of the server."""
+    return atoll.pools.list()

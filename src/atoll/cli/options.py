@@ -1,10 +1,11 @@
 """Options that several commands share, and the client or the settings that they lead to."""
 
-import inspect
-import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Json = Annotated[
@@ -81,63 +83,94 @@ MaxProcesses = Annotated[
 Timeout = Annotated[
     float | None, typer.Option("--timeout", "-t", help="Seconds that the program may run.")
 ]
+Cwd = Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")]
+Follow = Annotated[
+    bool,
+    typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
+]
+OfSession = Annotated[
+    str | None,
+    typer.Option("--session", autocompletion=session_ids, help="Only those of this session."),
+]
 Status = Annotated[str | None, typer.Option(help="Only those with this status.")]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number to list.")]
 
 
-class LimitOptions(TypedDict):
+def command_group(help: str) -> typer.Typer:
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
+@dataclass(kw_only=True)
+class LimitOptions:
     """Resource limits of a session."""
 
-    cpu: Cpu
-    memory: Memory
-    disk: Disk
-    max_processes: MaxProcesses
+    cpu: Cpu = None
+    memory: Memory = None
+    disk: Disk = None
+    max_processes: MaxProcesses = None
 
 
-class ProgramOptions(TypedDict):
+@dataclass(kw_only=True)
+class ProgramOptions:
     """How `run` and `session exec` run a program."""
 
     event: Annotated[
         str | None, typer.Option(metavar="JSON", help="Argument for the code's handler().")
-    ]
-    timeout: Timeout
-    env: Env
+    ] = None
+    timeout: Timeout = None
+    env: Env = None
     stdin: Annotated[
         bool | None,
         typer.Option("--stdin/--no-stdin", help="Pass stdin to the program. Default: if piped."),
-    ]
+    ] = None
 
 
-def expand_options(command: F) -> F:
+def flat(command: Callable[..., T]) -> Callable[..., T]:
     """
-    Give Typer one parameter per key of the command's `**options: Unpack[…]`. They are optional, and
-    help lists them before the options that choose the server.
+    The command with a parameter for each field of its dataclasses, because Typer knows only
+    parameters. Help lists the fields where the command has the dataclass.
     """
-    [kind] = get_args(command.__annotations__["options"])
-    declared = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "options"
-    ]
-    expanded = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in kind.__annotations__.items()
-    ]
-    names = [parameter.name for parameter in declared]
-    at = names.index("url") if "url" in names else len(names)
-    signature = inspect.Signature([*declared[:at], *expanded, *declared[at:]])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return command
+    groups: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        if is_dataclass(group := parameter.annotation):
+            groups[parameter.name] = group
+            parameters += [option(field.name, field.type, field.default) for field in fields(group)]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    def call(**given: Any) -> T:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        return command(**given)
+
+    return declare(call, command, parameters)
+
+
+def option(name: str, annotation: Any, default: Any = None) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def declare(call: F, command: Callable[..., Any], parameters: list[Parameter]) -> F:
+    """Show `call` to Typer with the name and help of the command and with these parameters."""
+    wraps(command)(call)
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
 
 
 def connect(url: str | None, api_key: str | None, timeout: float = 30.0) -> "Atoll":
     """A client of a server. Never starts an embedded one."""
     from atoll.sdk.sync import Atoll
 
-    return Atoll(
-        url or os.environ.get("ATOLL_URL") or DEFAULT_URL, api_key=api_key, timeout=timeout
-    )
+    return Atoll(address(url), api_key=api_key, timeout=timeout)
+
+
+def address(url: str | None) -> str:
+    """The URL of the server: --url, ATOLL_URL or the default."""
+    from atoll.sdk.endpoint import server_url
+
+    return server_url(url or None) or DEFAULT_URL
 
 
 def settings(**given: Any) -> "Settings":

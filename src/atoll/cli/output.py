@@ -10,9 +10,10 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import typer
@@ -62,12 +63,39 @@ def paragraph(text: str, title: str = "") -> None:
         typer.echo(folded)
 
 
-def removed(ids: list[str], *, json: bool) -> None:
-    """Print the removed ids."""
-    if json:
-        as_json({"removed": ids})
-        return
-    for one in ids:
+def result(value: Any, show: Callable[[Any], object], *, json: bool) -> None:
+    """Print the value of a command: as JSON, or with `show`."""
+    if isinstance(value, Iterator):
+        value = list(value)
+    as_json(value) if json else show(value)
+
+
+def items(values: Iterable[Any], show: Callable[[Any], object], *, json: bool) -> None:
+    """Print values as they arrive: one JSON object per line, or each with `show`."""
+    for value in values:
+        as_json(value, indent=None) if json else show(value)
+
+
+def field(name: str) -> Callable[[object], None]:
+    """Prints one field of a value."""
+    return lambda value: line(str(getattr(value, name)))
+
+
+def columns(named: Mapping[str, str | Callable[[Any], object]]) -> Callable[[Iterable[Any]], None]:
+    """Prints a table of values. A column is a field, like "resources.cpu", or a function."""
+    cells = [attrgetter(column) if isinstance(column, str) else column for column in named.values()]
+    return lambda values: table(
+        [*named], [[_cell(cell(value)) for cell in cells] for value in values]
+    )
+
+
+def _cell(value: object) -> object:
+    return age(value) if isinstance(value, datetime) else value
+
+
+def removed(value: Mapping[str, list[str]]) -> None:
+    """Print the ids of `{"removed": […]}`."""
+    for one in value["removed"]:
         line(one)
 
 

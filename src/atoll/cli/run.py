@@ -1,22 +1,16 @@
 """`atoll run`."""
 
 import math
-import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli import exit_codes
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import (
-    ApiKey,
-    Json,
-    LimitOptions,
-    ProgramOptions,
-    Template,
-    expand_options,
-)
+from atoll.cli.options import ApiKey, Json, LimitOptions, ProgramOptions, Template, flat
 
 if TYPE_CHECKING:
     from atoll.cli.program_input import Program
@@ -26,24 +20,20 @@ _MAX_DEFAULT_TIMEOUT = 240
 """Seconds that fit into the default lifetime of a session, together with its start."""
 
 
-class RunOptions(ProgramOptions, LimitOptions):
-    pass
-
-
-@expand_options
-def run(
+@dataclass(kw_only=True)
+class ScriptOptions:
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[SCRIPT | -] [ARGS]...", help="Script, or - for stdin, and its arguments."
         ),
-    ] = None,
-    code: Annotated[
-        str | None, typer.Option("--code", "-c", help="Code instead of a script.")
-    ] = None,
+    ] = None
+    code: Annotated[str | None, typer.Option("--code", "-c", help="Code instead of a script.")] = (
+        None
+    )
     command: Annotated[
         bool, typer.Option("--command", help="The words are a command, not a script.")
-    ] = False,
+    ] = False
     language: Annotated[
         str | None,
         typer.Option(
@@ -51,8 +41,16 @@ def run(
             "-l",
             help="python, javascript or shell. Default: by the script's file name, else python.",
         ),
-    ] = None,
+    ] = None
+
+
+@flat
+def run(
+    script: ScriptOptions,
     template: Template = None,
+    *,
+    options: ProgramOptions,
+    limits: LimitOptions,
     url: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +59,6 @@ def run(
     ] = None,
     api_key: ApiKey = None,
     json: Json = False,
-    **options: Unpack[RunOptions],
 ) -> None:
     """
     Run a script in a new sandbox and exit with its exit code. Needs no server.
@@ -71,25 +68,18 @@ def run(
     from atoll.cli.execution_output import show
     from atoll.cli.program_input import read_event, read_stdin
 
-    program = _program(words or [], code, command, language)
-    event = read_event(options["event"])
-    variables = environment(options["env"])
-    stdin = None if program.from_stdin else read_stdin(options["stdin"])
-    timeout = options["timeout"]
+    program = _program(script)
+    event = read_event(options.event)
+    variables = environment(options.env)
+    stdin = None if program.from_stdin else read_stdin(options.stdin)
+    timeout = options.timeout
     lifetime = math.ceil(timeout) + 60 if timeout and timeout > _MAX_DEFAULT_TIMEOUT else None
 
     # Like Ctrl-C: the context managers below delete the sandbox.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_codes.by_signal(signal.SIGTERM)))
     with (
         _atoll(url, api_key) as atoll,
-        atoll.session(
-            template,
-            timeout=lifetime,
-            cpu=options["cpu"],
-            memory=options["memory"],
-            disk=options["disk"],
-            max_processes=options["max_processes"],
-        ) as session,
+        atoll.session(template, timeout=lifetime, **vars(limits)) as session,
     ):
         execution = session.submit(
             program.code,
@@ -105,23 +95,26 @@ def run(
     raise typer.Exit(status)
 
 
-def _program(words: list[str], code: str | None, command: bool, language: str | None) -> "Program":
+def _program(script: ScriptOptions) -> "Program":
     from atoll.cli.program_input import Program, read_script
 
-    if code is not None and command:
+    words, code = script.words or [], script.code
+    if code is not None and script.command:
         raise typer.BadParameter("give either --code or --command, not both.")
     if code is not None:
-        return Program(code, language or "python", args=tuple(words))
+        return Program(code, script.language or "python", args=tuple(words))
     if not words:
         raise typer.BadParameter("give a script, or - for stdin.", param_hint="SCRIPT")
-    return Program(command=tuple(words)) if command else read_script(words, language)
+    if script.command:
+        return Program(command=tuple(words))
+    return read_script(words, script.language)
 
 
 def _atoll(url: str | None, api_key: str | None) -> "Atoll":
+    from atoll.sdk.endpoint import server_url
     from atoll.sdk.sync import Atoll
 
-    url = url or os.environ.get("ATOLL_URL") or None
-    if url is not None:
-        return Atoll(url, api_key=api_key)
+    if (server := server_url(url or None)) is not None:
+        return Atoll(server, api_key=api_key)
     # There is only one session: starting further instances would slow it down.
     return Atoll(api_key=api_key, pool={"size": 0})

@@ -1,215 +1,174 @@
-"""`atoll session …`."""
+"""
+`atoll session …`: the tree of its commands, and those for sessions as records.
 
+Others are in `session_lifecycle`, `session_programs`, `files` and `shell`.
+"""
+
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli import files, output, session_lifecycle
+from atoll.cli import exit_codes, files, output, session_lifecycle, session_programs
 from atoll.cli.completion import session_ids, template_ids
-from atoll.cli.option_parsing import environment
-from atoll.cli.options import (
-    ApiKey,
-    Json,
-    Limit,
-    ProgramOptions,
-    SessionId,
-    Status,
-    Template,
-    Url,
-    connect,
-    expand_options,
-)
+from atoll.cli.options import Json, Limit, SessionId, Status, Template, command_group
+from atoll.cli.remote import connected, remote
 from atoll.cli.session_options import (
-    AllowVersionConflicts,
-    InstallTimeout,
+    ChangedSessionOptions,
     NewSessionOptions,
     create_options,
+    update_options,
 )
 from atoll.cli.shell import shell
 
 if TYPE_CHECKING:
-    from atoll.sdk.values import SessionInfo
+    from collections.abc import Iterable
 
-app = typer.Typer(help="Sandboxes of a server.", no_args_is_help=True, rich_markup_mode=None)
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import Checkpoint, SessionInfo
+
+app = command_group("Sandboxes of a server.")
 
 
-@app.command()
-@expand_options
+@remote(line="id")
 def create(
-    template: Template = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-    **options: Unpack[NewSessionOptions],
-) -> None:
+    atoll: "Atoll", template: Template = None, *, options: NewSessionOptions
+) -> "SessionInfo":
     """Create a session and print its id."""
-    given = create_options(options)
-    with connect(url, api_key) as atoll:
-        session = atoll.sessions.create(template, **given)
-    output.as_json(session.info) if json else output.line(session.id)
+    return atoll.sessions.create(template, **create_options(options)).info
 
 
-@app.command("list")
+@remote(
+    table={
+        "SESSION": "id",
+        "STATUS": "status",
+        "TEMPLATE": "template_id",
+        "NODE": "runtime_node",
+        "CPU": "resources.cpu",
+        "MEMORY": "resources.memory",
+        "AGE": "created_at",
+        "CAUSE": "cause",
+    }
+)
 def list_(
+    atoll: "Atoll",
     status: Status = None,
     template: Annotated[
         str | None, typer.Option(autocompletion=template_ids, help="Only those of this template.")
     ] = None,
     limit: Limit = 100,
-    url: Url = None,
-    api_key: ApiKey = None,
+) -> "Iterable[SessionInfo]":
+    """List sessions, including ended ones, newest first."""
+    found = atoll.sessions.list(status=status, template=template)
+    return (session.info for session in islice(found, limit))
+
+
+def _described(info: "SessionInfo") -> dict[str, Any]:
+    """The session's fields, with its state first."""
+    fields = output.plain(info)
+    state = {name: fields.pop(name) for name in ("id", "status", "wanted", "observed")}
+    state |= {name: fields.pop(name) for name in ("cause", "message")}
+    return {**state, "next": next_change(info), **fields}
+
+
+def next_change(info: "SessionInfo") -> str:
+    """The next automatic change of the session and its time, as far as the client can tell."""
+    if info.retry_at is not None:
+        return f"retries at {output.moment(info.retry_at)}"
+    due: list[tuple[datetime, str]] = []
+    if info.expires_at is not None and info.ended_at is None:
+        due.append((info.expires_at, "ends (timeout)"))
+        if info.idle_timeout is not None:
+            idle = (info.active_at or info.created_at) + timedelta(seconds=info.idle_timeout)
+            due.append((idle, "stops (idle)"))
+    elif info.rested_at is not None and info.ended_at is None:
+        if info.archive_after is not None and info.status != "archived":
+            due.append((info.rested_at + timedelta(seconds=info.archive_after), "is archived"))
+        if info.delete_after is not None:
+            due.append((info.rested_at + timedelta(seconds=info.delete_after), "ends (idle)"))
+    at, what = min(due, default=(None, ""))
+    return "" if at is None else f"{what} at {output.moment(at)}"
+
+
+def _print(info: "SessionInfo") -> None:
+    output.details(_described(info))
+
+
+@remote(show=_print)
+def show(atoll: "Atoll", session_id: SessionId) -> "SessionInfo":
+    """Show a session: its requested and current state, and its next automatic change."""
+    return atoll.sessions.get(session_id).info
+
+
+@remote(line="id")
+def update(atoll: "Atoll", session_id: SessionId, options: ChangedSessionOptions) -> "SessionInfo":
+    """
+    Change the given options of a session and keep the others.
+
+    New limits apply at once, environment variables to later executions.
+    """
+    changes = update_options(options)
+    return atoll.sessions.get(session_id).update(**changes)
+
+
+@connected
+def extend(
+    atoll: "Atoll",
+    session_id: SessionId,
+    seconds: Annotated[int, typer.Argument(min=1, help="Lifetime, from now on.")],
     json: Json = False,
 ) -> None:
-    """List sessions, including ended ones, newest first."""
-    with connect(url, api_key) as atoll:
-        found = atoll.sessions.list(status=status, template=template)
-        infos = [session.info for session in islice(found, limit)]
-    if json:
-        output.as_json(infos)
-        return
-    output.table(
-        ("SESSION", "STATUS", "TEMPLATE", "NODE", "CPU", "MEMORY", "AGE", "CAUSE"),
-        [
-            (
-                info.id,
-                info.status,
-                info.template_id,
-                info.runtime_node,
-                info.resources.cpu,
-                info.resources.memory,
-                output.age(info.created_at),
-                info.cause,
-            )
-            for info in infos
-        ],
-    )
-
-
-@app.command()
-def show(
-    session_id: SessionId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
-    """Show a session: its requested and current state, and its next automatic change."""
-    with connect(url, api_key) as atoll:
-        info = atoll.sessions.get(session_id).info
+    """Set a session's remaining lifetime, and print when it ends."""
+    info = atoll.sessions.get(session_id).extend(seconds)
     if json:
         output.as_json(info)
+    elif info.expires_at is None:
+        output.line(f"{seconds} seconds after its next start")
     else:
-        output.details(session_lifecycle.described(info))
+        output.line(output.moment(info.expires_at))
 
 
-@app.command()
-def ps(
+@remote(line="id")
+def clone(atoll: "Atoll", session_id: SessionId, options: ChangedSessionOptions) -> "SessionInfo":
+    """
+    Create a session with the settings and files of another one, and print its id.
+
+    The given options replace those of the other session. Memory, processes and executions are not
+    copied.
+    """
+    changes = update_options(options)
+    return atoll.sessions.get(session_id).clone(**changes).info
+
+
+@remote()
+def checkpoint(
+    atoll: "Atoll",
     session_id: SessionId,
-    end: Annotated[bool, typer.Option("--end", help="Kill them with their children.")] = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
-    """List background processes that executions of a session left running."""
-    with connect(url, api_key) as atoll:
-        session = atoll.sessions.get(session_id)
-        found = session.end_processes() if end else session.processes()
-    if json:
-        output.as_json(found)
-    else:
-        rows = [(process.pid, process.name, process.execution_id) for process in found]
-        output.table(("PID", "NAME", "EXECUTION"), rows)
-
-
-@app.command()
-def install(
-    session_id: SessionId,
-    dependency: Annotated[
-        list[str],
-        typer.Argument(metavar="PACKAGE...", help='Packages, like "requests" or "pandas>=2".'),
-    ],
-    install_timeout: InstallTimeout = None,
-    allow_version_conflicts: AllowVersionConflicts = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
-    """Install Python packages in a session. Later executions can import them."""
-    with connect(url, api_key) as atoll:
-        packages = atoll.sessions.get(session_id).install(
-            dependency,
-            timeout=install_timeout,
-            allow_version_conflicts=bool(allow_version_conflicts),
-        )
-    if json:
-        output.as_json(packages)
-        return
-    for line in packages.installed:
-        output.line(line)
-
-
-@app.command("exec")
-@expand_options
-def exec_(
-    session_id: SessionId,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- COMMAND [ARGS]...]", help="Command; with --code, arguments of the code."
-        ),
-    ] = None,
-    code: Annotated[str | None, typer.Option("--code", "-c", help="Code to run.")] = None,
-    language: Annotated[
-        str,
-        typer.Option("--language", "-l", help="Language of the code: python, javascript, shell."),
-    ] = "python",
-    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")] = None,
-    execution_id: Annotated[
-        str | None,
-        typer.Option(
-            "--execution-id", help="Id of your choice. Repeating it does not run anything twice."
-        ),
-    ] = None,
-    follow: Annotated[
+    last: Annotated[
         bool,
-        typer.Option("--follow/--no-follow", help="Wait for the end, or print the id and return."),
-    ] = True,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-    **options: Unpack[ProgramOptions],
-) -> None:
-    """
-    Run a command, or code, in a session and exit with its exit code.
-
-    Output is shown as it arrives. Ctrl-C cancels the execution.
-    """
-    from atoll.cli.execution_output import show as show_live
-    from atoll.cli.program_input import read_event, read_stdin
-
-    if code is None and not words:
-        raise typer.BadParameter("give a command after --, or --code.", param_hint="COMMAND")
-    event, variables = read_event(options["event"]), environment(options["env"])
-    stdin = read_stdin(options["stdin"])
-    with connect(url, api_key) as atoll:
-        execution = atoll.sessions.get(session_id).submit(
-            code,
-            language=language,
-            command=words if code is None else None,
-            args=words or [] if code is not None else (),
-            event=event,
-            timeout=options["timeout"],
-            stdin=stdin,
-            env=variables,
-            cwd=cwd,
-            execution_id=execution_id,
-        )
-        if not follow:
-            output.as_json(execution.status()) if json else output.line(execution.id)
-            return
-        status = show_live(execution, json=json)
-    raise typer.Exit(status)
+        typer.Option(
+            "--last", help="Only show the latest checkpoint; exit with 1 if there is none."
+        ),
+    ] = False,
+) -> "Checkpoint":
+    """Take a checkpoint: store a copy of a session's files in the blob store."""
+    session = atoll.sessions.get(session_id)
+    stored = session.last_checkpoint() if last else session.checkpoint()
+    if stored is None:
+        output.note(f"Session {session_id} has no checkpoint.")
+        raise typer.Exit(exit_codes.FAILED)
+    return stored
 
 
-@app.command()
+def _print_ids(infos: "Iterable[SessionInfo]") -> None:
+    for info in infos:
+        output.line(info.id)
+
+
+@remote(show=_print_ids)
 def rm(
+    atoll: "Atoll",
     which: Annotated[
         list[str],
         typer.Argument(
@@ -221,10 +180,7 @@ def rm(
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Also remove directories with their contents.")
     ] = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "list[SessionInfo]":
     """
     End sessions, or remove files from them. Records and results of ended sessions stay readable.
     """
@@ -232,34 +188,37 @@ def rm(
     if any(named and not path for _, path, named in targets):
         raise typer.BadParameter("expected a path after the colon.", param_hint="SESSION:PATH")
     infos: list[SessionInfo] = []
-    with connect(url, api_key) as atoll:
-        for session_id, path, named in targets:
-            if named:
-                atoll.sessions.get(session_id).files.remove(path, recursive=recursive)
-            else:
-                infos.append(atoll.sessions.delete(session_id))
-    if json:
-        output.as_json(infos)
-        return
-    for info in infos:
-        output.line(info.id)
+    for session_id, path, named in targets:
+        if named:
+            atoll.sessions.get(session_id).files.remove(path, recursive=recursive)
+        else:
+            infos.append(atoll.sessions.delete(session_id))
+    return infos
 
 
+# In the order of the help text.
 for command in (
+    create,
+    list_,
+    show,
+    session_programs.ps,
+    session_programs.install,
+    session_programs.exec_,
+    rm,
     session_lifecycle.start,
     session_lifecycle.stop,
     session_lifecycle.archive,
     session_lifecycle.pause,
     session_lifecycle.resume,
-    session_lifecycle.update,
-    session_lifecycle.extend,
-    session_lifecycle.clone,
+    update,
+    extend,
+    clone,
     files.cp,
     files.ls,
     files.cat,
     files.search,
     files.watch,
-    files.checkpoint,
+    checkpoint,
     shell,
 ):
-    app.command(command.__name__)(command)
+    app.command(command.__name__.rstrip("_"))(command)

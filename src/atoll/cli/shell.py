@@ -1,45 +1,26 @@
 """`atoll session shell`."""
 
 import os
-import signal
-from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.completion import session_ids
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import (
-    DEFAULT_URL,
-    ApiKey,
-    Env,
-    LimitOptions,
-    Template,
-    Timeout,
-    Url,
-    expand_options,
-)
+from atoll.cli.options import ApiKey, Cwd, Env, LimitOptions, Template, Timeout, Url, address, flat
 
 if TYPE_CHECKING:
     from atoll.sdk.executions import AsyncExecution
     from atoll.sdk.session import AsyncSession
-    from atoll.sdk.values import ConsoleExit
 
-TIMED_OUT = 124
 _LIFETIME = 1800 + 60
 """Seconds that a session for one shell exists: the longest execution, and its start."""
 
 
-class ShellOptions(LimitOptions):
-    template: Template
-    timeout: Timeout
-    env: Env
-    cwd: Annotated[str | None, typer.Option(help="Working directory. Default: /workspace.")]
-
-
-@expand_options
-def shell(
+@dataclass(kw_only=True)
+class ShellOptions:
     session_id: Annotated[
         str | None,
         typer.Argument(
@@ -47,22 +28,36 @@ def shell(
             help="Session id. Default: a new session.",
             autocompletion=session_ids,
         ),
-    ] = None,
+    ] = None
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND [ARGS]...]", help="Command instead of a shell."),
-    ] = None,
+    ] = None
     command: Annotated[
         str | None, typer.Option("--command", "-c", help="Shell command line to run.")
-    ] = None,
+    ] = None
     attach: Annotated[
         str | None,
         typer.Option("--attach", metavar="EXECUTION", help="Attach to a detached execution."),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="With --attach: do not type.")] = False,
+    ] = None
+    watch: Annotated[bool, typer.Option("--watch", help="With --attach: do not type.")] = False
+
+
+@dataclass(kw_only=True)
+class ProcessOptions:
+    template: Template = None
+    timeout: Timeout = None
+    env: Env = None
+    cwd: Cwd = None
+
+
+@flat
+def shell(
+    options: ShellOptions,
+    limits: LimitOptions,
+    process: ProcessOptions,
     url: Url = None,
     api_key: ApiKey = None,
-    **options: Unpack[ShellOptions],
 ) -> None:
     """
     Open a shell in a session and exit with its exit code.
@@ -74,55 +69,47 @@ def shell(
     from atoll.cli import terminal
     from atoll.sdk.client import AsyncAtoll
 
-    new_session = {
-        name: options[name] for name in ("template", "cpu", "memory", "disk", "max_processes")
-    }
-    if attach is not None and (session_id or command or any(new_session.values())):
+    attach, command = options.attach, options.command
+    new_session = {"template": process.template, **vars(limits)}
+    if attach is not None and (options.session_id or command or any(new_session.values())):
         raise typer.BadParameter(
             "cannot be combined with a session, a command or limits.", param_hint="--attach"
         )
-    if session_id is not None and any(value is not None for value in new_session.values()):
+    if options.session_id is not None and any(one is not None for one in new_session.values()):
         raise typer.BadParameter(
             "--template and limits are for a new session.", param_hint="SESSION"
         )
-    if command is not None and words:
+    if command is not None and options.words:
         raise typer.BadParameter("give either --command or a command after --, not both.")
-    if watch and attach is None:
+    if options.watch and attach is None:
         raise typer.BadParameter("--watch needs --attach.")
-    line = ["sh", "-c", command] if command is not None else words or None
-    variables = environment(options["env"])
+    line = ["sh", "-c", command] if command is not None else options.words or None
+    variables = environment(process.env)
     on_terminal = terminal.on_terminal()
     if on_terminal:
         variables.setdefault("TERM", os.environ.get("TERM") or "xterm")
 
     async def main() -> int:
-        target = url or os.environ.get("ATOLL_URL") or DEFAULT_URL
-        async with AsyncExitStack() as stack:
-            atoll = await stack.enter_async_context(AsyncAtoll(target, api_key=api_key))
+        async with AsyncAtoll(address(url), api_key=api_key) as atoll:
             created: AsyncSession | None = None
             if attach is not None:
                 execution = atoll.execution(attach)
             else:
-                if session_id is None:
+                if options.session_id is None:
                     created = session = await atoll.sessions.create(
-                        options["template"],
-                        timeout=_LIFETIME,
-                        cpu=options["cpu"],
-                        memory=options["memory"],
-                        disk=options["disk"],
-                        max_processes=options["max_processes"],
+                        timeout=_LIFETIME, **new_session
                     )
                 else:
-                    session = await atoll.sessions.get(session_id)
+                    session = await atoll.sessions.get(options.session_id)
                 rows, cols = terminal.size() if on_terminal else (None, None)
                 try:
                     execution = await session.interactive(
                         line,
                         rows=rows,
                         cols=cols,
-                        timeout=options["timeout"],
+                        timeout=process.timeout,
                         env=variables,
-                        cwd=options["cwd"],
+                        cwd=process.cwd,
                     )
                 except BaseException:
                     await _delete(created)
@@ -131,7 +118,7 @@ def shell(
                 execution,
                 created,
                 on_terminal=on_terminal,
-                watch=watch,
+                watch=options.watch,
                 attached=attach is not None,
             )
 
@@ -164,7 +151,9 @@ async def _talk(
         await _delete(created)
         raise
     await _delete(created)
-    return _exit_code(ended)
+    if ended.error is not None and ended.error.code != "exit":
+        output.error(ended.error.message, ended.error.code)
+    return exit_codes.of_program(ended)
 
 
 async def _delete(created: "AsyncSession | None") -> None:
@@ -172,16 +161,3 @@ async def _delete(created: "AsyncSession | None") -> None:
 
     if created is not None:
         await best_effort(created.delete())
-
-
-def _exit_code(ended: "ConsoleExit") -> int:
-    if ended.error is not None and ended.error.code != "exit":
-        output.error(ended.error.message, ended.error.code)
-    if ended.status == "completed":
-        return ended.exit_code or 0
-    if ended.status == "timeout":
-        return TIMED_OUT
-    if ended.signal:
-        with suppress(KeyError):
-            return 128 + signal.Signals[ended.signal]
-    return ended.exit_code or 1

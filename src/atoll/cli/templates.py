@@ -2,21 +2,26 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli import output
-from atoll.cli.build_progress import follow
+from atoll.cli import exit_codes, output
 from atoll.cli.completion import template_ids
 from atoll.cli.option_parsing import environment
-from atoll.cli.options import ApiKey, Env, Json, LimitOptions, Url, connect, expand_options
+from atoll.cli.options import Env, Json, LimitOptions, command_group
+from atoll.cli.remote import connected, remote
 from atoll.errors import InvalidRequest, NotFound
 
-app = typer.Typer(
-    help="Templates that sessions start from.", no_args_is_help=True, rich_markup_mode=None
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import BuildEvent, TemplateInfo
+
+app = command_group("Templates that sessions start from.")
 
 PASSWORD = "ATOLL_REGISTRY_PASSWORD"  # noqa: S105 - the name of a variable
 
@@ -26,118 +31,108 @@ TemplateId = Annotated[
 
 
 @app.command("list")
-def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+@remote(
+    table={
+        "TEMPLATE": "id",
+        "NAME": "name",
+        "CPU": "default_resources.cpu",
+        "MEMORY": "default_resources.memory",
+        "DISK": "default_resources.disk",
+        "POOL": "pool_size",
+        "IMAGE": lambda template: template.image or "(this machine)",
+    }
+)
+def list_(atoll: "Atoll") -> "Iterator[TemplateInfo]":
     """List templates."""
-    with connect(url, api_key) as atoll:
-        templates = list(atoll.templates.list())
-    if json:
-        output.as_json(templates)
-        return
-    output.table(
-        ("TEMPLATE", "NAME", "CPU", "MEMORY", "DISK", "POOL", "IMAGE"),
-        [
-            (
-                template.id,
-                template.name,
-                template.default_resources.cpu,
-                template.default_resources.memory,
-                template.default_resources.disk,
-                template.pool_size,
-                template.image or "(this machine)",
-            )
-            for template in templates
-        ],
-    )
+    return atoll.templates.list()
 
 
 @app.command()
-def show(
-    template_id: TemplateId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@remote()
+def show(atoll: "Atoll", template_id: TemplateId) -> "TemplateInfo":
     """Show a template."""
-    with connect(url, api_key) as atoll:
-        template = atoll.templates.get(template_id)
-    output.as_json(template) if json else output.details(template)
+    return atoll.templates.get(template_id)
 
 
-class BuildOptions(TypedDict):
+@dataclass(kw_only=True)
+class BuildOptions:
     """What a template adds to its base image."""
 
     debian_package: Annotated[
         list[str] | None, typer.Option(help="Debian package to install. Repeatable.")
-    ]
+    ] = None
     python_package: Annotated[
         list[str] | None, typer.Option(help="Python package to install (PEP 508). Repeatable.")
-    ]
+    ] = None
     preload: Annotated[
         list[str] | None,
         typer.Option(help="Module that the interpreter imports beforehand. Repeatable."),
-    ]
-    pool_size: Annotated[int | None, typer.Option(min=0, help="Minimum of ready instances.")]
-    pool_max: Annotated[int | None, typer.Option(min=0, help="Maximum of ready instances.")]
+    ] = None
+    pool_size: Annotated[int | None, typer.Option(min=0, help="Minimum of ready instances.")] = None
+    pool_max: Annotated[int | None, typer.Option(min=0, help="Maximum of ready instances.")] = None
 
 
-class TemplateOptions(BuildOptions, LimitOptions):
+@dataclass(kw_only=True)
+class TemplateOptions:
     base_image: Annotated[
         str | None,
         typer.Option(help="Base for packages: a root file system directory, or template:ID."),
-    ]
+    ] = None
     image: Annotated[
         str | None,
         typer.Option(help="Root file system directory on the node, or the name of an image."),
-    ]
+    ] = None
     dockerfile: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Dockerfile to build the image from."),
-    ]
+    ] = None
     context: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Directory with the files that it copies."),
-    ]
-    runtime: Annotated[str | None, typer.Option(help="OCI runtime, such as runsc.")]
+    ] = None
+    runtime: Annotated[str | None, typer.Option(help="OCI runtime, such as runsc.")] = None
     registry_server: Annotated[
         str | None, typer.Option(help="Registry of the credentials. Default: the image's.")
-    ]
+    ] = None
     registry_user: Annotated[
         str | None,
         typer.Option(
             help="User name at the registry. The password comes from ATOLL_REGISTRY_PASSWORD or "
             "stdin."
         ),
-    ]
-    python: Annotated[str | None, typer.Option(help="Path of the interpreter.")]
+    ] = None
+    python: Annotated[str | None, typer.Option(help="Path of the interpreter.")] = None
     require: Annotated[
         list[str] | None, typer.Option(help="Isolation that a node must provide. Repeatable.")
-    ]
-    env: Env
+    ] = None
+    env: Env = None
 
 
 @app.command()
-@expand_options
+@remote(line="id")
 def create(
+    atoll: "Atoll",
     name: Annotated[str, typer.Argument(help="Name for people.")],
     template_id: Annotated[
         str | None, typer.Option("--id", help="Template id. Default: chosen by the server.")
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-    **options: Unpack[TemplateOptions],
-) -> None:
+    *,
+    build: BuildOptions,
+    limits: LimitOptions,
+    options: TemplateOptions,
+) -> "TemplateInfo":
     """Create a template and print its id."""
-    given = _build_options(options)
+    given = {**_build_options(build), **vars(limits), **vars(options)}
     given["registry"] = _credentials(given.pop("registry_server"), given.pop("registry_user"))
-    given["env"] = environment(given["env"]) or None
-    if (dockerfile := options["dockerfile"]) is not None:
-        given["dockerfile"] = dockerfile.read_text(encoding="utf-8")
-    with connect(url, api_key) as atoll:
-        template = atoll.templates.create(name, template_id=template_id, **given)
-    output.as_json(template) if json else output.line(template.id)
+    given["env"] = environment(options.env) or None
+    if options.dockerfile is not None:
+        given["dockerfile"] = options.dockerfile.read_text(encoding="utf-8")
+    return atoll.templates.create(name, template_id=template_id, **given)
 
 
 def _build_options(options: BuildOptions) -> dict[str, Any]:
     """The options with their names in the SDK."""
-    given: dict[str, Any] = {**options}
+    given = dict(vars(options))
     for kind in ("debian_package", "python_package"):
         given[f"{kind}s"] = given.pop(kind)
     return given
@@ -161,17 +156,17 @@ def _credentials(server: str | None, user: str | None) -> dict[str, str] | None:
 
 
 @app.command()
-@expand_options
+@connected
 def build(
+    atoll: "Atoll",
     name: Annotated[str, typer.Argument(help="Template id. Created if it does not exist.")],
     base: Annotated[
         str | None,
         typer.Option(help="Root file system directory on the node, or template:ID."),
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
+    *,
+    options: BuildOptions,
     json: Json = False,
-    **options: Unpack[BuildOptions],
 ) -> None:
     """
     Create a template with packages, or a new version of an existing one, and follow its build.
@@ -180,21 +175,18 @@ def build(
     """
     given = {"base_image": base, **_build_options(options)}
     given = {name: value for name, value in given.items() if value is not None}
-    with connect(url, api_key) as atoll:
-        try:
-            template = atoll.templates.get(name)
-        except NotFound:
-            if not given:
-                raise  # Without options a misspelt id is more likely than an empty template.
-            template = atoll.templates.create(name, template_id=name, **given)
-        else:
-            if given:
-                template = atoll.templates.update(name, **given)
-            else:
-                template = atoll.templates.build(name)
-        events = atoll.templates.follow(template.id, template.version)
-        follow(events, f"{template.id} version {template.version}", quiet=json)
-        template = atoll.templates.version(template.id, template.version)
+    templates = atoll.templates
+    try:
+        template = templates.get(name)
+    except NotFound:
+        if not given:
+            raise  # Without options a misspelt id is more likely than an empty template.
+        template = templates.create(name, template_id=name, **given)
+    else:
+        template = templates.update(name, **given) if given else templates.build(name)
+    events = templates.follow(template.id, template.version)
+    _follow(events, f"{template.id} version {template.version}", quiet=json)
+    template = templates.version(template.id, template.version)
     if json:
         output.as_json(template)
     elif template.status == "ready":
@@ -202,61 +194,76 @@ def build(
     else:
         output.error(template.message or "The build failed.", "build_failed")
     if template.status != "ready":
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)
 
 
-@app.command()
-def versions(
-    template_id: TemplateId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
-    """List the versions of a template, newest first."""
-    with connect(url, api_key) as atoll:
-        found = list(atoll.templates.versions(template_id))
-    if json:
-        output.as_json(found)
+def _follow(events: "Iterable[BuildEvent]", what: str, *, quiet: bool) -> None:
+    """
+    Show the output of a build on stderr until it has ended, and on a terminal a status line below.
+
+    The output comes from packages, so control characters are escaped.
+    """
+    if quiet:
+        for _ in events:
+            pass
         return
-    output.table(
-        ("VERSION", "STATUS", "AGE", "PACKAGES", "MESSAGE"),
-        [
-            (
-                version.version,
-                version.status,
-                output.age(version.updated_at),
-                " ".join((*version.debian_packages, *version.python_packages)),
-                (version.message or "").partition("\n")[0],
-            )
-            for version in found
-        ],
-    )
+    if not sys.stderr.isatty():
+        for event in events:
+            if event.text is not None:
+                typer.echo(output.visible(event.text), nl=False, err=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    with console.status(Text(f"{what}: waiting")) as line:
+        for event in events:
+            if event.text is not None:
+                console.print(Text(output.visible(event.text)), end="")
+            if event.status is not None:
+                attempt = f", attempt {event.attempts}" if event.attempts > 1 else ""
+                line.update(Text(output.visible(f"{what}: {event.status}{attempt}")))
 
 
 @app.command()
+@remote(
+    table={
+        "VERSION": "version",
+        "STATUS": "status",
+        "AGE": "updated_at",
+        "PACKAGES": lambda version: " ".join((*version.debian_packages, *version.python_packages)),
+        "MESSAGE": lambda version: (version.message or "").partition("\n")[0],
+    }
+)
+def versions(atoll: "Atoll", template_id: TemplateId) -> "Iterator[TemplateInfo]":
+    """List the versions of a template, newest first."""
+    return atoll.templates.versions(template_id)
+
+
+@app.command()
+@connected
 def log(
+    atoll: "Atoll",
     template_id: TemplateId,
     version: Annotated[
         int | None, typer.Option(min=1, help="Version. Default: the newest.")
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Print the output of a template's build."""
-    with connect(url, api_key) as atoll:
-        text = atoll.templates.log(template_id, version)
+    text = atoll.templates.log(template_id, version)
     typer.echo(output.visible(text), nl=False)
 
 
 @app.command()
+@remote(show=output.removed)
 def rm(
+    atoll: "Atoll",
     template_id: Annotated[
         list[str],
         typer.Argument(metavar="TEMPLATE...", help="Template ids.", autocompletion=template_ids),
     ],
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> dict[str, list[str]]:
     """Remove templates. Their sessions keep running."""
-    with connect(url, api_key) as atoll:
-        for one in template_id:
-            atoll.templates.delete(one)
-    output.removed(template_id, json=json)
+    for one in template_id:
+        atoll.templates.delete(one)
+    return {"removed": template_id}

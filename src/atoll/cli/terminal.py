@@ -7,6 +7,7 @@ leaves the program running. The terminal is restored in any case.
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import termios
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli import output, terminal_replies
+from atoll.cli import exit_codes, output
 
 if TYPE_CHECKING:
     from atoll.sdk.consoles import AsyncConsole
@@ -34,6 +35,22 @@ _RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\
 
 _IGNORED_ERRORS = frozenset({"execution_not_running", "stdin_closed"})
 """Input arrived after the end of the program, like a write to a broken pipe."""
+
+FILTER_SECONDS = 2.0
+"""How long after the first replayed output replies are filtered."""
+_MAX_REPLY = 4096
+_REPLY = re.compile(
+    rb"\x1b\[\??\d+;\d+(;\d+)?R"  # cursor position
+    rb"|\x1b\[[?>=][\d;]*c"  # device attributes
+    rb"|\x1b\[\??[\d;]+\$y"  # modes
+    rb"|\x1b\[\??[\d;]*n"  # status
+    rb"|\x1b\[\d+;\d+;\d+t"  # size
+    rb"|\x1b\[\?\d+u"  # keyboard protocol
+    rb"|\x1b\]\d+;[^\x07\x1b]*(?:\x07|\x1b\\)"  # colours
+    rb"|\x1bP[\d>!][^\x1b]*\x1b\\"  # version and settings
+)
+_BEGUN = re.compile(rb"\x1b(?:\[[?>=\d][\d;]*\$?|\]\d[^\x07\x1b]*\x1b?|P[\d>!][^\x1b]*\x1b?)\Z")
+"""The beginning of an incomplete reply. Keys are sent whole, and none begins like this."""
 
 
 class Detached(Exception):
@@ -59,6 +76,32 @@ class DetachKeys:
             if not self._held:
                 passed += byte
         return bytes(passed)
+
+
+class ReplyFilter:
+    """
+    Filters replies of the terminal out of typed input, however they are split.
+
+    Replayed output may contain terminal queries of programs that have ended. The terminal answers
+    them, and the answers would be typed into the current program. Replies are recognized by their
+    form, which some terminals also use for Shift-F3, so the filter is only active shortly after the
+    replay.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def filter(self, data: bytes, *, active: bool = True) -> bytes:
+        """The input without replies. If not `active`, all of it and what was held back."""
+        data, self._held = self._held + data, b""
+        if not active:
+            return data
+        data = _REPLY.sub(b"", data)
+        begun = _BEGUN.search(data)
+        if begun is None or len(begun[0]) > _MAX_REPLY:
+            return data
+        self._held = begun[0]
+        return data[: begun.start()]
 
 
 class Screen:
@@ -222,12 +265,9 @@ async def _typed(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _without_replies(keys: AsyncIterator[bytes], screen: Screen) -> AsyncIterator[bytes]:
-    replies = terminal_replies.ReplyFilter()
+    replies = ReplyFilter()
     async for data in keys:
-        active = (
-            screen.since is None
-            or time.monotonic() - screen.since < terminal_replies.FILTER_SECONDS
-        )
+        active = screen.since is None or time.monotonic() - screen.since < FILTER_SECONDS
         if passed := replies.filter(data, active=active):
             yield passed
 
@@ -295,6 +335,6 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         except asyncio.CancelledError:
             if not ended:
                 raise
-            return 128 + ended[0]
+            return exit_codes.by_signal(ended[0])
 
     return asyncio.run(guarded())

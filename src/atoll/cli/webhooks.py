@@ -1,22 +1,35 @@
 """`atoll webhook …`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import exit_codes, output
 from atoll.cli.events import Types, split
-from atoll.cli.options import ApiKey, Json, Url, connect
+from atoll.cli.options import Json, command_group
+from atoll.cli.remote import connected, remote
 
-app = typer.Typer(
-    help="Webhooks: URLs that receive events.", no_args_is_help=True, rich_markup_mode=None
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.sdk.sync import Atoll
+    from atoll.sdk.values import WebhookInfo
+
+app = command_group("Webhooks: URLs that receive events.")
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="Webhook id.")]
 
 
+def _print_created(webhook: "WebhookInfo") -> None:
+    output.line(webhook.id)
+    if webhook.secret is not None:
+        output.line(webhook.secret)
+
+
 @app.command()
+@remote(show=_print_created)
 def create(
+    atoll: "Atoll",
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="URL that receives events.")],
     types: Types = None,
     secret: Annotated[
@@ -26,101 +39,73 @@ def create(
             envvar="ATOLL_WEBHOOK_SECRET",
         ),
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "WebhookInfo":
     """Create a webhook and print its id, and its secret if it was generated."""
-    with connect(url, api_key) as atoll:
-        made = atoll.webhooks.create(address, types=split(types), secret=secret)
-    if json:
-        output.as_json(made)
-        return
-    output.line(made.id)
-    if made.secret is not None:
-        output.line(made.secret)
+    return atoll.webhooks.create(address, types=split(types), secret=secret)
 
 
 @app.command("list")
-def list_(url: Url = None, api_key: ApiKey = None, json: Json = False) -> None:
+@remote(
+    table={
+        "WEBHOOK": "id",
+        "URL": "url",
+        "TYPES": lambda one: ",".join(one.types) or "*",
+        "ENABLED": lambda one: "yes" if one.enabled else "no",
+        "DELIVERED": "delivered",
+        "FAILURES": "deliveries.failures",
+        "GAVE UP": lambda one: one.deliveries.gave_up + one.deliveries.missed,
+        "LAST": lambda one: one.deliveries.last_error or one.deliveries.last_status,
+    }
+)
+def list_(atoll: "Atoll") -> "Iterator[WebhookInfo]":
     """List webhooks, oldest first."""
-    with connect(url, api_key) as atoll:
-        found = list(atoll.webhooks.list())
-    if json:
-        output.as_json(found)
-        return
-    output.table(
-        ("WEBHOOK", "URL", "TYPES", "ENABLED", "DELIVERED", "FAILURES", "GAVE UP", "LAST"),
-        [
-            (
-                one.id,
-                one.url,
-                ",".join(one.types) or "*",
-                "yes" if one.enabled else "no",
-                one.delivered,
-                one.deliveries.failures,
-                one.deliveries.gave_up + one.deliveries.missed,
-                one.deliveries.last_error or one.deliveries.last_status,
-            )
-            for one in found
-        ],
-    )
+    return atoll.webhooks.list()
 
 
 @app.command()
-def show(
-    webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@remote()
+def show(atoll: "Atoll", webhook_id: WebhookId) -> "WebhookInfo":
     """Show a webhook and the state of its deliveries."""
-    with connect(url, api_key) as atoll:
-        found = atoll.webhooks.get(webhook_id)
-    output.as_json(found) if json else output.details(found)
+    return atoll.webhooks.get(webhook_id)
 
 
 @app.command()
+@remote(line="id")
 def change(
+    atoll: "Atoll",
     webhook_id: WebhookId,
     address: Annotated[str | None, typer.Option("--address", help="New URL.")] = None,
     types: Types = None,
     enabled: Annotated[
         bool | None, typer.Option("--enable/--disable", help="Send events, or not.")
     ] = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> "WebhookInfo":
     """Change a webhook. Pending retries are sent at once."""
-    with connect(url, api_key) as atoll:
-        found = atoll.webhooks.change(
-            webhook_id, url=address, types=None if types is None else split(types), enabled=enabled
-        )
-    output.as_json(found) if json else output.line(found.id)
+    return atoll.webhooks.change(
+        webhook_id, url=address, types=None if types is None else split(types), enabled=enabled
+    )
 
 
 @app.command()
+@remote(show=output.removed)
 def rm(
+    atoll: "Atoll",
     webhook_id: Annotated[list[str], typer.Argument(metavar="WEBHOOK...", help="Webhook ids.")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> dict[str, list[str]]:
     """Remove webhooks."""
-    with connect(url, api_key) as atoll:
-        for one in webhook_id:
-            atoll.webhooks.delete(one)
-    output.removed(webhook_id, json=json)
+    for one in webhook_id:
+        atoll.webhooks.delete(one)
+    return {"removed": webhook_id}
 
 
 @app.command("test")
-def try_(
-    webhook_id: WebhookId, url: Url = None, api_key: ApiKey = None, json: Json = False
-) -> None:
+@connected
+def try_(atoll: "Atoll", webhook_id: WebhookId, json: Json = False) -> None:
     """Send a `webhook.test` event now. Exits with 1 if the receiver did not accept it."""
-    with connect(url, api_key) as atoll:
-        tried = atoll.webhooks.test(webhook_id)
+    tried = atoll.webhooks.test(webhook_id)
     if json:
         output.as_json(tried)
     else:
         output.line(f"answered {tried.status}" if tried.delivered else f"failed: {tried.error}")
     if not tried.delivered:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.FAILED)

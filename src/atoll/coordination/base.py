@@ -14,9 +14,8 @@ which they asked, on whichever replica they are; waiters of a lost replica lose 
 
 Every method is safe to call twice and may be cancelled at any await; a cancelled wait leaves
 neither a lease nor a waiter behind. If the back-end cannot be reached, every method, waits
-included, raises `CoordinationUnavailable` in bounded time. Everything expires: leases and the
-window after `lease_ttl`, approvals a minute after their time-out, cancellations and messages after
-`execution_ttl`.
+included, raises `CoordinationUnavailable` in bounded time. Everything expires: leases after
+`lease_ttl`, approvals a minute after their time-out, cancellations after `execution_ttl`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ Resolution = Literal["resolved", "already", "gone"]
 CANCELLED = {"approved": False, "reason": "cancelled"}
 SHUTDOWN = {"approved": False, "reason": "shutdown"}
 
-MAX_MESSAGES = 1000
-"""Messages that may wait for one execution; one more is refused."""
-MAX_MESSAGE_SIZE = 65_536
-"""Bytes of one message, question or answer; a longer one is refused with `TooLarge`."""
+MAX_PAYLOAD_SIZE = 65_536
+"""Bytes of one question or answer; a longer one is refused with `TooLarge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +103,6 @@ class Coordination(Protocol):
     async def release(self, key: str, owner: str) -> None:
         """Release it to the first waiter. Does nothing if `owner` does not hold it."""
 
-    async def holder(self, key: str) -> LeaseHolder | None: ...
-
-    # The interactive window: while an execution can receive messages and cancellations
-
-    async def open_window(self, session_id: str, execution_id: str) -> None:
-        """Opening it again renews it."""
-
-    async def close_window(self, session_id: str, execution_id: str) -> None:
-        """Does nothing if another execution has opened it meanwhile."""
-
-    async def window(self, session_id: str) -> str | None:
-        """The execution that has the window open."""
-
     # Approvals
 
     async def ask(
@@ -152,14 +136,6 @@ class Coordination(Protocol):
     async def cancelled(self, execution_id: str) -> str | None:
         """The reason of the first request, if there was one."""
 
-    # Messages to an execution
-
-    async def push(self, execution_id: str, message: str) -> None:
-        """Raises `TemporaryError` with code `queue_full` beyond `MAX_MESSAGES`."""
-
-    async def drain(self, execution_id: str) -> list[str]:
-        """All waiting messages in order; each is returned once."""
-
     # Notifications
 
     async def notify(self, topic: str) -> None:
@@ -169,11 +145,6 @@ class Coordination(Protocol):
         """Receives every notification between entering and leaving."""
 
     # The end
-
-    async def clean(self, session_id: str, execution_id: str) -> None:
-        """
-        Forget an execution: its lease on the session, window, question, cancellation, messages.
-        """
 
     async def shutdown(self) -> None:
         """

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from atoll.coordination.base import CANCELLED, MAX_MESSAGES, SHUTDOWN, LeaseHolder
-from atoll.coordination.payload import check_size, decode, encode
+from atoll.coordination.base import CANCELLED, SHUTDOWN, LeaseHolder
+from atoll.coordination.payload import decode, encode
 from atoll.coordination.wakeup import WakeUp
-from atoll.errors import CoordinationUnavailable, TemporaryError
+from atoll.errors import CoordinationUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -95,16 +95,14 @@ class MemoryState:
         self.leases: ExpiringDict[LeaseHolder] = ExpiringDict(clock)
         self.waiters: dict[str, list[Waiter]] = {}
         """By lease, in the order in which they asked."""
-        self.windows: ExpiringDict[str] = ExpiringDict(clock)
         self.approvals: ExpiringDict[PendingApproval] = ExpiringDict(clock)
         self.cancellations: ExpiringDict[str] = ExpiringDict(clock)
-        self.messages: ExpiringDict[list[str]] = ExpiringDict(clock)
         self.listeners: dict[str, set[WakeUp]] = {}
         self.replicas: list[MemoryCoordination] = []
 
     def sweep(self) -> None:
-        for entries in (self.leases, self.windows, self.cancellations, self.messages):
-            entries.sweep()
+        self.leases.sweep()
+        self.cancellations.sweep()
         self.approvals.sweep()
         self.present.sweep()
 
@@ -120,7 +118,6 @@ class MemoryCoordination:
         state: MemoryState | None = None,
     ) -> None:
         self.replica = replica
-        self._settings = settings
         self._lease_ttl = settings.lease_ttl.total_seconds()
         self._presence_ttl = settings.presence_ttl.total_seconds()
         self._execution_ttl = execution_ttl
@@ -131,12 +128,6 @@ class MemoryCoordination:
 
     def subscribe(self, observer: CoordinationObserver) -> None:
         self._observers.append(observer)
-
-    def beside(self, replica: str) -> MemoryCoordination:
-        """Another replica with the same state."""
-        return MemoryCoordination(
-            replica, self._settings, self._execution_ttl, self._clock, state=self._state
-        )
 
     async def open(self) -> None:
         self._shut_down = False
@@ -239,21 +230,6 @@ class MemoryCoordination:
             self._state.leases.drop(key)
             self._wake_first(key)
 
-    async def holder(self, key: str) -> LeaseHolder | None:
-        return self._state.leases.get(key)
-
-    # The interactive window
-
-    async def open_window(self, session_id: str, execution_id: str) -> None:
-        self._state.windows.put(session_id, execution_id, self._lease_ttl)
-
-    async def close_window(self, session_id: str, execution_id: str) -> None:
-        if self._state.windows.get(session_id) == execution_id:
-            self._state.windows.drop(session_id)
-
-    async def window(self, session_id: str) -> str | None:
-        return self._state.windows.get(session_id)
-
     # Approvals
 
     async def ask(
@@ -336,24 +312,6 @@ class MemoryCoordination:
     async def cancelled(self, execution_id: str) -> str | None:
         return self._state.cancellations.get(execution_id)
 
-    # Messages
-
-    async def push(self, execution_id: str, message: str) -> None:
-        messages = self._state.messages.get(execution_id) or []
-        if len(messages) >= MAX_MESSAGES:
-            raise TemporaryError(
-                f"{MAX_MESSAGES} messages already wait for {execution_id}. Retry when it has read"
-                " some.",
-                code="queue_full",
-            )
-        messages.append(check_size(message))
-        self._state.messages.put(execution_id, messages, self._execution_ttl.total_seconds())
-
-    async def drain(self, execution_id: str) -> list[str]:
-        messages = self._state.messages.get(execution_id) or []
-        self._state.messages.drop(execution_id)
-        return messages
-
     # Notifications
 
     async def notify(self, topic: str) -> None:
@@ -372,19 +330,6 @@ class MemoryCoordination:
                 del self._state.listeners[topic]
 
     # The end
-
-    async def clean(self, session_id: str, execution_id: str) -> None:
-        holder = self._state.leases.get(session_id)
-        if holder is not None and holder.owner == execution_id:
-            self._state.leases.drop(session_id)
-            self._wake_first(session_id)
-        await self.close_window(session_id, execution_id)
-        approval = self._state.approvals.get(execution_id)
-        if approval is not None and approval.answer is None:
-            approval.settle(None)
-        self._state.approvals.drop(execution_id)
-        self._state.cancellations.drop(execution_id)
-        self._state.messages.drop(execution_id)
 
     async def shutdown(self) -> None:
         self._shut_down = True

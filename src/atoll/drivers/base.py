@@ -254,7 +254,10 @@ class Workspaces(Protocol):
 
 
 class Limits(Protocol):
-    """Limits of instances that the driver cannot enforce alone, and the memory they use."""
+    """
+    What the executor of an instance must enforce, because the driver cannot; and the memory of an
+    instance: its usage, and whether a process was killed because it ran out (`out_of_memory`).
+    """
 
     def executor_limits(
         self, handle: Handle, resources: Resources

@@ -23,7 +23,7 @@ import struct
 
 from ..protocol import minijson
 from . import processes, syscalls
-from .event_loop import READ, WRITE, Loop, Timer
+from .event_loop import READ, WRITE, Loop, Timer, receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,12 +202,9 @@ class Callbacks:
         if mask & WRITE:
             self._send()
         if mask & ~WRITE and self._socket is not None:
-            try:
-                answer = self._socket.recv(1)
-            except BlockingIOError:
+            answer = receive(self._socket, 1)
+            if answer is None:
                 return
-            except OSError:
-                answer = b""
             if answer:
                 self._answered(answer)
             else:
@@ -264,12 +261,8 @@ def _result(run: Run) -> Any:
 def _make_requests(line: _socket.socket, fd: int) -> None:
     """Never returns."""
     try:
-        # Like PID 1 it is not dumpable, so what it reads stays private.
-        syscalls.set_name("reporter")
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        syscalls.close_descriptors_except(0, 1, 2, line.fileno(), fd)
+        # Not dumpable, so what it reads stays private.
+        syscalls.become_helper("reporter", line.fileno(), fd)
         while True:
             path, key, body = _receive(line)
             line.send(_post(fd, path, key, body))

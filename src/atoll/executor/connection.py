@@ -12,7 +12,7 @@ import _socket
 
 from ..protocol import frames
 from ..protocol.limits import MAX_STREAMS
-from .event_loop import READ, WRITE, Loop
+from .event_loop import READ, WRITE, Loop, receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,26 @@ class Refusal(Exception):
         self.code = code
 
 
+class StreamHandler:
+    """Serves what the other end sends after a request. Subclasses override what they need."""
+
+    __slots__ = ()
+
+    def received(self, data: bytes) -> None: ...
+
+    def finished(self) -> None:
+        """No more data will come."""
+
+    def credited(self) -> None:
+        """The stream's credit has grown."""
+
+    def dropped(self) -> None:
+        """The client resets the stream, or the connection was closed."""
+
+
+NO_HANDLER = StreamHandler()
+
+
 class Stream:
     """The executor's end of one request."""
 
@@ -36,10 +56,11 @@ class Stream:
         self.connection = connection
         self.number = number
         self.credit = frames.WINDOW
-        self.on_credit: Callable[[], None] | None = None
-        self.on_data: Callable[[bytes], None] | None = None
-        self.on_finish: Callable[[], None] | None = None
-        self.on_reset: Callable[[], None] | None = None
+        self.handler = NO_HANDLER
+
+    def handle(self, handler: StreamHandler) -> None:
+        """From now on `handler` serves this stream, in place of an earlier one."""
+        self.handler = handler
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send DATA or OUTPUT; the caller has checked the credit."""
@@ -94,12 +115,9 @@ class Connection:
         if mask & WRITE:
             self._flush()
         if mask & ~WRITE and self.open:
-            try:
-                data = self._socket.recv(262_144)
-            except BlockingIOError:
+            data = receive(self._socket, 262_144)
+            if data is None:
                 return
-            except OSError:
-                data = b""
             if not data:
                 self.close()
                 return
@@ -125,18 +143,16 @@ class Connection:
         found = self._streams.get(number)
         if found is None:
             return  # The stream has ended while this frame was in flight.
-        if kind == frames.DATA and found.on_data is not None:
-            found.on_data(payload)
-        elif kind == frames.FINISH and found.on_finish is not None:
-            found.on_finish()
+        if kind == frames.DATA:
+            found.handler.received(payload)
+        elif kind == frames.FINISH:
+            found.handler.finished()
         elif kind == frames.CREDIT:
             found.credit += frames.decode_credit(payload)
-            if found.on_credit is not None:
-                found.on_credit()
+            found.handler.credited()
         elif kind == frames.RESET:
             self.close_stream(number)
-            if found.on_reset is not None:
-                found.on_reset()
+            found.handler.dropped()
 
     def close_stream(self, number: int) -> None:
         self._streams.pop(number, None)
@@ -183,6 +199,5 @@ class Connection:
         self._socket.close()
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            if stream.on_reset is not None:
-                stream.on_reset()
+            stream.handler.dropped()
         self._on_closed(self)

@@ -18,10 +18,10 @@ from ..protocol import frames, minijson
 from . import processes
 from .connection import Refusal, Stream
 from .context import Context, ContextProcess
-from .event_loop import READ, Loop
+from .event_loop import READ, Loop, receive
 from .interpreter import jobs
 from .interpreter.child import FAILURE
-from .interpreter.kernel_messages import (
+from .interpreter.context_messages import (
     DONE,
     DONE_BODY,
     DROPPED,
@@ -371,13 +371,10 @@ class Contexts(ZygoteObserver):
     def _receive(self, process: ContextProcess) -> bool:
         """Read one message; returns whether there may be more."""
         assert process.socket is not None
-        try:
-            # Ancillary data, such as descriptors, is discarded.
-            message = process.socket.recv(MAX_MESSAGE)
-        except BlockingIOError:
+        # Ancillary data, such as descriptors, is discarded.
+        message = receive(process.socket, MAX_MESSAGE)
+        if message is None:
             return False
-        except OSError:
-            message = b""
         try:
             if not message:
                 raise ValueError

@@ -14,12 +14,23 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from typing import Callable
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 MAX_TRACEBACKS = 100
 """A callback that fails in every turn must not fill the log."""
+
+
+def receive(socket: _socket.socket, size: int) -> bytes | None:
+    """What has arrived at a socket; empty at its end, None while there is nothing."""
+    try:
+        return socket.recv(size)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 class Timer:

@@ -23,14 +23,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    Look = dict[int, "ProcessState"]
+    Snapshot = dict[int, "ProcessState"]
 
 MAX_FREEZE = 1.0
 """The longest that stopping all processes may take."""
 MAX_HOLD = 10.0
 """The longest that processes stay frozen for one holder."""
-LOOK_INTERVAL = 0.001
-PATIENCE = 0.2
+SCAN_INTERVAL = 0.001
+WAITING_GRACE = 0.2
 """
 After this time a process that waits in the kernel counts as stopped, because it may wait for one
 that is; and children are stopped although their parents still run.
@@ -39,7 +39,7 @@ _STOP_PENDING = 1 << (signal.SIGSTOP - 1)
 
 
 class ProcessState:
-    """The state of one process at the time of a scan."""
+    """One process at the time of a snapshot."""
 
     __slots__ = ("parent", "ran", "stopped", "waits")
 
@@ -80,9 +80,9 @@ class Freezer:
         self._loop = loop
         self._spared = spared
         self._holds: list[Hold] = []
-        self._first: Look = {}
+        self._first: Snapshot = {}
         """Processes before any was stopped."""
-        self._frozen: Look | None = None
+        self._frozen: Snapshot | None = None
         """Processes when all were frozen."""
 
     @property
@@ -129,13 +129,13 @@ class Freezer:
     # Freeze
 
     def _begin(self) -> None:
-        self._first = look(self._spared())
-        self._look_again(time.monotonic(), {})
+        self._first = snapshot(self._spared())
+        self._scan(time.monotonic(), {})
 
-    def _look_again(self, begun: float, before: Look) -> None:
+    def _scan(self, begun: float, before: Snapshot) -> None:
         if not self._holds:
             return
-        now = look(self._spared())
+        now = snapshot(self._spared())
         late = time.monotonic() - begun
         moving = [pid for pid, found in now.items() if not _is_stopped(found, late)]
         if not moving and _same(now, before):
@@ -150,10 +150,10 @@ class Freezer:
             above = now.get(now[pid].parent)
             # Parents before their children, so that no parent sees that a child was stopped. Not
             # for long, because user code may wake any process.
-            if above is None or above.stopped or late > PATIENCE:
+            if above is None or above.stopped or late > WAITING_GRACE:
                 processes.send(pid, signal.SIGSTOP)
-        wait = LOOK_INTERVAL if moving else 0
-        self._loop.after(wait, lambda: self._look_again(begun, {} if moving else now))
+        wait = SCAN_INTERVAL if moving else 0
+        self._loop.after(wait, lambda: self._scan(begun, {} if moving else now))
 
     def _give_up(self) -> None:
         holds, self._holds = self._holds, []
@@ -173,41 +173,41 @@ class Freezer:
         frozen = self._frozen or {}
         return all(
             pid in frozen and found.ran == frozen[pid].ran
-            for pid, found in look(self._spared()).items()
+            for pid, found in snapshot(self._spared()).items()
         )
 
     def _resume(self) -> None:
         first, frozen, self._first, self._frozen = self._first, self._frozen, {}, None
         spared = self._spared()
-        now = look(spared)
+        now = snapshot(spared)
         for level in reversed(_levels(now)):
             for pid in level:
                 if not _was_stopped(pid, first, frozen or now):
                     processes.send(pid, signal.SIGCONT)
 
 
-def _was_stopped(pid: int, first: Look, frozen: Look) -> bool:
+def _was_stopped(pid: int, first: Snapshot, frozen: Snapshot) -> bool:
     """Whether it was stopped already and was not woken before all were frozen."""
     begun, later = first.get(pid), frozen.get(pid)
     return begun is not None and begun.stopped and later is not None and later.ran == begun.ran
 
 
 def _is_stopped(found: ProcessState, late: float) -> bool:
-    return found.stopped or (found.waits and late > PATIENCE)
+    return found.stopped or (found.waits and late > WAITING_GRACE)
 
 
-def _same(now: Look, before: Look) -> bool:
+def _same(now: Snapshot, before: Snapshot) -> bool:
     return now.keys() == before.keys() and all(
         found.ran == before[pid].ran for pid, found in now.items()
     )
 
 
-def look(spared: frozenset[int]) -> Look:
+def snapshot(spared: frozenset[int]) -> Snapshot:
     """Every living process of the namespace except PID 1 and the spared ones."""
-    found: Look = {}
+    found: Snapshot = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and entry != "1" and int(entry) not in spared:
-            process = _look_at(entry)
+            process = _read_state(entry)
             if process.ran:
                 found[int(entry)] = process
     return found
@@ -219,7 +219,7 @@ def _is_supported() -> bool:
         return b"\nvoluntary_ctxt_switches:" in file.read()
 
 
-def _look_at(pid: str) -> ProcessState:
+def _read_state(pid: str) -> ProcessState:
     found = ProcessState()
     try:
         threads = os.listdir("/proc/%s/task" % pid)
@@ -246,7 +246,7 @@ def _look_at(pid: str) -> ProcessState:
     return found
 
 
-def _levels(found: Look) -> list[list[int]]:
+def _levels(found: Snapshot) -> list[list[int]]:
     """Processes by their depth in the tree, the topmost first."""
     below: dict[int, list[int]] = {}
     for pid, process in found.items():

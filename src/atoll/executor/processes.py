@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable
 
-ROUNDS = 5
+MAX_SEARCHES = 5
 """
 Maximum number of searches for processes of a tree that are not stopped yet. If some are left, the
 tree forks faster than it is searched, and one search may take a second: PID 1 gets no more CPU time
@@ -162,7 +162,7 @@ def kill_tree(*roots: int) -> None:
     stopped = set(roots)
     for pid in roots:
         send(pid, signal.SIGSTOP)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_SEARCHES):
         new = descendants(roots) - stopped
         if not new:
             break

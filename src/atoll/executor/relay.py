@@ -5,6 +5,9 @@ It carries the link of an instance whose socket cannot be reached from outside; 
 owns the standard streams. It runs as a user of its own in the instance, so that user code can
 neither signal, trace nor impersonate it. It buffers only one read in each direction, so a slow end
 slows the other. It exits when either end closes.
+
+The control plane starts this module by its name, also in containers that an earlier version has
+started: the name is part of the protocol.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import sys
 SCM_CREDENTIALS = 2
 GREETING = b"\n"
 """The message that carries this process's credentials."""
-PIECE = 262_144
-FAILED = 71
-TRIES, PAUSE = 1000, 0.01
+BUFFER_SIZE = 262_144
+EXIT_FAILED = 71
+MAX_ATTEMPTS, RETRY_DELAY = 1000, 0.01
 """Attempts to connect: user code may have filled the queue of the executor's socket."""
 
 
@@ -38,7 +41,7 @@ class Direction:
         """Copy as much as possible without blocking."""
         try:
             if not self.buffer:
-                piece = os.read(self.source, PIECE)
+                piece = os.read(self.source, BUFFER_SIZE)
                 self.over = not piece
                 self.buffer = memoryview(piece)
             if self.buffer:
@@ -62,12 +65,12 @@ def copy(*directions: Direction) -> None:
 
 def connect(socket: _socket.socket, name: bytes) -> None:
     """Retries, because gVisor refuses a connection while the queue is full; Linux waits."""
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         try:
             socket.connect(name)
             return
         except BlockingIOError:
-            select.select([], [], [], PAUSE)
+            select.select([], [], [], RETRY_DELAY)
     raise OSError("the queue of the socket is full")
 
 
@@ -79,7 +82,7 @@ def main() -> None:
         socket.sendmsg([GREETING], [(_socket.SOL_SOCKET, SCM_CREDENTIALS, who)])
     except OSError as error:
         os.write(2, b"atoll: the executor cannot be reached: %s\n" % str(error).encode())
-        os._exit(FAILED)
+        os._exit(EXIT_FAILED)
     for fd in (0, 1, socket.fileno()):
         os.set_blocking(fd, False)
     copy(Direction(0, socket.fileno()), Direction(socket.fileno(), 1))

@@ -29,10 +29,11 @@ from .interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from .listener import Listener
 from .runs.approvals import Approvals
 from .runs.journal import Journal
-from .runs.limits import LimitWatch
+from .runs.limit_enforcement import LimitWatch
 from .runs.messages import Messages
 from .runs.process_table import ProcessTable
 from .runs.requests import RunRequests
+from .runs.run import Run
 from .runs.runs import Runs
 from .runs.user_socket import UserSocket
 from .unattended import Unattended
@@ -97,9 +98,11 @@ class Supervisor(ZygoteObserver):
         )
 
         def transfer(stream: Stream, request: dict[str, Any]) -> None:
-            from .files.transfer import Transfer  # Most waiting instances never need it.
+            from .files.checkpoint_requests import (
+                CheckpointRequests,  # Most waiting instances never need it.
+            )
 
-            Transfer(self._loop, workspace, self._freezer).start(stream, request)
+            CheckpointRequests(self._loop, workspace, self._freezer).start(stream, request)
 
         operations = {
             "run": self._run,
@@ -215,7 +218,7 @@ class Supervisor(ZygoteObserver):
     def _run(self, stream: Stream, request: dict[str, Any]) -> None:
         known = self._runs.get(request["id"])
         if known is not None:
-            self._runs.attach(known, stream, 0)
+            known.log.follow(stream, 0)
             return
         if self._runs.is_acknowledged(request["id"]):
             raise Refusal("run_is_over", "run %s has ended and was acknowledged" % request["id"])
@@ -229,7 +232,7 @@ class Supervisor(ZygoteObserver):
         self._limits.configure(request["watch"])
         context = self._contexts.check(request["context"]) if request.get("context") else None
         request["workspace"] = self._root
-        run = self._runs.make(request)
+        run = Run(request, self._loop)
         if context is not None:
             self._contexts.begin(context, run)
         elif self._zygote.accepts_jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import struct
 import sys
@@ -133,6 +134,19 @@ def sync_files(fd: int) -> None:
     """Write all cached data of a file system to disk, however long that takes."""
     if _ctypes.call_function(_ctypes.dlsym(_library, "syncfs"), (fd,)) != 0:
         raise OSError("syncfs failed")
+
+
+def become_helper(name: str, *kept: int) -> None:
+    """
+    Turn a fork of PID 1 into a process of this name that has none of its signal handlers, and of
+    its descriptors only the standard streams and `kept`. Like PID 1 it is not dumpable.
+    """
+    set_name(name)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    close_descriptors_except(0, 1, 2, *kept)
 
 
 def close_descriptors_except(*kept: int) -> None:

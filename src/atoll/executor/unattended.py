@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .connection import Stream
     from .event_loop import Timer
 
-TICK = 60.0
+CHECK_INTERVAL = 60.0
 """Seconds between two checks of the clock at most, so that a pause in between is noticed."""
 
 
@@ -43,7 +43,7 @@ class Unattended:
         self._leave = leave
         self._allowed = 0.0
         self._waited = 0.0
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._timer: Timer | None = None
 
     def configure(self, stream: Stream, request: dict[str, Any]) -> None:
@@ -64,19 +64,19 @@ class Unattended:
         self._allowed = self._limit
         if self._ends_at is not None:
             self._allowed = min(self._limit, max(0.0, self._ends_at - now) + self._grace)
-        self._waited, self._looked = 0.0, now
-        self._look_later()
+        self._waited, self._checked_at = 0.0, now
+        self._schedule()
 
-    def _look_later(self) -> None:
-        pause = min(TICK, max(0.0, self._allowed - self._waited))
-        self._timer = self._loop.after(pause, lambda: self._look(pause))
+    def _schedule(self) -> None:
+        pause = min(CHECK_INTERVAL, max(0.0, self._allowed - self._waited))
+        self._timer = self._loop.after(pause, lambda: self._check(pause))
 
-    def _look(self, pause: float) -> None:
+    def _check(self, pause: float) -> None:
         now = self._monotonic()
-        self._waited += min(now - self._looked, 2 * pause + 1)
-        self._looked = now
+        self._waited += min(now - self._checked_at, 2 * pause + 1)
+        self._checked_at = now
         if self._waited >= self._allowed:
             self._timer = None
             self._leave()
         else:
-            self._look_later()
+            self._schedule()

@@ -15,8 +15,8 @@ import os
 
 from ..protocol import frames, minijson
 from . import processes, syscalls
-from .connection import Refusal, Stream
-from .event_loop import READ, WRITE, Loop
+from .connection import Refusal, Stream, StreamHandler
+from .event_loop import READ, WRITE, Loop, receive
 from .files.paths import FileError, translate
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ class Workers:
         self._loop.after(UNDO_SECONDS, kill)
 
 
-class _Forwarder:
+class _Forwarder(StreamHandler):
     """Forwards frames between a stream and its worker; PID 1's part."""
 
     def __init__(
@@ -97,13 +97,19 @@ class _Forwarder:
         self._granted = stream.credit
         self._open = True
         socket.setblocking(False)
-        stream.on_credit = self._credit
-        stream.on_data = lambda payload: self._send(frames.encode(0, frames.DATA, payload))
-        stream.on_finish = lambda: self._send(frames.encode(0, frames.FINISH))
-        stream.on_reset = self._close
+        stream.handle(self)
         loop.add(socket.fileno(), READ, self._ready)
 
-    def _credit(self) -> None:
+    def received(self, data: bytes) -> None:
+        self._send(frames.encode(0, frames.DATA, data))
+
+    def finished(self) -> None:
+        self._send(frames.encode(0, frames.FINISH))
+
+    def dropped(self) -> None:
+        self._close()
+
+    def credited(self) -> None:
         more = self._stream.credit + self._sent - self._granted
         self._granted += more
         self._send(frames.encode(0, frames.CREDIT, frames.CREDIT_BODY.pack(more)))
@@ -129,12 +135,9 @@ class _Forwarder:
         if mask & WRITE:
             self._flush()
         if mask & ~WRITE and self._open:
-            try:
-                data = self._socket.recv(262_144)
-            except BlockingIOError:
+            data = receive(self._socket, 262_144)
+            if data is None:
                 return
-            except OSError:
-                data = b""
             if not data:
                 self._close()
                 self._stream.error("file_error", "the worker process of this request was killed")
@@ -245,13 +248,7 @@ class WorkerStream:
 def _run_worker(socket: _socket.socket, root: int, work: Work) -> None:
     """Never returns."""
     try:
-        # Like PID 1 it is not dumpable.
-        syscalls.set_name("files")
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        syscalls.close_descriptors_except(0, 1, 2, socket.fileno(), root)
+        syscalls.become_helper("files", socket.fileno(), root)
         _limit_memory()
         try:
             _answer(WorkerStream(socket), work)

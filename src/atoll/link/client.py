@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.link.credit import Inbox
 from atoll.link.errors import LinkLost, ProtocolViolation
-from atoll.link.output import Intake, RunLimits
-from atoll.link.stream import Item, Piece, RunListener, Stream
+from atoll.link.stream import Item, Piece, Reader, RunListener, Stream
 from atoll.link.transport import LinkTransport
 from atoll.protocol import frames
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.link.messages import FileEntry, Hello, RunResult
+    from atoll.link.output import Intake
     from atoll.settings import LinkSettings
 
 __all__ = ["Link", "Piece", "RunListener"]
@@ -74,7 +74,9 @@ class Link:
                     transport.close()
                     raise
         except TimeoutError:
-            raise LinkLost(f"The executor at {address} did not answer within {timeout}.") from None
+            raise LinkLost(
+                f"The executor at {address} did not answer within {timeout.total_seconds():g} s."
+            ) from None
         except OSError as error:
             raise LinkLost(f"The executor at {address} cannot be reached: {error}.") from error
         return cls(transport, settings)
@@ -145,14 +147,13 @@ class Link:
         self._transport.notify("unattended", life)
 
     async def run(
-        self, request: dict[str, Any], listener: RunListener, intake: Intake | None = None
+        self, request: dict[str, Any], listener: RunListener, intake: Intake
     ) -> RunResult:
         """
         Run something, or attach to it if the executor has it already, and return its result.
-        `intake` counts the output, if another link may follow the same run later.
+        `intake` counts the output over all links that follow the run.
         """
-        intake = intake or Intake(RunLimits.of(request), requested=True)
-        return await self._follow(self._transport.open("run", request), listener, intake)
+        return await self._follow("run", request, listener, intake)
 
     async def attach(
         self,
@@ -173,19 +174,19 @@ class Link:
             after = max(after, intake.sequence)
         request = {"id": run_id, "after": after, "expected": expected}
         # An expected run sends no heartbeats until it starts.
-        stream = self._transport.open("attach", request)
-        return await self._follow(stream, listener, intake, live=not expected)
+        return await self._follow("attach", request, listener, intake, live=not expected)
 
     async def _follow(
         self,
-        stream: Stream,
+        op: str,
+        request: dict[str, Any],
         listener: RunListener | None,
         intake: Intake | None,
         *,
         live: bool = True,
     ) -> RunResult:
-        stream.carries = frames.OUTPUT
-        stream.listener, stream.intake = listener, intake
+        reader = Reader(frames.OUTPUT, listener=listener, intake=intake)
+        stream = self._transport.open(op, request, reader)
         if live:
             self._transport.liveness.follow()
         try:
@@ -206,9 +207,9 @@ class Link:
         so long, and delays no other client.
         """
         request = {"id": run_id, "after": after, "expected": expected}
-        stream = self._transport.open("attach", request, vital=False)
-        stream.carries, inbox = frames.OUTPUT, Inbox[Item]()
-        stream.inbox = inbox
+        inbox = Inbox[Item]()
+        reader = Reader(frames.OUTPUT, inbox)
+        stream = self._transport.open("attach", request, reader, vital=False)
         taken, started = 0, False
         try:
             while (item := await inbox.get()) is not None:
@@ -265,9 +266,8 @@ class Link:
 
     async def fetch(self, op: str, **request: Any) -> tuple[dict[str, Any], AsyncIterator[bytes]]:
         """A request with an event and then bytes as its answer, at the caller's pace."""
-        stream = self._transport.open(op, request)
-        stream.carries, inbox = frames.DATA, Inbox[Item]()
-        stream.inbox = inbox
+        inbox = Inbox[Item]()
+        stream = self._transport.open(op, request, Reader(frames.DATA, inbox))
         try:
             async with asyncio.timeout(self._settings.read_timeout.total_seconds()):
                 first = await inbox.get()
@@ -335,21 +335,17 @@ class Link:
         executor to take more bytes and for the answer.
         """
         timeout = (within or self._settings.read_timeout).total_seconds()
-        stream = self._transport.open(op, request)
-        stream.drained = asyncio.Event()
+        stream = self._transport.open(op, request, sends=True)
         try:
             async for block in content:
                 view = memoryview(block)
                 while view:
-                    while stream.credit <= 0 and not stream.done.done():
-                        stream.drained.clear()
+                    if stream.credit <= 0:
                         async with asyncio.timeout(timeout):
-                            await stream.drained.wait()
+                            await stream.wait_for_credit()
                     if stream.done.done():
                         break
-                    piece = view[: min(stream.credit, frames.CHUNK)]
-                    stream.credit -= len(piece)
-                    stream.sent += len(piece)
+                    piece = view[: stream.use_credit(len(view))]
                     self._transport.write(frames.encode(stream.number, frames.DATA, bytes(piece)))
                     view = view[len(piece) :]
                     async with asyncio.timeout(timeout):
@@ -370,9 +366,8 @@ class Link:
         A request that sends bytes and events, in order and at the caller's pace; its answer comes
         last.
         """
-        stream = self._transport.open(op, request)
-        stream.carries, inbox = frames.DATA, Inbox[Item]()
-        stream.inbox = inbox
+        inbox = Inbox[Item]()
+        stream = self._transport.open(op, request, Reader(frames.DATA, inbox))
         timeout = self._settings.read_timeout.total_seconds()
         taken = 0
         try:

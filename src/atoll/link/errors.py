@@ -33,7 +33,7 @@ class ProtocolViolation(LinkLost):
     code = "protocol_violation"
 
 
-class LinkCrowded(TemporaryError):
+class LinkSaturated(TemporaryError):
     """The executor has as many requests as it accepts at once; nothing was sent."""
 
     code = "session_crowded"
@@ -50,11 +50,11 @@ class RequestRefused(ExecutorError, InvalidRequest):
 # Runs
 
 
-class RunOver(RequestRefused):
+class RunAcknowledged(RequestRefused):
     """The run has ended and its result was acknowledged."""
 
 
-class SessionOccupied(RequestRefused):
+class SessionBusy(RequestRefused):
     """Another execution is active, and the request asked to run alone."""
 
     @property
@@ -67,7 +67,7 @@ class StaleSession(RequestRefused):
     """The executor knows a later version of the session than the request."""
 
 
-class ExecutorLeaving(RequestRefused):
+class ExecutorShuttingDown(RequestRefused):
     """The executor is shutting down; the run was not started."""
 
 
@@ -130,10 +130,10 @@ class ExecutorBusy(ExecutorError, TemporaryError):
 
 
 _REFUSALS: dict[str, type[ExecutorError]] = {
-    "run_is_over": RunOver,
-    "busy": SessionOccupied,
+    "run_is_over": RunAcknowledged,
+    "busy": SessionBusy,
     "stale": StaleSession,
-    "leaving": ExecutorLeaving,
+    "leaving": ExecutorShuttingDown,
     "unknown_run": RunNotActive,
     "not_running": RunNotActive,
     "stdin_closed": StdinClosed,
@@ -176,7 +176,7 @@ _FILE_REFUSALS: dict[str, type[ExecutorError]] = {
     "too_large": FileTooLarge,
     "executor_busy": ExecutorBusy,
 }
-_PUBLIC_CODES = {"executor_busy": LinkCrowded.code}
+_PUBLIC_CODES = {"executor_busy": LinkSaturated.code}
 """Codes of an executor for which clients get another one."""
 
 

@@ -317,10 +317,10 @@ def _matches(raw: dict[str, Any]) -> dict[str, Any]:
     found = check.items(raw.get("matches"), "list of matches", MAX_ENTRIES)
     following = raw.get("next")
     if following is not None:
-        place = check.fields(following, "place")
+        position = check.fields(following, "place")
         following = {
-            "path": check.path(place.get("path")),
-            "line": check.integer(place.get("line"), "line"),
+            "path": check.path(position.get("path")),
+            "line": check.integer(position.get("line"), "line"),
         }
     return {"matches": [_match(check.fields(item, "match")) for item in found], "next": following}
 

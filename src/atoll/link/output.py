@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.link.errors import ProtocolViolation
 from atoll.protocol import frames
@@ -39,17 +38,6 @@ class RunLimits:
     artifacts: int
     terminal: bool = False
     """Whether output is kept in a ring, and has no total."""
-
-    @classmethod
-    def of(cls, request: dict[str, Any]) -> RunLimits:
-        """The limits in a `run` request."""
-        return cls(
-            output=request["output_limit"],
-            value=request["return_limit"],
-            results=request.get("results_limit", 0),
-            artifacts=request["artifact_limit"],
-            terminal=request.get("terminal") is not None,
-        )
 
 
 class Intake:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atoll.link import messages, validation
 from atoll.link.credit import LateFrames, Rate
-from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, LinkSaturated, ProtocolViolation
 from atoll.link.liveness import Liveness
-from atoll.link.stream import Piece, Stream
+from atoll.link.stream import NO_READER, Piece, Stream
 from atoll.protocol import frames
 from atoll.protocol.limits import MAX_STREAMS
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.link.messages import Hello
+    from atoll.link.stream import Reader
     from atoll.settings import LinkSettings
 
 NOTIFY_DELAY = 0.02
@@ -150,7 +151,7 @@ class LinkTransport(asyncio.Protocol):
         elif kind == frames.EVENT:
             _handle_event(stream, payload)
         elif kind == frames.CREDIT:
-            _handle_credit(stream, frames.decode_credit(payload))
+            stream.credited(frames.decode_credit(payload))
         elif kind == frames.ERROR:
             error = messages.refused(stream.op, validation.decoded(payload))
             self._streams.pop(number, None)
@@ -209,17 +210,29 @@ class LinkTransport(asyncio.Protocol):
             body = frames.CREDIT_BODY.pack(count)
             self._transport.write(frames.encode(stream.number, frames.CREDIT, body))
 
-    def open(self, op: str, request: dict[str, Any], *, vital: bool = True) -> Stream:
+    def open(
+        self,
+        op: str,
+        request: dict[str, Any],
+        reader: Reader = NO_READER,
+        *,
+        sends: bool = False,
+        vital: bool = True,
+    ) -> Stream:
         """
-        Send a request. One stream too many would end the connection and all requests on it, so
-        requests that are not vital are refused early.
+        Send a request; with `sends`, bytes will follow it. One stream too many would end the
+        connection and all requests on it, so requests that are not vital are refused early.
         """
         if not (vital and op in _VITAL):
             if len(self._streams) >= MAX_STREAMS - RESERVED_STREAMS:
-                raise LinkCrowded("The session has too many open requests. Retry in a few seconds.")
+                raise LinkSaturated(
+                    "The session has too many open requests. Retry in a few seconds."
+                )
             if self._transport and self._transport.get_write_buffer_size() > MAX_UNSENT:
-                raise LinkCrowded("The session does not read its requests. Retry in a few seconds.")
-        stream = Stream(self._next_number(), op, self._loop)
+                raise LinkSaturated(
+                    "The session does not read its requests. Retry in a few seconds."
+                )
+        stream = Stream(self._next_number(), op, reader, sends=sends)
         self.write(frames.encode_json(stream.number, frames.OPEN, {"op": op, **request}))
         self._streams[stream.number] = stream
         return stream
@@ -274,13 +287,3 @@ def _handle_event(stream: Stream, payload: bytes) -> None:
         stream.listener.started()
     elif name == "heartbeat" and stream.listener is not None:
         stream.listener.heartbeat()
-
-
-def _handle_credit(stream: Stream, count: int) -> None:
-    if count == 0:
-        stream.events.count()
-    stream.granted += count
-    if stream.drained is None or stream.granted > stream.sent:
-        raise ProtocolViolation("The executor credits bytes that it was not sent.")
-    stream.credit += count
-    stream.drained.set()

@@ -1,12 +1,11 @@
 """
-What an entity's declaration says of its fields: type, bounds, description and default.
+What an entity's declaration says of its fields: type, description and default.
 
-A field is declared once, in the model, with its description as a docstring below it and its bounds
-in the annotation:
+A field is declared once, in the model, with its description as a docstring below it:
 
     @dataclass(frozen=True, slots=True)
     class Session:
-        archive_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+        archive_after: int | None = None
         \"""Seconds that the session stays stopped before it is archived; never if null.\"""
 
 Rows, wire schemas and documentation are built from `fields_of` and `descriptions_of`. Names
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,19 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which values of a field users may ask for; None is no bound."""
+    """
+    Which values of a field users may ask for, in its annotation. For readers: the schemas of the
+    API check requests.
+    """
 
     minimum: float | None = None
     maximum: float | None = None
     """Of a number; inclusive, as `minimum`."""
-    min_length: int | None = None
     max_length: int | None = None
-    """Of text in characters, of a collection in items."""
-    pattern: str | None = None
-    """Of text: a regular expression that all of it matches."""
-
-
-NO_BOUNDS = Bounds()
+    """Of a collection, in items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,6 @@ class FieldInfo:
     name: str
     type: Any
     """The resolved type, without `Annotated`."""
-    bounds: Bounds
     make_default: Callable[[], Any] | None
     """None if the field is required."""
 
@@ -69,7 +64,7 @@ class FieldInfo:
 @cache
 def fields_of(entity: type) -> Mapping[str, FieldInfo]:
     """The fields of a dataclass, by name, in the order of their declaration."""
-    hints = get_type_hints(entity, include_extras=True)
+    hints = get_type_hints(entity)
     return MappingProxyType(
         {field.name: _info(field, hints[field.name]) for field in dataclasses.fields(entity)}
     )
@@ -100,14 +95,10 @@ def _source(module: str) -> dict[str, ast.ClassDef]:
 
 
 def _info(field: dataclasses.Field[Any], hint: Any) -> FieldInfo:
-    kind, bounds = hint, NO_BOUNDS
-    if get_origin(hint) is Annotated:
-        kind, *extras = get_args(hint)
-        bounds = next((item for item in extras if isinstance(item, Bounds)), NO_BOUNDS)
     make_default: Callable[[], Any] | None = None
     if field.default_factory is not dataclasses.MISSING:
         make_default = field.default_factory
     elif field.default is not dataclasses.MISSING:
         default = field.default
         make_default = lambda: default  # noqa: E731
-    return FieldInfo(field.name, kind, bounds, make_default)
+    return FieldInfo(field.name, hint, make_default)

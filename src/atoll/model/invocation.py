@@ -27,18 +27,6 @@ class InvocationStatus(StrEnum):
         return self not in (InvocationStatus.ACCEPTED, InvocationStatus.RUNNING)
 
 
-_ENDS = frozenset(status for status in InvocationStatus if status.ended)
-
-TRANSITIONS: dict[InvocationStatus, frozenset[InvocationStatus]] = {
-    InvocationStatus.ACCEPTED: _ENDS | {InvocationStatus.RUNNING},
-    InvocationStatus.RUNNING: _ENDS | {InvocationStatus.ACCEPTED},
-    # By another execution.
-    InvocationStatus.FAILED: frozenset({InvocationStatus.ACCEPTED}),
-    InvocationStatus.SUCCEEDED: frozenset(),
-    InvocationStatus.CANCELLED: frozenset(),
-}
-"""The statuses that may follow each."""
-
 STATUS_OF = {
     ExecutionStatus.PENDING: InvocationStatus.ACCEPTED,
     ExecutionStatus.RUNNING: InvocationStatus.RUNNING,

@@ -35,7 +35,6 @@ from atoll.model.manifest import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DAMAGED = "checkpoint_damaged"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FAULTS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,

@@ -1,7 +1,7 @@
 """
 The sizes of warm pools.
 
-`target` computes the number of ready instances from demand, `smooth` keeps it from flapping, and
+`need` computes the number of ready instances from demand, `smooth` keeps it from flapping, and
 `share_memory` keeps all pools of a node within the memory reserved for ready instances.
 """
 
@@ -57,20 +57,6 @@ def need(rate: float, start_seconds: float, *, burst: int = 0, concurrency: int 
     load = rate * start_seconds
     utilisation = min(load / concurrency, MAX_UTILISATION)
     return max(burst, math.ceil((load + DEVIATIONS * math.sqrt(load)) / (1 - utilisation)))
-
-
-def target(
-    rate: float,
-    start_seconds: float,
-    least: int,
-    most: int,
-    *,
-    burst: int = 0,
-    concurrency: int = 1,
-) -> int:
-    """`need` within the limits; `rate` is creates per second."""
-    wanted = need(rate, start_seconds, burst=burst, concurrency=concurrency)
-    return max(least, min(wanted, most))
 
 
 @dataclass(frozen=True, slots=True)

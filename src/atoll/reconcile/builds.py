@@ -109,8 +109,3 @@ class BuildReconciler:
         except Exception as error:
             log.error("build.interrupted", template_id=template_id, exc_info=error)
         self._others[template_id] = self._clock.monotonic() + CHECK_INTERVAL.total_seconds()
-
-    async def settled(self) -> None:
-        """Wait for all running builds."""
-        while self._running:
-            await asyncio.wait(list(self._running.values()))

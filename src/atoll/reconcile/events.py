@@ -1,5 +1,5 @@
 """
-Numbers new events, receives notifications of them from other replicas, and expires old ones.
+Numbers new events, and expires old ones.
 
 The replica that stored an event numbers it, at most ten times a second and then many at once, so
 that a busy server writes little more. Any replica numbers what a dead one left.
@@ -14,11 +14,10 @@ import structlog
 
 from atoll.errors import TemporaryError
 from atoll.reconcile.sweep import sweep
-from atoll.service.events.service import TOPIC, wait_for
+from atoll.service.events.service import wait_for
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
-    from atoll.coordination.base import Coordination
     from atoll.service.events.service import Feed
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
@@ -29,7 +28,6 @@ POLL_INTERVAL = 2.0
 BATCH_INTERVAL = 0.1
 """Seconds between two batches of numbers."""
 RETRY_DELAY = 1.0
-LISTEN_TIMEOUT = 60.0
 BATCH = 500
 """Events deleted in one transaction."""
 
@@ -55,26 +53,6 @@ class EventNumbering:
                 )
                 pause = RETRY_DELAY
             await asyncio.sleep(pause)
-
-
-class EventNotifications:
-    """Wakes the followers on this replica when another replica has stored events."""
-
-    def __init__(self, coordination: Coordination, feed: Feed) -> None:
-        self._coordination = coordination
-        self._feed = feed
-
-    async def run(self) -> None:
-        while True:
-            try:
-                async with self._coordination.listen(TOPIC) as subscription:
-                    while True:
-                        if await subscription.wait(LISTEN_TIMEOUT):
-                            self._feed.wake()
-            except Exception as error:
-                known = isinstance(error, TemporaryError)
-                log.warning("events.outage", error=str(error), exc_info=None if known else error)
-                await asyncio.sleep(RETRY_DELAY)
 
 
 class EventSweep:

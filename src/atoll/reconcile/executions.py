@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict
+from atoll.errors import VersionConflict
 from atoll.reconcile.sweep import sweep_on_notify
 from atoll.service.executions.records import RELEASED
 
@@ -91,7 +91,7 @@ class ExecutionAdoption:
             execution = await self._store.save(
                 dataclasses.replace(execution, holder=self._replica.id)
             )
-        except Conflict:
+        except VersionConflict:
             return
         log.info("execution.adopted", execution_id=execution.id)
         await self._runner.start_from_record(execution, capacity)

@@ -14,6 +14,7 @@ import structlog
 
 from atoll.model.template import TemplateStatus
 from atoll.reconcile.sweep import exclusively, sweep
+from atoll.stores.batches import by_id, by_page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,16 +69,10 @@ class LayerSweep:
 
     async def _forget_versions(self) -> None:
         used = await _versions_in_use(self._store)
-        cursor: str | None = None
-        while True:
-            page = await self._store.templates.page(cursor=cursor, limit=BATCH)
-            for newest in page.items:
-                if newest.number > self._versions:
-                    ready = await self._store.templates.ready(newest.id) or newest
-                    await self._forget_old(newest, used | {(ready.id, ready.number)})
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        async for newest in by_page(self._store.templates.page):
+            if newest.number > self._versions:
+                ready = await self._store.templates.ready(newest.id) or newest
+                await self._forget_old(newest, used | {(ready.id, ready.number)})
 
     async def _forget_old(self, newest: Template, used: set[tuple[str, int]]) -> None:
         below = newest.number - self._versions + 1
@@ -111,24 +106,16 @@ async def versions_needed(store: Store) -> AsyncIterator[Template]:
         found = await store.templates.numbered(template_id, number)
         if found is not None:
             yield found
-    cursor: str | None = None
-    while True:
-        page = await store.templates.page(cursor=cursor, limit=BATCH)
-        for newest in page.items:
-            yield newest
-            if newest.status is not TemplateStatus.READY:
-                ready = await store.templates.ready(newest.id)
-                if ready is not None:
-                    yield ready
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+    async for newest in by_page(store.templates.page):
+        yield newest
+        if newest.status is not TemplateStatus.READY:
+            ready = await store.templates.ready(newest.id)
+            if ready is not None:
+                yield ready
 
 
 async def _versions_in_use(store: Store) -> set[tuple[str, int]]:
-    found: set[tuple[str, int]] = set()
-    after = ""
-    while batch := await store.sessions.unfinished(limit=BATCH, after=after):
-        found |= {(session.template_id, session.template_version) for session in batch}
-        after = batch[-1].id
-    return found
+    return {
+        (session.template_id, session.template_version)
+        async for session in by_id(store.sessions.unfinished)
+    }

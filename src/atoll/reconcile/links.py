@@ -7,13 +7,13 @@ loop, only the next request for a session would connect to it after a restart or
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import AtollError
+from atoll.reconcile.concurrency import for_each
 from atoll.reconcile.sweep import exclusively, sweep
 
 if TYPE_CHECKING:
@@ -41,19 +41,18 @@ class SessionLinks:
         await sweep("attendance.failed", self._interval, turn, at_once=True)
 
     async def once(self) -> None:
-        slots = asyncio.Semaphore(CONCURRENCY)
-        async with asyncio.TaskGroup() as group:
-            for instance in await self._store.instances.all():
-                session_id = instance.session_id
-                if instance.node_id == self._node_id and session_id is not None:
-                    group.create_task(self._reach(session_id, slots))
+        here = [
+            instance.session_id
+            for instance in await self._store.instances.all()
+            if instance.node_id == self._node_id and instance.session_id is not None
+        ]
+        await for_each(here, self._reach, at_once=CONCURRENCY)
 
-    async def _reach(self, session_id: str, slots: asyncio.Semaphore) -> None:
+    async def _reach(self, session_id: str) -> None:
         if self._connections.reachable(session_id) is not None:
             return
-        async with slots:
-            try:
-                await self._connections.reach(session_id)
-            except AtollError as error:
-                # It is paused or ended, or its instance does not answer: other loops handle that.
-                log.info("session.not_reached", session_id=session_id, error=error.message)
+        try:
+            await self._connections.reach(session_id)
+        except AtollError as error:
+            # It is paused or ended, or its instance does not answer: other loops handle that.
+            log.info("session.not_reached", session_id=session_id, error=error.message)

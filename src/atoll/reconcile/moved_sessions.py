@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.service.instances import remove_instance
+
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
     from atoll.model.instance import Handle
@@ -62,9 +64,7 @@ class MovedSessions:
         if not await self._has_left(instance.session_id):
             return False
         log.info("moved_session.removed", instance=instance.id, session_id=instance.session_id)
-        await self._driver.destroy(handle)
-        await self._driver.workspaces.discard(instance.workspace)
-        await self._store.instances.remove(instance.id)
+        await remove_instance(self._store, self._driver, handle, with_workspace=True)
         return True
 
     async def _has_left(self, session_id: str) -> bool:

@@ -18,6 +18,7 @@ from atoll.errors import AtollError, PermanentError
 from atoll.model.event import Event
 from atoll.model.node import NodeHealth, health_after_probe
 from atoll.model.session import Cause
+from atoll.reconcile.concurrency import for_each
 from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.nodes.service import node_topic
 
@@ -179,24 +180,20 @@ class NodeMonitor:
         limit: int | None = None,
     ) -> str:
         """Call `work` for a node's sessions after the id `after`; the last id if there are more."""
-        slots = asyncio.Semaphore(CONCURRENCY)
 
-        async def limited(session: Session) -> None:
-            async with slots:
-                try:
-                    await work(session)
-                except AtollError as error:
-                    # A failure must not delay the other sessions; it is retried.
-                    log.warning("session.not_moved", session_id=session.id, error=error.message)
-                except Exception as error:
-                    log.error("session.not_moved", session_id=session.id, exc_info=error)
+        async def attempt(session: Session) -> None:
+            try:
+                await work(session)
+            except AtollError as error:
+                # A failure must not delay the other sessions; it is retried.
+                log.warning("session.not_moved", session_id=session.id, error=error.message)
+            except Exception as error:
+                log.error("session.not_moved", session_id=session.id, exc_info=error)
 
         while batch := await self._store.sessions.unfinished(
             limit=BATCH, after=after, node_id=node.id
         ):
-            async with asyncio.TaskGroup() as group:
-                for session in batch:
-                    group.create_task(limited(session))
+            await for_each(batch, attempt, at_once=CONCURRENCY)
             after = batch[-1].id
             if len(batch) < BATCH:
                 return ""

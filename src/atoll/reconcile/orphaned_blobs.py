@@ -26,6 +26,7 @@ from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.checkpoints.chunks import data_of
 from atoll.service.checkpoints.service import lease_of
 from atoll.service.templates.build_inputs import CONTEXTS
+from atoll.stores.batches import by_page
 
 if TYPE_CHECKING:
     from atoll.blobs.base import BlobInfo, Blobs
@@ -38,8 +39,8 @@ SWEEP_INTERVAL = 60.0
 """Seconds between two turns."""
 PAGES = 4
 """Pages of a list that a turn checks."""
-TEMPLATES = 100
-"""Templates, and versions of one, that are read at a time."""
+VERSIONS = 100
+"""Versions of a template that are read at a time."""
 ROUND = 3600.0
 """Seconds between the end of one round over all blobs and the next."""
 OWNER = "cluster/owner"
@@ -157,20 +158,15 @@ class OrphanedBlobSweep:
     async def _contexts_named(self) -> set[str]:
         """Build contexts that a version of a template has; a node may have to build it again."""
         found: set[str] = set()
-        cursor: str | None = None
-        while True:
-            page = await self._store.templates.page(cursor=cursor, limit=TEMPLATES)
-            for newest in page.items:
-                versions, below = [newest], newest.number
-                while versions:
-                    found |= {each.build_context for each in versions if each.build_context}
-                    versions = await self._store.templates.before(
-                        newest.id, number=below, limit=TEMPLATES
-                    )
-                    below = versions[-1].number if versions else 0
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        async for newest in by_page(self._store.templates.page):
+            versions, below = [newest], newest.number
+            while versions:
+                found |= {each.build_context for each in versions if each.build_context}
+                versions = await self._store.templates.before(
+                    newest.id, number=below, limit=VERSIONS
+                )
+                below = versions[-1].number if versions else 0
+        return found
 
     async def _of_execution(self, execution_id: str, old: list[BlobInfo]) -> list[BlobInfo]:
         execution = await self._store.executions.get(execution_id)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.reconcile.sweep import exclusively, sweep
+from atoll.service.instances import remove_instance
 from atoll.service.sessions.records import instance_lease, workspace_lease
 
 if TYPE_CHECKING:
@@ -128,8 +129,7 @@ class OrphanedInstanceSweep:
                 return
         elif instance is not None and await self._is_owned(instance):
             return
-        await self._driver.destroy(handle)
-        await self._store.instances.remove(handle.instance_id)
+        await remove_instance(self._store, self._driver, handle)
 
     async def _forget(self, instance: Instance) -> None:
         if not await self._is_owned(instance):

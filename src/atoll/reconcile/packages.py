@@ -16,6 +16,7 @@ import structlog
 from atoll.reconcile.layers import versions_needed
 from atoll.reconcile.sweep import exclusively, sweep
 from atoll.service.packages.service import RESOLUTION_TTL
+from atoll.stores.batches import by_id
 
 if TYPE_CHECKING:
     from atoll.drivers.base import PackageEnvironments
@@ -26,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 ORPHAN_AGE = timedelta(minutes=10)
 LOGS_KEPT = timedelta(days=2)
-BATCH = 100
 
 SWEEP_INTERVAL = 300.0
 """Seconds between two sweeps."""
@@ -68,13 +68,10 @@ class PackageSweep:
     async def _needed(self) -> set[str]:
         """Environments of templates, and of sessions of this node that have not ended."""
         found: set[str] = set()
-        after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
-            for session in batch:
-                install = session.install
-                if session.runtime_node == self._node_id and install is not None:
-                    found.add(install.environment or "")
-            after = batch[-1].id
+        async for session in by_id(self._store.sessions.unfinished):
+            install = session.install
+            if session.runtime_node == self._node_id and install is not None:
+                found.add(install.environment or "")
         async for template in versions_needed(self._store):
             if template.build is not None:
                 found.add(template.build.environment or "")

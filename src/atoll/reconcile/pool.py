@@ -10,7 +10,6 @@ not delay the others.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from atoll.clock import Clock
     from atoll.drivers.base import Driver
     from atoll.model.template import Template
-    from atoll.service.pool.service import Pool, ReadyInstance, Version
+    from atoll.service.instances import InstanceMaker, ReadyInstance
+    from atoll.service.pool.service import Pool, Version
     from atoll.settings import PoolSettings
     from atoll.stores.base import Store
 
@@ -70,9 +70,16 @@ class MemoryBudget:
 
 class PoolRefill:
     def __init__(
-        self, pool: Pool, store: Store, driver: Driver, settings: PoolSettings, clock: Clock
+        self,
+        pool: Pool,
+        maker: InstanceMaker,
+        store: Store,
+        driver: Driver,
+        settings: PoolSettings,
+        clock: Clock,
     ) -> None:
         self._pool = pool
+        self._maker = maker
         self._store = store
         self._driver = driver
         self._settings = settings
@@ -82,7 +89,7 @@ class PoolRefill:
         """For each version that fails to start: failures in a row, next retry, and the error."""
         self._levels: dict[Version, Level] = {}
         self._templates: list[Template] = []
-        self._read_at = 0.0
+        self._read_at = float("-inf")
         self._memory = MemoryBudget(0, {}, full=False, until=0.0)
         self._making: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -92,7 +99,6 @@ class PoolRefill:
         """Adjust pools after every change, and when time alone requires it."""
         try:
             while True:
-                self._pool.changed.clear()
                 try:
                     wait = await self.turn()
                 except TemporaryError as error:
@@ -101,11 +107,7 @@ class PoolRefill:
                 except Exception as error:
                     log.error("pool.refill_failed", exc_info=error)
                     wait = FIRST_BACKOFF
-                try:
-                    async with asyncio.timeout(wait):
-                        await self._pool.changed.wait()
-                except TimeoutError:
-                    continue
+                await self._pool.wait_for_change(wait)
         finally:
             for task in self._making:
                 task.cancel()
@@ -113,13 +115,10 @@ class PoolRefill:
 
     async def turn(self) -> float | None:
         """Start what is due; after how many seconds time alone requires the next turn."""
-        if self._pool.stale or self._clock.monotonic() - self._read_at > TEMPLATE_CACHE:
-            self._pool.stale = False
-            try:
-                self._templates = await self._wanted()
-            except BaseException:
-                self._pool.stale = True
-                raise
+        if self._pool.have_templates_changed():
+            self._read_at = float("-inf")
+        if self._clock.monotonic() - self._read_at > TEMPLATE_CACHE:
+            self._templates = await self._wanted()
             self._read_at = self._clock.monotonic()
         for ready in self._pool.keep(self._templates):
             self._end(ready)
@@ -127,7 +126,7 @@ class PoolRefill:
         self._failures = {key: value for key, value in self._failures.items() if key in editions}
         memory = await self._look()
         plans = self._decided(memory)
-        self._pool.plans = {plan.template.id: plan for plan in plans}
+        self._pool.set_plans(plans)
         for plan in plans:
             for ready in self._pool.shrink(plan.template, plan.target):
                 self._end(ready)
@@ -256,7 +255,7 @@ class PoolRefill:
                 return
             # Pools below their minimum first, then the one with the smallest part of its target.
             template = min(incomplete, key=self._fill_order).template
-            self._pool.starting[template.edition] += 1
+            self._pool.start_begun(template)
             self._begin(self._make(template), self._making)
 
     def _missing(self, plan: PoolPlan) -> int:
@@ -267,16 +266,16 @@ class PoolRefill:
             return 0
         oldest = MAX_AGE
         young = sum(age < oldest for age in self._pool.ages(template))
-        return plan.target - young - self._pool.starting[template.edition]
+        return plan.target - young - self._pool.starting(template)
 
     def _fill_order(self, plan: PoolPlan) -> tuple[bool, float]:
-        edition = plan.template.edition
-        there = self._pool.size(plan.template) + self._pool.starting[edition]
+        there = self._pool.size(plan.template) + self._pool.starting(plan.template)
         return there >= plan.minimum, there / plan.target
 
     async def _make(self, template: Template) -> None:
+        ready = None
         try:
-            ready = await self._pool.make(template, template.default_resources)
+            ready = await self._maker.make(template, template.default_resources)
         except Exception as error:
             known = isinstance(error, AtollError)
             words = str(error) if known else "Internal error. See the server log."
@@ -290,9 +289,8 @@ class PoolRefill:
             )
         else:
             self._failures.pop(template.edition, None)
-            self._pool.put(template, ready)
         finally:
-            self._pool.starting -= Counter({template.edition: 1})
+            self._pool.start_ended(template, ready)
 
     def _end(self, ready: ReadyInstance) -> None:
         self._begin(self._ended(ready), self._ending)
@@ -311,7 +309,7 @@ class PoolRefill:
 
         def done(_: asyncio.Task[None]) -> None:
             tasks.discard(task)
-            self._pool.changed.set()
+            self._pool.wake_refill()
 
         task.add_done_callback(done)
 

@@ -17,6 +17,7 @@ import structlog
 
 from atoll.model import pool_size
 from atoll.model.instance import State
+from atoll.service.instances import remove_instance
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
@@ -88,11 +89,8 @@ class Recovery:
                 # An ended session keeps its instance until its files are saved.
                 if session is not None and session.instance_id == instance.id:
                     return
-        await self._driver.destroy(handle)
-        await self._store.instances.remove(handle.instance_id)
-        workspace = self._driver.workspaces.of(handle)
-        if workspace not in self._kept:
-            await self._driver.workspaces.discard(workspace)
+        owned = self._driver.workspaces.of(handle) in self._kept
+        await remove_instance(self._store, self._driver, handle, with_workspace=not owned)
 
     async def _adopted(self, template: Template, instance: Instance) -> bool:
         # One at a time; otherwise all of them would find the pool empty.

@@ -21,6 +21,9 @@ log = structlog.get_logger(__name__)
 RETRY_DELAY = 1.0
 """Longest pause in seconds after a failure of a loop that waits for notifications."""
 
+LISTEN_TIMEOUT = 60.0
+"""Seconds that a loop without a pause of its own waits for a notification at a time."""
+
 
 async def sweep(
     event: str, pause: float, once: Callable[[], Awaitable[None]], *, at_once: bool = False
@@ -62,6 +65,34 @@ async def sweep_on_notify(
             log.error(event, exc_info=error)
         raise_if_cancelled()
         await asyncio.sleep(min(pause, RETRY_DELAY))
+
+
+async def on_notify(
+    event: str,
+    coordination: Coordination,
+    topic: str,
+    call: Callable[[], None],
+    *,
+    on_error: Callable[[], None] | None = None,
+) -> NoReturn:
+    """
+    Call `call` after each notification, and after each new subscription, before which some may have
+    been missed; call `on_error` while notifications cannot arrive.
+    """
+    while True:
+        try:
+            async with coordination.listen(topic) as subscription:
+                call()
+                while True:
+                    if await subscription.wait(LISTEN_TIMEOUT):
+                        call()
+        except Exception as error:
+            known = isinstance(error, TemporaryError)
+            log.warning(event, error=str(error), exc_info=None if known else error)
+        raise_if_cancelled()
+        if on_error is not None:
+            on_error()
+        await asyncio.sleep(RETRY_DELAY)
 
 
 async def exclusively(leases: Leases, key: str, once: Callable[[], Awaitable[None]]) -> None:

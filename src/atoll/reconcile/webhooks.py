@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.errors import TemporaryError, VersionConflict
+from atoll.reconcile.sweep import sweep_on_notify
 from atoll.service.events.service import POLL_SECONDS, wait_for
 from atoll.service.webhooks.service import CHANGED
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-RETRY_DELAY = 1.0
 MAX_PAUSE = timedelta(minutes=5)
 SAVE_INTERVAL = 1.0
 IDLE_SAVE_INTERVAL = 60.0
@@ -63,15 +64,10 @@ class WebhookReconciler:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            while True:
-                try:
-                    async with self._coordination.listen(CHANGED) as subscription:
-                        while True:
-                            await self._start_workers(group)
-                            await subscription.wait(POLL_SECONDS)
-                except Exception as error:
-                    log.warning("webhooks.outage", error=str(error), exc_info=_unknown(error))
-                    await asyncio.sleep(RETRY_DELAY)
+            start = partial(self._start_workers, group)
+            await sweep_on_notify(
+                "webhooks.outage", self._coordination, CHANGED, POLL_SECONDS, start
+            )
 
     async def _start_workers(self, group: asyncio.TaskGroup) -> None:
         webhooks = await self._store.webhooks.all()
@@ -96,7 +92,7 @@ class WebhookReconciler:
                 "webhook.interrupted",
                 webhook_id=worker.webhook_id,
                 error=str(error),
-                exc_info=_unknown(error),
+                exc_info=None if isinstance(error, TemporaryError) else error,
             )
         finally:
             del self._workers[worker.webhook_id]
@@ -264,8 +260,3 @@ class Worker:
             except VersionConflict:
                 continue
         self._saved_at = self._clock.monotonic()
-
-
-def _unknown(error: Exception) -> Exception | None:
-    """The error, if its traceback should be logged."""
-    return None if isinstance(error, TemporaryError) else error

@@ -1,5 +1,6 @@
 """
-Checks the types of arguments before anything is sent.
+Checks the types of arguments before anything is sent, and encodes keyword options as the body of a
+request.
 
 A wrong type raises an `InvalidRequest` that names the argument. None means that an argument is not
 set, and is accepted. The server checks values.
@@ -7,12 +8,46 @@ set, and is accepted. The server checks values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from decimal import Decimal
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from atoll.errors import InvalidRequest
+from atoll.sdk.values import Mount
+
+Encoder = Callable[[str, Any], Any]
+"""Checks a value and returns it as in the request, by the name and the value of the argument."""
+Fields = Mapping[str, tuple[str, Encoder]]
+"""Name in the request and encoder, by keyword."""
+
+
+def encode(
+    options: Mapping[str, Any], fields: Fields, *, call: str, keep_empty: bool = False
+) -> dict[str, Any]:
+    """
+    The request body for keyword options. `call` names the method in errors. Empty lists and dicts
+    are omitted unless `keep_empty` is set.
+    """
+    body = {}
+    for name, value in options.items():
+        if name not in fields:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        wire_name, encoder = fields[name]
+        encoded = None if value is None else encoder(name, value)
+        if encoded is not None and (keep_empty or encoded not in ([], {})):
+            body[wire_name] = encoded
+    return body
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are set."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+# Checks
 
 
 def check_string(**values: Any) -> None:
@@ -74,3 +109,50 @@ def wrong_type(
     return InvalidRequest(
         f"{name} must be {wanted}, not {type(value).__name__}.{hint}", field=field or name
     )
+
+
+# Encoders
+
+
+def _encoder(check: Callable[..., None], convert: Callable[[Any], Any]) -> Encoder:
+    def encoder(name: str, value: Any) -> Any:
+        check(**{name: value})
+        return convert(value)
+
+    return encoder
+
+
+def unchecked(name: str, value: Any) -> Any:
+    return value
+
+
+def number(name: str, value: Any) -> Any:
+    check_number(**{name: value})
+    return value
+
+
+string = _encoder(check_string, str)
+quantity = _encoder(check_quantity, str)
+string_list = _encoder(check_string_list, list)
+string_dict = _encoder(check_string_dict, dict)
+nullable_string_dict = _encoder(partial(check_string_dict, nullable=True), dict)
+
+
+def milliseconds(name: str, value: Any) -> int:
+    check_number(**{name: value})
+    if value <= 0:
+        raise InvalidRequest(f"{name} must be greater than 0 seconds.", field=name)
+    return max(1, round(float(value) * 1000))
+
+
+def requirements(name: str, value: Any) -> dict[str, list[str]]:
+    return {"require": string_list(name, value)}
+
+
+def mounts(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, Iterable):
+        raise wrong_type(name, "a list of Mount", value)
+    for index, mount in enumerate(value := list(value)):
+        if not isinstance(mount, Mount):
+            raise wrong_type(f"{name}[{index}]", "a Mount", mount)
+    return [asdict(mount) for mount in value]

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from atoll.sdk.arguments import check_number
-from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, AttributeHints
-from atoll.sdk.encoding import show_options
 from atoll.sdk.endpoint import resolve_endpoint
 from atoll.sdk.events import AsyncEvents
 from atoll.sdk.executions import AsyncExecution, AsyncExecutions
 from atoll.sdk.http_client import HttpClient
+from atoll.sdk.interactive_help import CLIENT_ALTERNATIVES, AttributeHints, show_options
 from atoll.sdk.invocations import AsyncInvocations
-from atoll.sdk.nodes import AsyncNodes
+from atoll.sdk.nodes import AsyncNodes, AsyncPools
 from atoll.sdk.pending import Pending
-from atoll.sdk.pools import AsyncPools
 from atoll.sdk.sessions import AsyncSessions
 from atoll.sdk.templates import AsyncTemplates
 from atoll.sdk.volumes import AsyncVolumes

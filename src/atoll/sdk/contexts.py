@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.sdk.arguments import check_string
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.callbacks import Callbacks
-from atoll.sdk.decode import decode
 from atoll.sdk.deletable import AsyncDeletable
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import CONTEXT_RUN_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.values import ContextInfo
@@ -105,7 +104,7 @@ class AsyncContext(AsyncDeletable):
 
     async def refresh(self) -> ContextInfo:
         """Fetch the current state of the context."""
-        self._info = decode(ContextInfo, await self._http.call("GET", self._path))
+        self._info = await self._http.fetch(ContextInfo, "GET", self._path)
         return self._info
 
     async def delete(self) -> None:
@@ -114,8 +113,7 @@ class AsyncContext(AsyncDeletable):
         await self._http.call("DELETE", self._path)
 
     async def _post(self, verb: str) -> ContextInfo:
-        answer = await self._http.call("POST", f"{self._path}/{verb}")
-        self._info = decode(ContextInfo, answer)
+        self._info = await self._http.fetch(ContextInfo, "POST", f"{self._path}/{verb}")
         return self._info
 
     def _body(self, code: str, options: ContextRunOptions) -> dict[str, Any]:

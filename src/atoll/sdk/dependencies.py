@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.errors import InvalidRequest
-from atoll.sdk.arguments import check_string_dict, wrong_type
+from atoll.sdk.arguments import string_dict, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,29 +24,28 @@ _REQUIREMENT = re.compile(
 )
 
 
-def dependencies_body(dependencies: str | Sequence[Dependency]) -> list[dict[str, str]]:
-    if isinstance(dependencies, str):
-        dependencies = [dependencies]
+def packages(name: str, value: str | Sequence[Dependency]) -> list[dict[str, str]]:
+    """Encodes packages for the body of a request."""
+    dependencies = [value] if isinstance(value, str) else value
     if isinstance(dependencies, Mapping) or not isinstance(dependencies, Iterable):
-        raise wrong_type("dependencies", "a list of strings", dependencies)
-    return [_body(index, each) for index, each in enumerate(dependencies)]
+        raise wrong_type(name, "a list of strings", dependencies)
+    return [_package(f"{name}[{index}]", each) for index, each in enumerate(dependencies)]
 
 
-def _body(index: int, dependency: Dependency) -> dict[str, str]:
+def _package(place: str, dependency: Dependency) -> dict[str, str]:
     if isinstance(dependency, Mapping):
-        decode_path: dict[str, Any] = {f"dependencies[{index}]": dependency}
-        check_string_dict(**decode_path)
-        return dict(dependency)
+        encoded: dict[str, str] = string_dict(place, dependency)
+        return encoded
     if not isinstance(dependency, str):
-        raise wrong_type(f"dependencies[{index}]", "a string", dependency)
+        raise wrong_type(place, "a string", dependency)
     found = None if _ELSEWHERE.search(dependency) else _REQUIREMENT.fullmatch(dependency)
     if found is None:
         # Without the text, because a URL may contain a password.
         raise InvalidRequest(
-            f"dependencies[{index}] is not a package name. URLs, repositories and files cannot be "
+            f"{place} is not a package name. URLs, repositories and files cannot be "
             "installed, because packages come from the server's index. Write a name and versions, "
             'like "requests" or "requests>=2.31,<3".',
-            field=f"dependencies[{index}]",
+            field=place,
         )
     name, version = found.groups()
     name = "".join(name.split())

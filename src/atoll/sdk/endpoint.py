@@ -52,7 +52,7 @@ def resolve_endpoint(
 ) -> Endpoint:
     check_string(url=url, api_key=api_key)
     origin = "url" if url is not None else "ATOLL_URL"
-    url = url if url is not None else os.environ.get("ATOLL_URL") or None
+    url = server_url(url)
     if url is None:
         if api_key is not None:
             raise InvalidRequest(
@@ -69,6 +69,11 @@ def resolve_endpoint(
     url = _checked(url, origin)
     key, key_origin = _find_key(url, api_key, data_dir)
     return Endpoint(url, key, key_origin)
+
+
+def server_url(url: str | None) -> str | None:
+    """The given URL, else ATOLL_URL; None for the embedded server."""
+    return url if url is not None else os.environ.get("ATOLL_URL") or None
 
 
 def is_loopback(url: str) -> bool:

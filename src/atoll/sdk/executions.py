@@ -11,11 +11,12 @@ from atoll.errors import Conflict, TemporaryError
 from atoll.sdk.arguments import (
     check_number,
     check_string,
+    encode,
+    given,
     wrong_type,
 )
 from atoll.sdk.consoles import AsyncConsole, open_console
 from atoll.sdk.decode import decode
-from atoll.sdk.encoding import encode
 from atoll.sdk.files import AsyncFiles
 from atoll.sdk.options import RUN_FIELDS
 from atoll.sdk.paths import url_segment
@@ -57,19 +58,18 @@ class AsyncExecution:
 
     async def info(self) -> ExecutionInfo:
         """The record of the execution, with details of its artifacts."""
-        return decode(ExecutionInfo, await self._http.call("GET", self._path))
+        return await self._http.fetch(ExecutionInfo, "GET", self._path)
 
     async def status(self) -> Status:
-        return decode(Status, await self._http.call("GET", f"{self._path}/status"))
+        return await self._http.fetch(Status, "GET", f"{self._path}/status")
 
     async def result(self) -> Result:
         """The result. Raises `Conflict` with the code `execution_not_finished` before the end."""
-        return decode(Result, await self._http.call("GET", f"{self._path}/result"))
+        return await self._http.fetch(Result, "GET", f"{self._path}/result")
 
     async def artifacts(self) -> list[Artifact]:
         """Files that it created or changed."""
-        answer = await self._http.call("GET", f"{self._path}/artifacts")
-        return [decode(Artifact, item) for item in answer["items"]]
+        return [item async for item in self._http.items(Artifact, f"{self._path}/artifacts")]
 
     async def download(
         self,
@@ -188,18 +188,17 @@ class AsyncExecution:
         may reach the client before the server can accept answers, so the call retries for two
         seconds.
         """
-        body = {
-            "approved": answer.approved,
-            "answer": answer.answer,
-            "reason": answer.reason,
-            "approval_id": approval_id,
-        }
-        given = {name: value for name, value in body.items() if value is not None}
+        body = given(
+            approved=answer.approved,
+            answer=answer.answer,
+            reason=answer.reason,
+            approval_id=approval_id,
+        )
         now = asyncio.get_running_loop().time
         deadline, pause = now() + (0.0 if approval_id is None else _ANSWER_DELAY), 0.01
         while True:
             try:
-                return await self._post("resume", given)
+                return await self._post("resume", body)
             except Conflict as error:
                 running = error.details.get("status_now") in ("pending", "running")
                 if error.code != "no_approval" or not running or now() >= deadline:
@@ -245,7 +244,7 @@ class AsyncExecution:
 
     async def _post(self, verb: str, body: dict[str, Any], *, once: bool = False) -> Status:
         path = f"{self._path}/{verb}"
-        return decode(Status, await self._http.call("POST", path, body=body, once=once))
+        return await self._http.fetch(Status, "POST", path, body=body, once=once)
 
     @asynccontextmanager
     async def console(self, *, watch: bool = False) -> AsyncIterator[AsyncConsole]:
@@ -268,7 +267,7 @@ class AsyncExecutions:
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
-    async def list(
+    def list(
         self,
         *,
         session_id: str | None = None,
@@ -277,8 +276,7 @@ class AsyncExecutions:
     ) -> AsyncIterator[ExecutionInfo]:
         """Executions of all sessions, one session or one invocation, newest first."""
         query = {"session_id": session_id, "invocation_id": invocation_id, "status": status}
-        async for item in self._http.pages("executions", query):
-            yield decode(ExecutionInfo, item)
+        return self._http.items(ExecutionInfo, "executions", query)
 
 
 def execute_body(code: str | None, options: RunOptions) -> dict[str, Any]:

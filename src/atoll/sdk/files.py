@@ -64,14 +64,14 @@ class AsyncFiles:
         `precondition_failed`.
         """
         content = data.encode() if isinstance(data, str) else _bytes(data)
-        answer = await self._http.call(
+        return await self._http.fetch(
+            Entry,
             "PUT",
             self._url(path),
             body=content,
             query={"mode": None if mode is None else _octal(mode)},
             headers=_conditions(overwrite, if_match),
         )
-        return decode(Entry, answer)
 
     async def read(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """
@@ -98,7 +98,7 @@ class AsyncFiles:
             async for piece in pieces:
                 yield piece
 
-    async def list(
+    def list(
         self, path: str = "", *, recursive: bool = False, glob: str | None = None
     ) -> AsyncIterator[Entry]:
         """
@@ -112,10 +112,9 @@ class AsyncFiles:
             "recursive": "true" if recursive else None,
             "glob": glob,
         }
-        async for item in self._http.pages(self._path, query):
-            yield decode(Entry, item)
+        return self._http.items(Entry, self._path, query)
 
-    async def search(
+    def search(
         self,
         query: str,
         path: str = "",
@@ -135,8 +134,7 @@ class AsyncFiles:
             "ignore_case": "true" if ignore_case else None,
             "glob": glob,
         }
-        async for item in self._http.pages(f"{self._path}/search", asked):
-            yield decode(Match, item)
+        return self._http.items(Match, f"{self._path}/search", asked)
 
     async def watch(self, path: str = "", *, recursive: bool = True) -> AsyncIterator[FileEvent]:
         """
@@ -151,8 +149,7 @@ class AsyncFiles:
 
     async def stat(self, path: str) -> Entry:
         """Metadata of a file or directory. Raises `NotFound` if it does not exist."""
-        answer = await self._http.call("GET", self._url(path), query={"metadata": "true"})
-        return decode(Entry, answer)
+        return await self._http.fetch(Entry, "GET", self._url(path), query={"metadata": "true"})
 
     async def exists(self, path: str) -> bool:
         """Whether a file or directory exists."""
@@ -207,10 +204,9 @@ class AsyncFiles:
             "direct": direct,
             **({} if filename is None else {"filename": filename}),
         }
-        answer = await self._http.call(
-            "POST", f"{self._path}/presign", body=body, wait=_TREE_TIMEOUT
+        return await self._http.fetch(
+            Link, "POST", f"{self._path}/presign", body=body, wait=_TREE_TIMEOUT
         )
-        return decode(Link, answer)
 
     async def upload(
         self,
@@ -269,7 +265,7 @@ class AsyncFiles:
         if not isinstance(target, str | os.PathLike):
             await write_to(download, target, progress)
             return None
-        local = await asyncio.to_thread(_local_target, os.fspath(target), workspace_path(name))
+        local = await asyncio.to_thread(local_target, os.fspath(target), workspace_path(name))
         await save(download, local, progress)
         return local
 
@@ -345,7 +341,7 @@ class AsyncFiles:
 
     async def _change(self, verb: str, body: dict[str, Any]) -> Entry:
         path = f"{self._path}/{verb}"
-        return decode(Entry, await self._http.call("POST", path, body=body, wait=_TREE_TIMEOUT))
+        return await self._http.fetch(Entry, "POST", path, body=body, wait=_TREE_TIMEOUT)
 
     def _url(self, path: str) -> str:
         return f"{self._path}/{url_path(path)}"
@@ -383,7 +379,8 @@ def _conditions(overwrite: bool, if_match: str | None) -> dict[str, str]:
     return headers if overwrite else headers | {"if-none-match": "*"}
 
 
-def _local_target(target: str, path: str) -> Path:
+def local_target(target: str, path: str) -> Path:
+    """Where to save `path`: at `target`, or in it if it is a directory or ends with a slash."""
     local = Path(target)
     if target.endswith("/"):
         local.mkdir(parents=True, exist_ok=True)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import ssl
 from collections.abc import AsyncIterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
 import httpx
 
 from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError, TemporaryError
+from atoll.sdk.arguments import given
+from atoll.sdk.decode import decode
 from atoll.sdk.error_response import error_from_response
 from atoll.sdk.retry import Backoff
 from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_error
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from atoll.sdk.asgi_transport import ASGIApp
     from atoll.sdk.endpoint import Endpoint
     from atoll.sdk.websocket import Socket
+
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT = 5.0
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -49,6 +54,15 @@ class ServerUnreachable(TemporaryError):
         super().__init__(message)
         self.sent = sent
         """Whether the server may have received the request."""
+
+
+class Request(TypedDict, total=False):
+    body: Any
+    """A JSON value, or bytes or an async iterable to send unchanged."""
+    query: Mapping[str, Any]
+    headers: Mapping[str, str]
+    wait: float
+    """Extends the timeout by the seconds that the server was asked to wait."""
 
 
 class HttpClient:
@@ -85,41 +99,50 @@ class HttpClient:
             self._closed, self._client = True, None
             await self._resources.aclose()
 
-    async def call(
+    async def fetch(
         self,
+        kind: type[T],
         method: str,
         path: str,
         *,
-        body: Any = None,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        wait: float = 0.0,
         once: bool | None = None,
+        **request: Unpack[Request],
+    ) -> T:
+        """The response of `call`, decoded."""
+        return decode(kind, await self.call(method, path, once=once, **request))
+
+    async def items(
+        self, kind: type[T], path: str, query: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[T]:
+        """Items of all pages. Each page is fetched when the previous one is used up."""
+        cursor: str | None = None
+        while True:
+            page = await self.call("GET", path, query={**(query or {}), "cursor": cursor})
+            for item in page["items"]:
+                yield decode(kind, item)
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    async def call(
+        self, method: str, path: str, *, once: bool | None = None, **request: Unpack[Request]
     ) -> Any:
         """
-        The JSON of the response. `body` is a JSON value, or bytes or an async iterable to send
-        unchanged. `wait` extends the timeout by the seconds that the server was asked to wait.
+        The JSON of the response.
 
         If a server that has responded before becomes unavailable, the request is repeated for at
         most 30 s, as long as that is safe: it was never sent, or it is idempotent (`once`; by
         default the method decides).
         """
-        streamed = isinstance(body, AsyncIterable)
-        conditional = not _CONDITIONS.isdisjoint(map(str.lower, headers or ()))
+        streamed = isinstance(request.get("body"), AsyncIterable)
+        conditional = not _CONDITIONS.isdisjoint(map(str.lower, request.get("headers") or ()))
         if once is None:
             once = method in _REPEATABLE and not conditional
         repeatable = once and not streamed
         backoff, maybe_deleted = Backoff(), False
         while True:
             try:
-                return await self.try_call(
-                    method,
-                    path,
-                    body=body,
-                    query=query,
-                    headers=headers,
-                    wait=wait,
-                )
+                return await self.try_call(method, path, **request)
             except NotFound:
                 if not (maybe_deleted and method == "DELETE"):
                     raise
@@ -134,20 +157,9 @@ class HttpClient:
                 maybe_deleted |= sent
                 await backoff.wait_or_raise(error)
 
-    async def try_call(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        query: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        wait: float = 0.0,
-    ) -> Any:
+    async def try_call(self, method: str, path: str, **request: Unpack[Request]) -> Any:
         """Like `call`, but without retries."""
-        async with self.stream(
-            method, path, body=body, query=query, headers=headers, wait=wait
-        ) as response:
+        async with self.stream(method, path, **request) as response:
             text = await response.aread()
         if not text:
             return None
@@ -205,13 +217,12 @@ class HttpClient:
         timeout = httpx.Timeout(
             self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
         )
-        given = {name: value for name, value in (query or {}).items() if value is not None}
         # The HTTP client would refuse file names with bytes that are not UTF-8.
-        encoded = urlencode(given, errors="surrogateescape", quote_via=quote)
+        text = urlencode(given(**query), errors="surrogateescape", quote_via=quote) if query else ""
         try:
             async with client.stream(
                 method,
-                f"{path}?{encoded}" if encoded else path,
+                f"{path}?{text}" if text else path,
                 content=content,
                 headers=headers,
                 timeout=timeout,
@@ -256,17 +267,6 @@ class HttpClient:
         self.has_responded = True
         return websocket
 
-    async def pages(self, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
-        """Items of all pages. Each page is fetched when the previous one is used up."""
-        cursor: str | None = None
-        while True:
-            page = await self.call("GET", path, query={**(query or {}), "cursor": cursor})
-            for item in page["items"]:
-                yield item
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                return
-
     async def _connect(self, stack: AsyncExitStack) -> httpx.AsyncClient:
         endpoint = self.endpoint
         headers = {"user-agent": f"atoll-python/{__version__}", "accept": "*/*"}
@@ -291,6 +291,11 @@ class HttpClient:
             limits=_LIMITS,
         )
         return await stack.enter_async_context(client)
+
+
+def new_key() -> str:
+    """An idempotency key, which makes a request repeatable."""
+    return secrets.token_hex(16)
 
 
 def _trust(endpoint: Endpoint) -> ssl.SSLContext | bool:

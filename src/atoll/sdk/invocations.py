@@ -6,9 +6,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict
-from atoll.sdk.arguments import check_string
-from atoll.sdk.decode import decode
-from atoll.sdk.encoding import encode
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.executions import AsyncExecution, with_code
 from atoll.sdk.options import INVOKE_FIELDS
 from atoll.sdk.paths import url_segment
@@ -53,7 +51,7 @@ class AsyncInvocation:
 
     async def refresh(self) -> InvocationInfo:
         """Fetch the current state of the invocation."""
-        self._info = decode(InvocationInfo, await self._http.call("GET", self._path))
+        self._info = await self._http.fetch(InvocationInfo, "GET", self._path)
         return self._info
 
     async def result(self) -> Result:
@@ -71,22 +69,22 @@ class AsyncInvocation:
             await self.refresh()
         return result
 
-    async def executions(self) -> AsyncIterator[ExecutionInfo]:
+    def executions(self) -> AsyncIterator[ExecutionInfo]:
         """Executions of the invocation, newest first."""
-        async for item in self._http.pages(f"{self._path}/executions"):
-            yield decode(ExecutionInfo, item)
+        return self._http.items(ExecutionInfo, f"{self._path}/executions")
 
     async def cancel(self, reason: str | None = None) -> InvocationInfo:
         """Cancel the invocation with its execution. Has no effect on an ended invocation."""
         body = {} if reason is None else {"reason": reason}
         try:
-            answer = await self._http.call("POST", f"{self._path}/cancel", body=body, once=True)
+            self._info = await self._http.fetch(
+                InvocationInfo, "POST", f"{self._path}/cancel", body=body, once=True
+            )
         except Conflict as error:
             # The invocation has ended already.
             if error.code not in ("invocation_ended", "execution_ended"):
                 raise
             return await self.refresh()
-        self._info = decode(InvocationInfo, answer)
         return self._info
 
 
@@ -98,16 +96,16 @@ class AsyncInvocations:
 
     async def get(self, invocation_id: str) -> AsyncInvocation:
         """The invocation with this id. Raises `NotFound` if it does not exist."""
-        answer = await self._http.call("GET", f"invocations/{url_segment(invocation_id)}")
-        return AsyncInvocation(self._http, decode(InvocationInfo, answer))
+        path = f"invocations/{url_segment(invocation_id)}"
+        return AsyncInvocation(self._http, await self._http.fetch(InvocationInfo, "GET", path))
 
     async def list(
         self, *, session_id: str | None = None, status: str | None = None
     ) -> AsyncIterator[AsyncInvocation]:
         """Invocations, newest first. One that has just started may still be `accepted`."""
         query = {"session_id": session_id, "status": status}
-        async for item in self._http.pages("invocations", query):
-            yield AsyncInvocation(self._http, decode(InvocationInfo, item))
+        async for info in self._http.items(InvocationInfo, "invocations", query):
+            yield AsyncInvocation(self._http, info)
 
 
 def invoke_body(

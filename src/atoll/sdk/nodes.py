@@ -1,13 +1,12 @@
-"""Nodes: the machines and Docker engines that host instances."""
+"""Nodes: the machines and Docker engines that host instances. Their warm pools."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.sdk.decode import decode
 from atoll.sdk.paths import url_segment
-from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics
+from atoll.sdk.values import DrainInfo, NodeHealth, NodeInfo, NodeMetrics, PoolInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,12 +24,11 @@ class AsyncNodes:
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
-    async def list(self) -> AsyncIterator[NodeInfo]:
-        async for item in self._http.pages("nodes"):
-            yield decode(NodeInfo, item)
+    def list(self) -> AsyncIterator[NodeInfo]:
+        return self._http.items(NodeInfo, "nodes")
 
     async def get(self, node_id: str) -> NodeInfo:
-        return decode(NodeInfo, await self._http.call("GET", f"nodes/{url_segment(node_id)}"))
+        return await self._http.fetch(NodeInfo, "GET", f"nodes/{url_segment(node_id)}")
 
     async def cordon(self, node_id: str) -> NodeInfo:
         """Place no new sessions on the node. Existing sessions stay."""
@@ -74,14 +72,23 @@ class AsyncNodes:
         await self._http.call("DELETE", f"nodes/{url_segment(node_id)}")
 
     async def _post(self, node_id: str, verb: str) -> NodeInfo:
-        answer = await self._http.call("POST", f"nodes/{url_segment(node_id)}/{verb}")
-        return decode(NodeInfo, answer)
+        return await self._http.fetch(NodeInfo, "POST", f"nodes/{url_segment(node_id)}/{verb}")
 
     async def health(self, node_id: str) -> NodeHealth:
         """Health of the node, and the isolation that it provides."""
-        answer = await self._http.call("GET", f"runtimes/{url_segment(node_id)}/health")
-        return decode(NodeHealth, answer)
+        return await self._http.fetch(NodeHealth, "GET", f"runtimes/{url_segment(node_id)}/health")
 
     async def metrics(self, node_id: str) -> NodeMetrics:
-        answer = await self._http.call("GET", f"runtimes/{url_segment(node_id)}/metrics")
-        return decode(NodeMetrics, answer)
+        return await self._http.fetch(
+            NodeMetrics, "GET", f"runtimes/{url_segment(node_id)}/metrics"
+        )
+
+
+class AsyncPools:
+    """Warm pools of the replica that responds."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    def list(self) -> AsyncIterator[PoolInfo]:
+        return self._http.items(PoolInfo, "pools")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from atoll.sdk.encoding import (
+from atoll.sdk.arguments import (
     Fields,
     milliseconds,
     mounts,
     nullable_string_dict,
     number,
-    packages,
     quantity,
     requirements,
     string,
@@ -22,6 +21,7 @@ from atoll.sdk.encoding import (
     string_list,
     unchecked,
 )
+from atoll.sdk.dependencies import packages
 
 if TYPE_CHECKING:
     import os

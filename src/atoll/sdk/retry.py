@@ -5,7 +5,6 @@ Retries while the server is unavailable, and cleanup when the caller is cancelle
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,11 +40,6 @@ class Backoff:
             raise error
         await asyncio.sleep(self._pause)
         self._pause = min(self._pause * 2, 2.0)
-
-
-def new_key() -> str:
-    """An idempotency key, which makes a request repeatable."""
-    return secrets.token_hex(16)
 
 
 async def undo_if_cancelled(

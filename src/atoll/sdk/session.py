@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from atoll.errors import NotFound
-from atoll.sdk.arguments import check_number, check_string, check_string_dict, check_string_list
-from atoll.sdk.attribute_hints import SESSION_ALTERNATIVES, AttributeHints
+from atoll.sdk.arguments import (
+    check_number,
+    check_string,
+    check_string_dict,
+    check_string_list,
+    encode,
+    given,
+)
 from atoll.sdk.callbacks import Callbacks
 from atoll.sdk.contexts import AsyncContext
 from atoll.sdk.decode import decode
 from atoll.sdk.deletable import AsyncDeletable
-from atoll.sdk.dependencies import INSTALL_TIMEOUT, dependencies_body
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.dependencies import INSTALL_TIMEOUT, packages
 from atoll.sdk.execution_requests import CALLER_LEFT, ExecutionRequests, time_limit
 from atoll.sdk.executions import AsyncExecution, execute_body
 from atoll.sdk.files import AsyncFiles
+from atoll.sdk.http_client import new_key
+from atoll.sdk.interactive_help import SESSION_ALTERNATIVES, AttributeHints, show_options
 from atoll.sdk.invocations import AsyncInvocation, invoke_body
 from atoll.sdk.options import UPDATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.pending import Pending
-from atoll.sdk.retry import best_effort, new_key, undo_if_cancelled
+from atoll.sdk.retry import best_effort, undo_if_cancelled
 from atoll.sdk.secrets import AsyncSecrets
 from atoll.sdk.state_requests import request_state
 from atoll.sdk.values import (
@@ -223,17 +230,16 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         check_string_dict(env=env)
         check_string(cwd=cwd)
         check_number(rows=rows, cols=cols, timeout=timeout)
-        fields = {
-            "session_id": self._info.id,
-            "mode": "console",
-            "command": list(command or shell(on_terminal=terminal is not None)),
-            "terminal": terminal,
-            "stdin_open": terminal is None,
-            "timeout_ms": None if timeout is None else round(timeout * 1000),
-            "env": dict(env) if env else None,
-            "cwd": cwd,
-        }
-        body = {name: value for name, value in fields.items() if value is not None}
+        body = given(
+            session_id=self._info.id,
+            mode="console",
+            command=list(command or shell(on_terminal=terminal is not None)),
+            terminal=terminal,
+            stdin_open=terminal is None,
+            timeout_ms=None if timeout is None else round(timeout * 1000),
+            env=dict(env) if env else None,
+            cwd=cwd,
+        )
         return (await self._requests.invoke(body, idempotency_key, "async")).execution
 
     def context(
@@ -261,36 +267,33 @@ class AsyncSession(AsyncDeletable, AttributeHints):
 
     async def contexts(self) -> AsyncIterator[AsyncContext]:
         """Contexts of the session, oldest first."""
-        async for item in self._http.pages(f"{self._path}/contexts"):
-            yield self._context(item)
+        async for info in self._http.items(ContextInfo, f"{self._path}/contexts"):
+            yield AsyncContext(self, info)
 
     async def get_context(self, context_id: str) -> AsyncContext:
         """The context with this id. Raises `NotFound` if it does not exist."""
         path = f"{self._path}/contexts/{url_segment(context_id)}"
-        return self._context(await self._http.call("GET", path))
+        return AsyncContext(self, await self._http.fetch(ContextInfo, "GET", path))
 
     def execution(self, execution_id: str) -> AsyncExecution:
         """A handle for an execution with a known id. Sends no request."""
         return AsyncExecution(self._http, execution_id)
 
-    async def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
+    def executions(self, *, status: str | None = None) -> AsyncIterator[ExecutionInfo]:
         """Executions in this session, newest first."""
-        async for item in self._http.pages(f"{self._path}/executions", {"status": status}):
-            yield decode(ExecutionInfo, item)
+        return self._http.items(ExecutionInfo, f"{self._path}/executions", {"status": status})
 
-    async def artifacts(self) -> AsyncIterator[Artifact]:
+    def artifacts(self) -> AsyncIterator[Artifact]:
         """
         Files that executions created or changed, by path, each in its latest version. Download
         them with `files.download`. Some may have been removed since.
         """
-        async for item in self._http.pages(f"{self._path}/artifacts"):
-            yield decode(Artifact, item)
+        return self._http.items(Artifact, f"{self._path}/artifacts")
 
     async def checkpoint(self) -> Checkpoint:
         """Take a checkpoint of the workspace, and return when it is stored."""
         path = f"{self._path}/checkpoint"
-        answer = await self._http.call("POST", path, wait=_SAVE_TIMEOUT, once=True)
-        return decode(Checkpoint, answer)
+        return await self._http.fetch(Checkpoint, "POST", path, wait=_SAVE_TIMEOUT, once=True)
 
     async def last_checkpoint(self) -> Checkpoint | None:
         """
@@ -298,7 +301,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         ended.
         """
         try:
-            return decode(Checkpoint, await self._http.call("GET", f"{self._path}/checkpoint"))
+            return await self._http.fetch(Checkpoint, "GET", f"{self._path}/checkpoint")
         except NotFound as error:
             if error.code != "checkpoint_not_found":
                 raise
@@ -306,8 +309,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
 
     async def processes(self) -> list[ProcessInfo]:
         """Background processes that executions left running."""
-        answer = await self._http.call("GET", f"{self._path}/processes")
-        return [decode(ProcessInfo, item) for item in answer["items"]]
+        return [item async for item in self._http.items(ProcessInfo, f"{self._path}/processes")]
 
     async def end_processes(self) -> list[ProcessInfo]:
         """Kill the background processes with their children, and return them."""
@@ -316,8 +318,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
 
     async def dependencies(self) -> Packages:
         """Python packages of this session: requested, installed, and the installation's status."""
-        answer = await self._http.call("GET", f"{self._path}/dependencies")
-        return decode(Packages, answer)
+        return await self._http.fetch(Packages, "GET", f"{self._path}/dependencies")
 
     async def install(
         self,
@@ -333,18 +334,18 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         """
         check_number(timeout=timeout)
         body = {
-            "dependencies": dependencies_body(dependencies),
+            "dependencies": packages("dependencies", dependencies),
             "install_timeout": timeout or INSTALL_TIMEOUT,
             "allow_version_conflicts": allow_version_conflicts,
         }
-        answer = await self._http.call(
+        return await self._http.fetch(
+            Packages,
             "POST",
             f"{self._path}/dependencies",
             body=body,
             wait=float(timeout or INSTALL_TIMEOUT),
             once=True,
         )
-        return decode(Packages, answer)
 
     async def install_log(self) -> str:
         """Output of the latest installation, also while it is running."""
@@ -354,7 +355,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
 
     async def refresh(self) -> SessionInfo:
         """Fetch the current state of the session."""
-        self._info = decode(SessionInfo, await self._http.call("GET", self._path))
+        self._info = await self._http.fetch(SessionInfo, "GET", self._path)
         return self._info
 
     async def start(self, *, wait: float | None = None) -> SessionInfo:
@@ -399,8 +400,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
         `archive_after` and `delete_after`, 0 means never.
         """
         body = encode(options, UPDATE_FIELDS, call="update")
-        answer = await self._http.call("PATCH", self._path, body=body)
-        self._info = decode(SessionInfo, answer)
+        self._info = await self._http.fetch(SessionInfo, "PATCH", self._path, body=body)
         return self._info
 
     async def extend(self, seconds: int) -> SessionInfo:
@@ -425,7 +425,7 @@ class AsyncSession(AsyncDeletable, AttributeHints):
     async def delete(self) -> SessionInfo:
         """End the session. Its record and results stay readable. Idempotent."""
         self._deleted = True
-        self._info = decode(SessionInfo, await self._http.call("DELETE", self._path))
+        self._info = await self._http.fetch(SessionInfo, "DELETE", self._path)
         return self._info
 
     async def _request_state(self, verb: str, wait: float | None) -> SessionInfo:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.sdk.arguments import check_string
+from atoll.sdk.arguments import check_string, encode
 from atoll.sdk.decode import decode
 from atoll.sdk.dependencies import INSTALL_TIMEOUT
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import CREATE_FIELDS
 from atoll.sdk.paths import url_segment
 from atoll.sdk.pending import Pending
@@ -86,18 +86,17 @@ class AsyncSessions:
 
     async def get(self, session_id: str) -> AsyncSession:
         """The session with this id. Raises `NotFound` if it does not exist."""
-        answer = await self._http.call("GET", f"sessions/{url_segment(session_id)}")
-        return AsyncSession(self._http, decode(SessionInfo, answer))
+        path = f"sessions/{url_segment(session_id)}"
+        return AsyncSession(self._http, await self._http.fetch(SessionInfo, "GET", path))
 
     async def list(
         self, *, status: str | None = None, template: str | None = None
     ) -> AsyncIterator[AsyncSession]:
         """Sessions, including ended ones, newest first. Pages are fetched as needed."""
         query = {"status": status, "template_id": template}
-        async for item in self._http.pages("sessions", query):
-            yield AsyncSession(self._http, decode(SessionInfo, item))
+        async for info in self._http.items(SessionInfo, "sessions", query):
+            yield AsyncSession(self._http, info)
 
     async def delete(self, session_id: str) -> SessionInfo:
         """End a session. Its record and results stay readable."""
-        answer = await self._http.call("DELETE", f"sessions/{url_segment(session_id)}")
-        return decode(SessionInfo, answer)
+        return await self._http.fetch(SessionInfo, "DELETE", f"sessions/{url_segment(session_id)}")

@@ -10,10 +10,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from atoll.sdk.attribute_hints import CLIENT_ALTERNATIVES, SESSION_ALTERNATIVES, AttributeHints
 from atoll.sdk.client import AsyncAtoll
-from atoll.sdk.encoding import show_options
 from atoll.sdk.event_loop_thread import EventLoopThread
+from atoll.sdk.interactive_help import (
+    CLIENT_ALTERNATIVES,
+    SESSION_ALTERNATIVES,
+    AttributeHints,
+    show_options,
+)
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from atoll.sdk.file_transfer import ProgressCallback, Source
     from atoll.sdk.files import AsyncFiles
     from atoll.sdk.invocations import AsyncInvocation, AsyncInvocations
-    from atoll.sdk.nodes import AsyncNodes
+    from atoll.sdk.nodes import AsyncNodes, AsyncPools
     from atoll.sdk.options import (
         ContextRunOptions,
         CreateOptions,
@@ -38,22 +42,42 @@ if TYPE_CHECKING:
         TemplateOptions,
         UpdateOptions,
     )
-    from atoll.sdk.pools import AsyncPools
     from atoll.sdk.secrets import AsyncSecrets
     from atoll.sdk.session import AsyncSession
     from atoll.sdk.sessions import AsyncSessions
     from atoll.sdk.templates import AsyncTemplates
-    from atoll.sdk.values.approvals import Answer, Approval
-    from atoll.sdk.values.events import FeedEvent
-    from atoll.sdk.values.execution_events import ConsoleEvent, ConsoleExit, Event
-    from atoll.sdk.values.executions import Artifact, ExecutionInfo, InvocationInfo, Result, Status
-    from atoll.sdk.values.files import Entry, FileEvent, Link, Match, Tree
-    from atoll.sdk.values.nodes import NodeHealth, NodeInfo, NodeMetrics, PoolInfo
-    from atoll.sdk.values.session_info import SessionInfo
-    from atoll.sdk.values.sessions import Checkpoint, ContextInfo, Packages, ProcessInfo
-    from atoll.sdk.values.templates import BuildEvent, TemplateInfo
-    from atoll.sdk.values.volumes import VolumeInfo
-    from atoll.sdk.values.webhooks import WebhookInfo, WebhookTest
+    from atoll.sdk.values import (
+        Answer,
+        Approval,
+        Artifact,
+        BuildEvent,
+        Checkpoint,
+        ConsoleEvent,
+        ConsoleExit,
+        ContextInfo,
+        Entry,
+        Event,
+        ExecutionInfo,
+        FeedEvent,
+        FileEvent,
+        InvocationInfo,
+        Link,
+        Match,
+        NodeHealth,
+        NodeInfo,
+        NodeMetrics,
+        Packages,
+        PoolInfo,
+        ProcessInfo,
+        Result,
+        SessionInfo,
+        Status,
+        TemplateInfo,
+        Tree,
+        VolumeInfo,
+        WebhookInfo,
+        WebhookTest,
+    )
     from atoll.sdk.volumes import AsyncVolumes
     from atoll.sdk.webhooks import AsyncWebhooks
 
@@ -1229,6 +1253,17 @@ class Nodes:
         return self._loop_thread.call(self._async.metrics, node_id)
 
 
+class Pools:
+    """Warm pools of the replica that responds."""
+
+    def __init__(self, inner: AsyncPools, loop_thread: EventLoopThread) -> None:
+        self._async = inner
+        self._loop_thread = loop_thread
+
+    def list(self) -> Iterator[PoolInfo]:
+        yield from self._loop_thread.iterate(self._async.list())
+
+
 class Events:
     """Changes of sessions, executions, nodes and templates."""
 
@@ -1319,17 +1354,6 @@ class Webhooks:
     def test(self, webhook_id: str) -> WebhookTest:
         """Send a `webhook.test` event now, once."""
         return self._loop_thread.call(self._async.test, webhook_id)
-
-
-class Pools:
-    """Warm pools of the replica that responds."""
-
-    def __init__(self, inner: AsyncPools, loop_thread: EventLoopThread) -> None:
-        self._async = inner
-        self._loop_thread = loop_thread
-
-    def list(self) -> Iterator[PoolInfo]:
-        yield from self._loop_thread.iterate(self._async.list())
 
 
 class Atoll(AttributeHints):

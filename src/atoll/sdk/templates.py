@@ -12,11 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import PermanentError, TemporaryError
 from atoll.model.image import parse
+from atoll.sdk.arguments import encode
 from atoll.sdk.decode import decode
-from atoll.sdk.encoding import encode, show_options
+from atoll.sdk.http_client import new_key
+from atoll.sdk.interactive_help import show_options
 from atoll.sdk.options import TEMPLATE_FIELDS
 from atoll.sdk.paths import url_segment
-from atoll.sdk.retry import Backoff, new_key
+from atoll.sdk.retry import Backoff
 from atoll.sdk.sse import READ_TIMEOUT, messages
 from atoll.sdk.values import BuildEvent, TemplateInfo
 
@@ -86,12 +88,10 @@ class AsyncTemplates:
         return decode(TemplateInfo, answer)
 
     async def get(self, template_id: str) -> TemplateInfo:
-        answer = await self._http.call("GET", f"templates/{url_segment(template_id)}")
-        return decode(TemplateInfo, answer)
+        return await self._http.fetch(TemplateInfo, "GET", f"templates/{url_segment(template_id)}")
 
-    async def list(self) -> AsyncIterator[TemplateInfo]:
-        async for item in self._http.pages("templates"):
-            yield decode(TemplateInfo, item)
+    def list(self) -> AsyncIterator[TemplateInfo]:
+        return self._http.items(TemplateInfo, "templates")
 
     @show_options
     async def update(
@@ -112,8 +112,7 @@ class AsyncTemplates:
             del body["registry"]  # Credentials must not go to another image's registry.
         body |= {"default_resources": limits, "name": stored["name"] if name is None else name}
         # Not repeatable: each request creates a version.
-        answer = await self._http.call("PUT", path, body=body, once=False)
-        return decode(TemplateInfo, answer)
+        return await self._http.fetch(TemplateInfo, "PUT", path, body=body, once=False)
 
     async def _body(self, options: TemplateOptions, *, call: str) -> dict[str, Any]:
         body = encode(options, TEMPLATE_FIELDS, call=call, keep_empty=True)
@@ -144,19 +143,18 @@ class AsyncTemplates:
             )
         return digest
 
-    async def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
+    def versions(self, template_id: str) -> AsyncIterator[TemplateInfo]:
         """Versions of the template, newest first."""
-        async for item in self._http.pages(f"templates/{url_segment(template_id)}/versions"):
-            yield decode(TemplateInfo, item)
+        return self._http.items(TemplateInfo, f"templates/{url_segment(template_id)}/versions")
 
     async def version(self, template_id: str, number: int) -> TemplateInfo:
         path = f"templates/{url_segment(template_id)}/versions/{int(number)}"
-        return decode(TemplateInfo, await self._http.call("GET", path))
+        return await self._http.fetch(TemplateInfo, "GET", path)
 
     async def build(self, template_id: str) -> TemplateInfo:
         """Rebuild the template as a new version, with the current packages."""
         path = f"templates/{url_segment(template_id)}/build"
-        return decode(TemplateInfo, await self._http.call("POST", path))
+        return await self._http.fetch(TemplateInfo, "POST", path)
 
     async def log(self, template_id: str, version: int | None = None) -> str:
         """The end of the build output of the newest, or another, version."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.sdk.arguments import given
 from atoll.sdk.decode import decode
+from atoll.sdk.http_client import new_key
 from atoll.sdk.paths import url_segment
-from atoll.sdk.retry import new_key
 from atoll.sdk.values import VolumeInfo
 
 if TYPE_CHECKING:
@@ -31,18 +32,15 @@ class AsyncVolumes:
         volume is in the server's bucket and has no size limit of its own. The default `kind` is s3
         if the server stores blobs there.
         """
-        body = {"id": volume_id, "size": None if size is None else str(size), "kind": kind}
-        given = {name: value for name, value in body.items() if value is not None}
-        answer = await self._http.call_once("volumes", key=new_key(), body=given)
+        body = given(id=volume_id, size=None if size is None else str(size), kind=kind)
+        answer = await self._http.call_once("volumes", key=new_key(), body=body)
         return decode(VolumeInfo, answer)
 
     async def get(self, volume_id: str) -> VolumeInfo:
-        answer = await self._http.call("GET", f"volumes/{url_segment(volume_id)}")
-        return decode(VolumeInfo, answer)
+        return await self._http.fetch(VolumeInfo, "GET", f"volumes/{url_segment(volume_id)}")
 
-    async def list(self) -> AsyncIterator[VolumeInfo]:
-        async for item in self._http.pages("volumes"):
-            yield decode(VolumeInfo, item)
+    def list(self) -> AsyncIterator[VolumeInfo]:
+        return self._http.items(VolumeInfo, "volumes")
 
     async def delete(self, volume_id: str) -> None:
         """Delete a volume with its contents. Raises `Conflict` while a session uses it."""

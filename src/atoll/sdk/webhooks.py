@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.sdk.decode import decode
+from atoll.sdk.arguments import given
 from atoll.sdk.paths import url_segment
 from atoll.sdk.values import WebhookInfo, WebhookTest
 
@@ -39,20 +39,15 @@ class AsyncWebhooks:
         server generates it and returns it only here. Receivers check signatures with
         `atoll.verify_webhook`.
         """
-        body = {"url": url, "types": list(types), "enabled": enabled}
-        if secret is not None:
-            body["secret"] = secret
-        return decode(WebhookInfo, await self._http.call("POST", "webhooks", body=body))
+        body = given(url=url, types=list(types), secret=secret, enabled=enabled)
+        return await self._http.fetch(WebhookInfo, "POST", "webhooks", body=body)
 
     async def get(self, webhook_id: str) -> WebhookInfo:
-        answer = await self._http.call("GET", f"webhooks/{url_segment(webhook_id)}")
-        return decode(WebhookInfo, answer)
+        return await self._http.fetch(WebhookInfo, "GET", f"webhooks/{url_segment(webhook_id)}")
 
-    async def list(self) -> AsyncIterator[WebhookInfo]:
+    def list(self) -> AsyncIterator[WebhookInfo]:
         """Oldest first."""
-        answer = await self._http.call("GET", "webhooks")
-        for item in answer["items"]:
-            yield decode(WebhookInfo, item)
+        return self._http.items(WebhookInfo, "webhooks")
 
     async def change(
         self,
@@ -64,15 +59,10 @@ class AsyncWebhooks:
         enabled: bool | None = None,
     ) -> WebhookInfo:
         """Change the given fields. Pending retries are sent at once."""
-        body = {
-            "url": url,
-            "types": None if types is None else list(types),
-            "secret": secret,
-            "enabled": enabled,
-        }
-        given = {name: value for name, value in body.items() if value is not None}
+        chosen = None if types is None else list(types)
+        body = given(url=url, types=chosen, secret=secret, enabled=enabled)
         path = f"webhooks/{url_segment(webhook_id)}"
-        return decode(WebhookInfo, await self._http.call("PATCH", path, body=given))
+        return await self._http.fetch(WebhookInfo, "PATCH", path, body=body)
 
     async def delete(self, webhook_id: str) -> None:
         await self._http.call("DELETE", f"webhooks/{url_segment(webhook_id)}")
@@ -80,5 +70,4 @@ class AsyncWebhooks:
     async def test(self, webhook_id: str) -> WebhookTest:
         """Send a `webhook.test` event now, once."""
         path = f"webhooks/{url_segment(webhook_id)}/test"
-        answer = await self._http.call("POST", path, wait=_TEST_TIMEOUT)
-        return decode(WebhookTest, answer)
+        return await self._http.fetch(WebhookTest, "POST", path, wait=_TEST_TIMEOUT)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.event import Event, FeedPage, FeedRange
     from atoll.model.execution import Execution, ExecutionStatus
+    from atoll.model.idempotency_record import IdempotencyRecord
     from atoll.model.instance import Instance
     from atoll.model.key import Key
-    from atoll.model.keyed_request import KeyedRequest
     from atoll.model.node import Drain, Node, NodeHealth
     from atoll.model.page import Page
     from atoll.model.session import Holding, Session, SessionStatus
@@ -228,29 +228,31 @@ class Keys(Protocol):
         """Returns whether the key existed."""
 
 
-class KeyedRequests(Protocol):
-    async def claim(self, request: KeyedRequest) -> KeyedRequest | None:
+class IdempotencyRecords(Protocol):
+    """Requests with an `Idempotency-Key`, and their answers."""
+
+    async def claim(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
         """
-        Add a request and return None; if one with this id exists and has not expired at the new
+        Add a record and return None; if one with this id exists and has not expired at the new
         one's `created_at`, return that one instead.
         """
 
-    async def take_over(self, request: KeyedRequest, holder: str) -> bool:
+    async def take_over(self, record: IdempotencyRecord, holder: str) -> bool:
         """
         Make `holder` the holder of an unanswered request and set its fingerprint. Returns False if
         the request was answered or has another holder by now.
         """
 
-    async def answer(self, request: KeyedRequest) -> bool:
+    async def answer(self, record: IdempotencyRecord) -> bool:
         """
         Record fingerprint and answer. Returns False and writes nothing if the request was answered
         already or has another holder.
         """
 
-    async def forget(self, request_id: str, holder: str) -> None:
+    async def forget(self, record_id: str, holder: str) -> None:
         """Remove a request that `holder` did not answer, so that it can be made again."""
 
-    async def expire(self, now: datetime, *, limit: int) -> list[KeyedRequest]:
+    async def expire(self, now: datetime, *, limit: int) -> list[IdempotencyRecord]:
         """Remove some expired requests and return them without headers and bodies."""
 
 
@@ -380,7 +382,7 @@ class Store(Protocol):
     instances: Instances
     templates: Templates
     keys: Keys
-    requests: KeyedRequests
+    idempotency_records: IdempotencyRecords
     checkpoints: Checkpoints
     volumes: Volumes
     nodes: Nodes

@@ -12,21 +12,18 @@ import asyncio
 from collections import OrderedDict
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from atoll.errors import Conflict, DatabaseUnavailable, TemporaryError
 from atoll.model.execution import Execution
 from atoll.model.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from datetime import datetime
 
     from atoll.clock import Clock
     from atoll.model.event import Event
-    from atoll.model.execution import ExecutionStatus
-    from atoll.model.page import Page
-    from atoll.model.session import Holding, SessionStatus
     from atoll.settings import RecallSettings
     from atoll.stores.base import Executions, Sessions, Store
 
@@ -139,14 +136,16 @@ class CachingStore:
         """Whether the last call failed because the database could not be reached."""
         self.cached_sessions: StaleCache[Session] = StaleCache(clock, settings)
         self.cached_executions: StaleCache[Execution] = StaleCache(clock, settings)
-        self.sessions: Sessions = _CachingSessions(self, store.sessions, self.cached_sessions)
-        self.executions: Executions = _CachingExecutions(
-            self, store.executions, self.cached_executions
+        self.sessions = cast(
+            "Sessions", _CachingSessions(self, store.sessions, self.cached_sessions)
+        )
+        self.executions = cast(
+            "Executions", _CachingExecutions(self, store.executions, self.cached_executions)
         )
         self.instances = store.instances
         self.templates = store.templates
         self.keys = store.keys
-        self.requests = store.requests
+        self.idempotency_records = store.idempotency_records
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes
         self.nodes = store.nodes
@@ -199,80 +198,52 @@ class CachingStore:
                 observer.event_stored()
 
 
-class _CachingSessions:
-    def __init__(self, store: CachingStore, inner: Sessions, cache: StaleCache[Session]) -> None:
+class _Caching(Generic[E]):
+    """A noun of the store. Methods that are not defined here pass through."""
+
+    def __init__(
+        self, store: CachingStore, inner: Sessions | Executions, cache: StaleCache[E]
+    ) -> None:
         self._store = store
         self._watch = store.watch
-        self._inner = inner
-        self._cache = cache
+        self._inner: Any = inner
+        self._cache: StaleCache[E] = cache
 
-    async def add(self, session: Session, *, event: Event | None = None) -> None:
-        await self._watch(self._inner.add(session, event=event))
-        self._cache.put(session)
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self._inner, name)
+
+        async def watched(*args: Any, **named: Any) -> Any:
+            return await self._watch(method(*args, **named))
+
+        return watched
+
+    async def add(self, entity: E, *, event: Event | None = None) -> None:
+        await self._watch(self._inner.add(entity, event=event))
+        self._cache.put(entity)
         self._store.notify(event)
 
-    async def get(self, session_id: str) -> Session | None:
-        session = await self._watch(self._inner.get(session_id))
-        if session is not None:
-            self._cache.put(session)
-        return session
+    async def get(self, entity_id: str) -> E | None:
+        entity: E | None = await self._watch(self._inner.get(entity_id))
+        if entity is not None:
+            self._cache.put(entity)
+        return entity
 
-    async def save(self, session: Session, *, event: Event | None = None) -> Session:
-        saved = await self._watch(self._inner.save(session, event=event))
+    async def save(self, entity: E, *, event: Event | None = None) -> E:
+        saved: E = await self._watch(self._inner.save(entity, event=event))
         self._cache.put(saved)
         self._store.notify(event)
         return saved
 
-    async def page(
-        self,
-        *,
-        status: SessionStatus | None = None,
-        template_id: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[Session]:
-        return await self._watch(
-            self._inner.page(status=status, template_id=template_id, cursor=cursor, limit=limit)
-        )
 
-    async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
-        return await self._watch(self._inner.unsettled(now, node_id=node_id, limit=limit))
-
-    async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
-        return await self._watch(self._inner.timed_out(now, node_id=node_id, limit=limit))
-
+class _CachingSessions(_Caching[Session]):
     async def touch(self, session: Session, at: datetime) -> bool:
-        written = await self._watch(self._inner.touch(session, at))
+        written: bool = await self._watch(self._inner.touch(session, at))
         if written:
             self._cache.put(replace(session, active_at=at))
         return written
 
-    async def unfinished(
-        self, *, limit: int, after: str = "", node_id: str | None = None
-    ) -> list[Session]:
-        return await self._watch(self._inner.unfinished(limit=limit, after=after, node_id=node_id))
 
-    async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
-        return await self._watch(self._inner.holdings(node_id, limit=limit, after=after))
-
-    async def count(self, status: SessionStatus, *, node_id: str | None = None) -> int:
-        return await self._watch(self._inner.count(status, node_id=node_id))
-
-
-class _CachingExecutions:
-    def __init__(
-        self, store: CachingStore, inner: Executions, cache: StaleCache[Execution]
-    ) -> None:
-        self._store = store
-        self._watch = store.watch
-        self._inner = inner
-        self._cache = cache
-
-    async def add(self, execution: Execution, *, event: Event | None = None) -> None:
-        await self._watch(self._inner.add(execution, event=event))
-        self._cache.put(execution)
-        self._store.notify(event)
-
+class _CachingExecutions(_Caching[Execution]):
     async def add_after(
         self, execution: Execution, previous: Execution, *, event: Event | None = None
     ) -> None:
@@ -280,54 +251,3 @@ class _CachingExecutions:
         self._cache.put(replace(previous, superseded=True, version=previous.version + 1))
         self._cache.put(execution)
         self._store.notify(event)
-
-    async def get(self, execution_id: str) -> Execution | None:
-        execution = await self._watch(self._inner.get(execution_id))
-        if execution is not None:
-            self._cache.put(execution)
-        return execution
-
-    async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
-        saved = await self._watch(self._inner.save(execution, event=event))
-        self._cache.put(saved)
-        self._store.notify(event)
-        return saved
-
-    async def page(
-        self,
-        *,
-        session_id: str | None = None,
-        invocation_id: str | None = None,
-        status: ExecutionStatus | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[Execution]:
-        return await self._watch(
-            self._inner.page(
-                session_id=session_id,
-                invocation_id=invocation_id,
-                status=status,
-                cursor=cursor,
-                limit=limit,
-            )
-        )
-
-    async def latest(
-        self,
-        *,
-        session_id: str | None = None,
-        statuses: Sequence[ExecutionStatus] = (),
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[Execution]:
-        return await self._watch(
-            self._inner.latest(session_id=session_id, statuses=statuses, cursor=cursor, limit=limit)
-        )
-
-    async def unfinished(
-        self, *, limit: int, after: str = "", holder: str | None = None
-    ) -> list[Execution]:
-        return await self._watch(self._inner.unfinished(limit=limit, after=after, holder=holder))
-
-    async def holders(self) -> set[str | None]:
-        return await self._watch(self._inner.holders())

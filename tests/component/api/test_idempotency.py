@@ -24,10 +24,10 @@ from atoll.api.rest.middleware.buffering import MAX_BUFFERED, SMALL
 from atoll.api.rest.middleware.idempotency import INLINE, RECORD_TIMEOUT, Idempotency
 from atoll.api.rest.problems import problem
 from atoll.blobs.local import LocalBlobs
-from atoll.coordination.memory import MemoryCoordination
+from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.errors import TemporaryError
-from atoll.model.keyed_request import KeyedRequest
-from atoll.reconcile.requests import BATCH, RequestSweep
+from atoll.model.idempotency_record import IdempotencyRecord
+from atoll.reconcile.idempotency_keys import BATCH, IdempotencyKeySweep
 from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
@@ -146,7 +146,7 @@ class World:
         )
         self.blobs = LocalBlobs(place / "blobs")
         self.work = Work(self.store)
-        self.common = MemoryCoordination("repl_0", CoordinationSettings(), DAY, self.clock)
+        self.common = MemoryState(self.clock)
         self.clients: list[Client] = []
 
     @property
@@ -155,7 +155,9 @@ class World:
 
     async def start(self) -> Client:
         """Another replica."""
-        coordination = self.common.beside(ids.replica_id())
+        coordination = MemoryCoordination(
+            ids.replica_id(), CoordinationSettings(), DAY, self.clock, state=self.common
+        )
         await coordination.open()
         app = Idempotency(
             self.work,
@@ -591,10 +593,10 @@ async def test_a_response_is_kept_until_it_expires(client: Client, world: World)
 async def test_the_sweep_deletes_expired_records_and_their_blobs(
     client: Client, world: World
 ) -> None:
-    sweep = RequestSweep(world.store, world.blobs, world.clock)
-    old = KeyedRequest("", "x", world.clock.now() - DAY, world.clock.now())
+    sweep = IdempotencyKeySweep(world.store, world.blobs, world.clock)
+    old = IdempotencyRecord("", "x", world.clock.now() - DAY, world.clock.now())
     for number in range(BATCH * 2 + 1):
-        await world.store.requests.claim(replace(old, id=str(number)))
+        await world.store.idempotency_records.claim(replace(old, id=str(number)))
     await client.post("large", key="a")
     await world.pass_by(timedelta(hours=1))
     await client.post("large", key="b")
@@ -603,7 +605,7 @@ async def test_the_sweep_deletes_expired_records_and_their_blobs(
     await world.pass_by(DAY - timedelta(hours=1))
     await sweep.once()
     assert world.blobs_kept() == 1
-    assert await world.store.requests.expire(world.clock.now(), limit=1000) == []
+    assert await world.store.idempotency_records.expire(world.clock.now(), limit=1000) == []
     assert replayed(await client.post("large", key="b"))
 
 

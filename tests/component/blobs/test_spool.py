@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from atoll.blobs.availability import Availability
 from atoll.blobs.base import CHUNK_SIZE, MAX_GET, PART_SIZE, RefusedByStore
 from atoll.blobs.local import LocalBlobs
 from atoll.blobs.spool import Spool
 from atoll.blobs.spool_queue import SpoolQueue, SpoolState
+from atoll.blobs.spool_uploader import SpoolUploader
 from atoll.blobs.spool_writer import BLOCK
 from atoll.errors import BlobsUnavailable, TemporaryError
 from atoll.settings import BlobSettings
@@ -506,19 +508,26 @@ async def test_a_full_spool_accepts_no_more_until_space_is_free(
 
 
 async def test_expired_entries_of_the_spool_are_dropped_and_logged(
-    spool: Spool, remote_unavailable: Remote, clock: ManualClock
+    spool: Spool, away: Remote, clock: ManualClock, tmp_path: Path
 ) -> None:
+    uploader = SpoolUploader(
+        away,
+        SpoolQueue(tmp_path / "spool", BlobSettings().spool_size),
+        Availability(away, KEPT[0], BlobSettings(), clock),
+        clock,
+        BlobSettings().spool_ttl,
+    )
     await spool.put("workspaces/old", b"1")
     await spool.remove("requests/1")
     found = await spool.head("workspaces/old")
     assert found is not None
     clock.time = found.modified_at.timestamp() + 24 * 3600 - 5
-    await spool.drop_expired()
+    await uploader.drop_expired()
     assert spool.usage.objects == 2
 
     clock.time += 3600
     with capture_logs() as logs:
-        await spool.drop_expired()
+        await uploader.drop_expired()
 
     dropped = [line for line in logs if line["event"] == "spool.dropped"]
     assert [line.get("key", line.get("removal")) for line in dropped] == [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.cli.session_lifecycle import next_change
+from atoll.cli.sessions import next_change
 from atoll.sdk.values import Limits, SessionInfo
 from tests.component.sdk.fake_server import REQUESTED_STATE, problem
 

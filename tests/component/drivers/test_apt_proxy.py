@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.drivers.local.apt_proxy import AptProxy
-from atoll.drivers.shared import http_forwarding
+from atoll.drivers.shared import package_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +137,7 @@ async def test_data_that_is_not_http_gets_no_response() -> None:
 
 
 async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_forwarding, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(package_proxy, "READ_TIMEOUT", 0.05)
     mirror = AptProxy([])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.drivers.local.abandoned_instances import unserved
+from atoll.drivers.local.orphaned_instances import unserved
 from atoll.drivers.shared import data_directories
 from atoll.drivers.shared.data_directories import Note, ServerLock
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atoll.drivers.docker.hijacked_connection import HijackedConnection
 from atoll.link import transport
 from atoll.link.client import Link
-from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, LinkSaturated, ProtocolViolation
 from atoll.link.transport import LinkTransport
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
@@ -114,7 +114,7 @@ async def test_a_relay_that_does_not_read_gets_no_more_data_and_is_closed(
         for _ in range(9):
             with pytest.raises(LinkLost):
                 await link.call("stat", path="x" * 2**22)
-        with pytest.raises(LinkCrowded):
+        with pytest.raises(LinkSaturated):
             await link.call("stat", path="x")
         link.close()
         await link.closed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers.local import host_checks
-from atoll.drivers.shared import disk_images, mount_calls
+from atoll.drivers.shared import disk_images, mount_syscalls
 from atoll.settings import LocalSettings
 
 
@@ -31,8 +31,10 @@ def test_a_machine_that_cannot_mount_reports_the_reason_and_leaves_nothing(
 ) -> None:
     node = tmp_path / "node"
     node.mkdir()
-    program = failing(tmp_path / "mount_calls.py", "mounting /dev/loop0: Operation not permitted")
-    monkeypatch.setattr(mount_calls, "__file__", program)
+    program = failing(
+        tmp_path / "mount_syscalls.py", "mounting /dev/loop0: Operation not permitted"
+    )
+    monkeypatch.setattr(mount_syscalls, "__file__", program)
 
     assert disk_images.images_problem(node) == "mounting /dev/loop0: Operation not permitted"
     assert list(node.iterdir()) == []
@@ -55,7 +57,7 @@ def test_a_file_system_that_cannot_be_mounted_is_detected(
 @privileged
 def test_the_check_of_a_machine_runs_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = disk_images.images_problem(tmp_path)
-    monkeypatch.setattr(mount_calls, "__file__", failing(tmp_path / "mount_calls.py", "no"))
+    monkeypatch.setattr(mount_syscalls, "__file__", failing(tmp_path / "mount.py", "no"))
     assert disk_images.images_problem(tmp_path / "not" / "yet" / "there") == first
 
 

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from atoll.drivers.shared import processes
-from atoll.drivers.shared.cgroups import NoControlGroups
+from atoll.drivers.shared.cgroups import ControlGroups
 from atoll.drivers.shared.zygote_confinement import ZygoteConfinement
 from atoll.errors import TemporaryError
 from atoll.link.client import Link
@@ -114,7 +114,7 @@ async def test_the_newest_zygote_is_released(
 ) -> None:
     executor.script = script
     link = await connected(tmp_path)
-    assert await ZygoteConfinement(NoControlGroups(), "i", link).settle() == {}
+    assert await ZygoteConfinement(ControlGroups(), "i", link).settle() == {}
     assert executor.released == released
     link.close()
     await link.closed
@@ -122,7 +122,7 @@ async def test_the_newest_zygote_is_released(
 
 async def test_a_later_zygote_is_released_too(executor: Executor, tmp_path: Path) -> None:
     link = await connected(tmp_path)
-    await ZygoteConfinement(NoControlGroups(), "i", link).settle()
+    await ZygoteConfinement(ControlGroups(), "i", link).settle()
     for zygote in (11, 12):
         executor.writer.write(executor.event(zygote))
         await until_released(executor, list(range(10, zygote + 1)))
@@ -138,7 +138,7 @@ async def test_a_zygote_reported_too_early_requires_a_new_link(
     executor.script = [([], "zygote_replaced")]
     link = await connected(tmp_path)
     with pytest.raises(LinkLost):
-        await ZygoteConfinement(NoControlGroups(), "i", link).settle()
+        await ZygoteConfinement(ControlGroups(), "i", link).settle()
     link.close()
     await link.closed
 
@@ -148,7 +148,7 @@ async def test_a_later_zygote_that_cannot_be_released_closes_the_link_and_is_log
 ) -> None:
     executor.script = [([], ""), ([], "something_else")]
     link = await connected(tmp_path)
-    await ZygoteConfinement(NoControlGroups(), "i", link).settle()
+    await ZygoteConfinement(ControlGroups(), "i", link).settle()
     with capture_logs() as logs:
         executor.writer.write(executor.event(11))
         async with asyncio.timeout(60):
@@ -156,11 +156,10 @@ async def test_a_later_zygote_that_cannot_be_released_closes_the_link_and_is_log
     assert [entry["event"] for entry in logs] == ["instance.not_confined"]
 
 
-@dataclass(frozen=True)
-class Refusing(NoControlGroups):
+class Refusing(ControlGroups):
     """A kernel that has just seen the process end."""
 
-    provides: frozenset[str] = frozenset({"cgroup_memory"})
+    provides = frozenset({"cgroup_memory"})
 
     def processes(self, name: str) -> list[int]:
         return [os.getpid()]

@@ -24,6 +24,7 @@ from atoll.link.client import Link
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames, limits
 from atoll.settings import LinkSettings
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -77,7 +78,7 @@ class Box:
             "output_limit": 1 << 20, "return_limit": 1 << 20, "artifact_limit": 10, "limits": {},
             "watch": {},
         }  # fmt: skip
-        running = asyncio.create_task(self.link.run(request | fields, output))
+        running = asyncio.create_task(run_over(self.link, request | fields, heard))
         await asyncio.sleep(0)  # Until it is sent.
         return output, running
 

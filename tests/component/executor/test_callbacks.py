@@ -19,6 +19,7 @@ import pytest
 from atoll.executor.callbacks import RESULT_DELAY
 from tests.e2e.hostile.host import below, processes
 from tests.executors import Executor, Heard, executor, job
+from tests.runs import run_over
 from tests.standstill import go_on, stand_still
 
 pytestmark = pytest.mark.anyio
@@ -110,7 +111,7 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     link = await program.connect_released()
     output = Heard()
     code = "input()\nprint('x' * 200_000)\ndef handler(event): return 1"
-    running = asyncio.create_task(link.run(job("one", code, stdin_open=True), output))
+    running = asyncio.create_task(run_over(link, job("one", code, stdin_open=True), heard))
     status = await address.next(path("one", "status"))
     assert status.body == {"status": "running"}
     await link.call("stdin", id="one", data=base64.b64encode(b"\n").decode())
@@ -128,14 +129,14 @@ async def test_an_acknowledged_result_is_not_reported(program: Executor, address
     link = await program.connect_released()
     for number in range(20):
         taken, started = f"taken-{number}", time.monotonic()
-        await link.run(job(taken, "print(1)"), Heard())
+        await run_over(link, job(taken, "print(1)"), Heard())
         link.acknowledge(taken)
         await link.call("processes")
         if time.monotonic() - started < RESULT_DELAY:
             break
     else:
         pytest.fail("No result was taken in time.")
-    await link.run(job("left", "print(2)"), Heard())
+    await run_over(link, job("left", "print(2)"), Heard())
     link.close()
     seen: list[str] = []
     while not seen or seen[-1] != path("left", "result"):
@@ -152,7 +153,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
 ) -> None:
     address.answers[path("one", "result")] = list(answers)
     link = await program.connect_released()
-    await link.run(job("one", "print(1)"), Heard())
+    await run_over(link, job("one", "print(1)"), Heard())
     for _ in range(tries):
         await address.next(path("one", "result"))
     with pytest.raises(queue.Empty):
@@ -166,7 +167,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
 async def test_an_acknowledgement_ends_the_retries(program: Executor, address: Address) -> None:
     address.answers[path("one", "result")] = [503] * 10
     link = await program.connect_released()
-    await link.run(job("one", "print(1)"), Heard())
+    await run_over(link, job("one", "print(1)"), Heard())
     await address.next(path("one", "result"))
     link.acknowledge("one")
     await link.call("processes")
@@ -185,7 +186,9 @@ async def test_running_executions_are_reported_by_heartbeats(
     program: Executor, address: Address
 ) -> None:
     link = await program.connect_released()
-    running = asyncio.create_task(link.run(job("one", "import time\ntime.sleep(60)"), Heard()))
+    running = asyncio.create_task(
+        run_over(link, job("one", "import time\ntime.sleep(60)"), Heard())
+    )
     post = await address.next(path("one", "heartbeat"))
     assert post.headers["idempotency-key"] == "one_heartbeat"
     await link.call("cancel", id="one")
@@ -210,7 +213,7 @@ async def test_a_reporter_killed_by_user_code_is_replaced(
         "    if open('/proc/%s/comm' % pid).read() == 'reporter\\n':\n"
         "        os.kill(int(pid), signal.SIGKILL)\n"
     )
-    assert (await link.run(job("one", kill), Heard()))["exit_code"] == 0
+    assert (await run_over(link, job("one", kill), Heard()))["exit_code"] == 0
     await address.next(path("one", "result"))
     (after,) = pids_named(program, "reporter")
     assert after != before
@@ -225,7 +228,7 @@ async def test_a_reporter_stopped_by_user_code_blocks_nothing_else(
     link = await program.connect_released()
     stand_still(reporter)
     for number in range(3):
-        await link.run(job(str(number), "print(1)"), Heard())
+        await run_over(link, job(str(number), "print(1)"), Heard())
     go_on(reporter)
     await address.next(path("2", "result"))
     link.close()
@@ -283,13 +286,13 @@ async def test_user_code_cannot_find_the_token(
         renewed = asyncio.get_running_loop().create_future()
         link.observe_zygotes(renewed.set_result)
         kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()"
-        await link.run(job("kill", kill), Heard())
+        await run_over(link, job("kill", kill), Heard())
         await link.call("release", zygote=await renewed)
         await address.next(path("kill", "result"))
-    output = Heard()
-    result = await link.run(job("look", SEARCH, env={"NOBODY": "1"}), output)
-    assert result["exit_code"] == 0, output.log
-    assert b"".join(data for _, channel, data in output.log if channel == 1) == b"[]\n"
+    heard = Heard()
+    result = await run_over(link, job("look", SEARCH, env={"NOBODY": "1"}), heard)
+    assert result["exit_code"] == 0, heard.log
+    assert b"".join(data for _, channel, data in heard.log if channel == 1) == b"[]\n"
     link.close()
 
 
@@ -299,7 +302,7 @@ async def test_the_token_is_not_sent_to_the_sandbox_s_own_loopback(
     callback = {"instance": "inst_1", "url": address.url, "token": TOKEN}
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
-        await link.run(job("one", "print(1)"), Heard())
+        await run_over(link, job("one", "print(1)"), Heard())
         with pytest.raises(queue.Empty):
             await asyncio.to_thread(address.posts.get, timeout=2)
         link.close()
@@ -311,7 +314,7 @@ async def test_an_invalid_url_does_no_harm(bubblewrap: str, tmp_path: Path, url:
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
         for number in range(5):
-            result = await link.run(job(str(number), "print(1)"), Heard())
+            result = await run_over(link, job(str(number), "print(1)"), Heard())
             assert result["exit_code"] == 0
             link.acknowledge(str(number))
         link.close()

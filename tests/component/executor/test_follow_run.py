@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from atoll.link.client import Piece
-from atoll.link.errors import ExecutorError, LinkCrowded, LinkLost
+from atoll.link.errors import ExecutorError, LinkLost, LinkSaturated
 from atoll.protocol import frames
 from tests.component.executor.test_interaction import Output, ready, start, text
 from tests.executors import Executor, job
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -151,7 +152,7 @@ async def test_all_watchers_receive_the_same(executor: Executor) -> None:
     watchers = [asyncio.create_task(watched()) for _ in range(20)]
     await asyncio.sleep(0)
     output = Output()
-    await link.run(job("one", "for n in range(10000): print(n)"), output)
+    await run_over(link, job("one", "for n in range(10000): print(n)"), output)
     assert await asyncio.gather(*watchers) == [output.data] * 20
     link.close()
 
@@ -181,8 +182,8 @@ async def test_watchers_leave_capacity_for_executions(executor: Executor) -> Non
     watching = [asyncio.create_task(watch(f"run-{number}")) for number in range(1100)]
     refused, _ = await asyncio.wait(watching, timeout=0.1)
     assert len(refused) > 300
-    assert all(isinstance(task.exception(), LinkCrowded) for task in refused)
-    with pytest.raises(LinkCrowded):
+    assert all(isinstance(task.exception(), LinkSaturated) for task in refused)
+    with pytest.raises(LinkSaturated):
         await link.call("list", path="/")
     running = await start(link, output, code="print(1)")
     assert (await running)["exit_code"] == 0

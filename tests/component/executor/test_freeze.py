@@ -15,6 +15,7 @@ from atoll.link.errors import LinkLost
 from tests.component.executor.test_interaction import Output
 from tests.e2e.hostile.host import eventually
 from tests.executors import Executor, job
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +65,7 @@ async def running(executor: Executor, code: str) -> tuple[Link, asyncio.Task[Any
     link, output = await executor.connect_released(), Output()
     workspace = str(executor.path.parent / "workspace")
     request = job("one", code, cwd=workspace)
-    task = asyncio.create_task(link.run(request, output))
+    task = asyncio.create_task(run_over(link, request, output))
     await output.until(b"on\n")
     return link, task, output
 
@@ -251,9 +252,9 @@ async def test_runs_that_are_requested_meanwhile_run_afterwards(executor: Execut
     await task
     zygote = link.hello["zygote"]
     for number in range(TRIES):
-        stream = link.pull("scan", freeze=True)
-        assert await anext(stream)
-        second = asyncio.create_task(link.run(job(f"two-{number}", "print(2)"), Output()))
+        told = link.pull("scan", freeze=True)
+        assert await anext(told)
+        second = asyncio.create_task(run_over(link, job(f"two-{number}", "print(2)"), Output()))
         done, _ = await asyncio.wait([second], timeout=0.2)
         answer: Any = None
         async for item in stream:

@@ -18,6 +18,7 @@ from atoll.link.messages import RunResult
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import Executor, job
+from tests.runs import run_over
 from tests.standstill import go_on, stand_still
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +68,7 @@ def text(data: str) -> str:
 async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[RunResult]:
     """Sent when this returns, so that later requests are ordered after it."""
     request = job("one", fields.pop("code", None), **fields)
-    running = asyncio.create_task(link.run(request, output))
+    running = asyncio.create_task(run_over(link, request, output))
     await asyncio.sleep(0)
     return running
 
@@ -192,10 +193,10 @@ async def test_a_function_is_called_by_its_name(executor: Executor, tmp_path: Pa
     for number, (code, fields, value) in enumerate(cases):
         output = Output()
         request = job(f"run-{number}", code, **fields)
-        assert (await link.run(request, output))["exit_code"] == 0
+        assert (await run_over(link, request, output))["exit_code"] == 0
         assert [data for _, channel, data in output.pieces if channel == frames.VALUE] == [value]
     output = Output()
-    result = await link.run(job("missing", "x = 1", function="other"), output)
+    result = await run_over(link, job("missing", "x = 1", function="other"), output)
     assert result["exit_code"] == 1
     assert b"function_not_found" in output.pieces[0][2] + output.pieces[-1][2]
     link.close()

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.link.errors import ExecutorError
 from tests.executors import Heard, executor, job
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +28,8 @@ async def test_the_next_executor_restores_unacknowledged_results(
     first, second = Heard(), Heard()
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
-        result = await link.run(job("one", CODE, event=[1]), first)
-        taken = await link.run(job("two", "print(2)"), Heard())
+        result = await run_over(link, job("one", CODE, event=[1]), first)
+        taken = await run_over(link, job("two", "print(2)"), Heard())
         assert taken["exit_code"] == 0
         link.acknowledge("two")
         link.close()
@@ -43,11 +44,11 @@ async def test_the_next_executor_restores_unacknowledged_results(
         assert await link.attach("one", first.log[0][0], later) == result
         assert later.log == first.log[1:]
         again = Heard()
-        assert await link.run(job("one", "print('again')"), again) == result
+        assert await run_over(link, job("one", "print('again')"), again) == result
         assert again.log == first.log
         link.acknowledge("one")
         with pytest.raises(ExecutorError) as refused:
-            await link.run(job("one", "print('again')"), Heard())
+            await run_over(link, job("one", "print('again')"), Heard())
         assert refused.value.code == "run_is_over"
         link.close()
 
@@ -57,7 +58,9 @@ async def test_executions_ended_by_a_shutdown_are_not_restored_as_results(
 ) -> None:
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
-        running = asyncio.create_task(link.run(job("one", "input()", stdin_open=True), Heard()))
+        running = asyncio.create_task(
+            run_over(link, job("one", "input()", stdin_open=True), Heard())
+        )
         await asyncio.sleep(0)
         await link.call("shutdown")
         assert (await running)["reason"] == "shutdown"
@@ -66,7 +69,7 @@ async def test_executions_ended_by_a_shutdown_are_not_restored_as_results(
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
         assert link.hello["runs"] == []
-        assert (await link.run(job("one", "print(1)"), Heard()))["exit_code"] == 0
+        assert (await run_over(link, job("one", "print(1)"), Heard()))["exit_code"] == 0
         link.close()
 
 
@@ -77,7 +80,7 @@ async def test_a_terminal_s_log_is_restored_with_its_numbers(
     request = job("one", code, terminal=[24, 80], output_limit=200_000)
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
-        result = await link.run(request, Heard())
+        result = await run_over(link, request, Heard())
         first = Heard()
         assert await link.attach("one", 0, first) == result
         assert first.log[0][0] > 1
@@ -99,7 +102,7 @@ async def test_an_executor_starts_with_a_journal_full_of_garbage(
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect_released()
         assert link.hello["runs"] == []
-        assert (await link.run(job("one", "print(1)"), Heard()))["exit_code"] == 0
+        assert (await run_over(link, job("one", "print(1)"), Heard()))["exit_code"] == 0
         link.close()
     with executor(bubblewrap, tmp_path, journal=True) as program:
         link = await program.connect()
@@ -115,7 +118,7 @@ async def test_a_result_is_in_the_journal_before_it_is_sent(
         name = f"run{turn}"
         with executor(bubblewrap, tmp_path, journal=True) as program:
             link = await program.connect_released()
-            await link.run(job(name, "print(1)"), Heard())
+            await run_over(link, job(name, "print(1)"), Heard())
             program.process.kill()
             await asyncio.to_thread(program.process.wait)
         with executor(bubblewrap, tmp_path, journal=True) as program:

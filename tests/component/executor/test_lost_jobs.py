@@ -17,6 +17,7 @@ from atoll.executor.interpreter import jobs
 from atoll.link.client import Link
 from atoll.protocol import frames
 from tests.executors import Executor, Heard, job
+from tests.runs import run_over
 
 pytestmark = [
     pytest.mark.anyio,
@@ -70,10 +71,10 @@ class Thief:
 
 async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: Heard) -> Any:
     """Begin a run whose first hand-over is lost."""
-    await link.run(job("first", "pass"), Heard())
+    await run_over(link, job("first", "pass"), Heard())
     thief = Thief(executor)
     await thief.stop_the_spare()
-    running = asyncio.create_task(link.run(request, heard))
+    running = asyncio.create_task(run_over(link, request, heard))
     await thief.take()
     return running
 
@@ -104,14 +105,14 @@ async def test_a_lost_job_that_is_cancelled_does_not_start(executor: Executor) -
     running = await lose(link, executor, job("one", "print(1)"), output)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
-    assert (result["reason"], result["exit_code"], output.log) == ("cancelled", None, [])
-    assert (await link.run(job("two", "pass"), Heard()))["exit_code"] == 0
+    assert (result["reason"], result["exit_code"], heard.log) == ("cancelled", None, [])
+    assert (await run_over(link, job("two", "pass"), Heard()))["exit_code"] == 0
     link.close()
 
 
 async def test_a_lost_context_is_started_again(executor: Executor) -> None:
     link = await executor.connect_released()
-    await link.run(job("first", "pass"), Heard())
+    await run_over(link, job("first", "pass"), Heard())
     thief = Thief(executor)
     await thief.stop_the_spare()
     fields: dict[str, Any] = {"language": "python", "cwd": "/", "env": {}}
@@ -120,6 +121,6 @@ async def test_a_lost_context_is_started_again(executor: Executor) -> None:
     )
     await thief.take()
     await asyncio.wait_for(creating, 60)
-    result = await link.run(job("one", "1", context="c", results_limit=1 << 20), Heard())
+    result = await run_over(link, job("one", "1", context="c", results_limit=1 << 20), Heard())
     assert result["exit_code"] == 0
     link.close()

@@ -12,7 +12,7 @@ from atoll.executor.files.workspace import Workspace
 from atoll.executor.interpreter.zygote_client import ZygoteClient
 from atoll.executor.runs.journal import Journal
 from atoll.executor.runs.process_table import ProcessTable
-from atoll.executor.runs.run import NO_USAGE
+from atoll.executor.runs.run import NO_USAGE, Run
 from atoll.executor.runs.runs import Runs
 from tests.executors import job
 
@@ -48,7 +48,7 @@ def test_a_run_whose_process_has_exited_cannot_be_cancelled(tmp_path: Path) -> N
         journal,
         Callbacks(loop, None, own_processes),
     )
-    run = runs.make(job("one", "print(1)"))
+    run = Run(job("one", "print(1)"), loop)
     run.parked = False
     (root / "made").write_text("by it")
     runs.conclude(run, 0, dict(NO_USAGE))

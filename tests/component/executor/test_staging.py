@@ -319,5 +319,5 @@ def test_neither_lists_nor_artifacts_show_staged_files(root: Path, area: Path) -
     workspace = Workspace(str(root))
     assert [entry["path"] for entry in workspace.list("", "", 10)["entries"]] == ["a"]
     assert [entry["path"] for entry in workspace.list("a", "", 10)["entries"]] == ["a/.tmp"]
-    listed, _ = artifacts.Scanner(str(root)).changed_since(0, 10)
+    listed, _ = artifacts.ArtifactScanner(str(root)).changed_since(0, 10)
     assert [item["path"] for item in listed] == ["a/.tmp/f"]

@@ -15,13 +15,14 @@ from atoll.protocol import frames
 from tests import executors
 from tests.component.executor.test_interaction import Output
 from tests.executors import Executor, Heard, job
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
     link = await executor.connect()
-    running = asyncio.create_task(link.run(job("one", "print(1)"), Heard()))
+    running = asyncio.create_task(run_over(link, job("one", "print(1)"), Heard()))
     await asyncio.sleep(0)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
@@ -30,21 +31,21 @@ async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor)
     with pytest.raises(ExecutorError):
         await link.call("cancel", id="one")
     await link.call("release", zygote=link.hello["zygote"])
-    assert (await link.run(job("two", "print(2)"), Heard()))["exit_code"] == 0
+    assert (await run_over(link, job("two", "print(2)"), Heard()))["exit_code"] == 0
     link.close()
 
 
 async def test_a_run_waiting_for_the_zygote_can_time_out(executor: Executor) -> None:
     link = await executor.connect()
     request = job("one", "print(1)", timeout=0.1)
-    result = await asyncio.wait_for(link.run(request, Heard()), 60)
+    result = await asyncio.wait_for(run_over(link, request, Heard()), 60)
     assert result["reason"] == "timeout"
     link.close()
 
 
 async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Executor) -> None:
     first = await executor.connect()
-    running = asyncio.create_task(first.run(job("one", "print(1)", stdin="in"), Heard()))
+    running = asyncio.create_task(run_over(first, job("one", "print(1)", stdin="in"), Heard()))
     await asyncio.sleep(0)
     await first.call("processes")
     first.close()
@@ -63,7 +64,7 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
 async def test_more_runs_can_wait_than_are_sent_at_a_time(executor: Executor) -> None:
     link = await executor.connect()
     code = "pass\n#" + "x" * 60_000
-    jobs = [link.run(job(str(number), code), Heard()) for number in range(16)]
+    jobs = [run_over(link, job(str(number), code), Heard()) for number in range(16)]
     running = [asyncio.create_task(run) for run in jobs]
     await asyncio.sleep(0)
     await link.call("release", zygote=link.hello["zygote"])
@@ -92,8 +93,8 @@ while True: time.sleep(1000)
         def output(self, sequence: int, channel: int, data: bytes) -> None:
             printed.set()
 
-    running = asyncio.create_task(link.run(job("one", code), Listening()))
-    await asyncio.wait_for(printed.wait(), 60)
+    running = asyncio.create_task(run_over(link, job("one", code), Listening()))
+    await asyncio.wait_for(said.wait(), 60)
     await link.call("quiet")
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
@@ -116,7 +117,7 @@ async def test_a_virtual_environment_has_only_its_own_packages(
     code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
     with executors.executor(bubblewrap, tmp_path, python=python) as started:
         link = await started.connect_released()
-        await link.run(job("one", code), output)
+        await run_over(link, job("one", code), heard)
         link.close()
 
     word, *path = b"".join(data for _, _, data in output.log).decode().splitlines()
@@ -156,11 +157,11 @@ async def test_pipes_held_open_by_a_program_keep_no_data_of_their_runs(
 ) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
-    await link.run(job("keeper", KEEPER), Heard())
+    await run_over(link, job("keeper", KEEPER), Heard())
     link.acknowledge("keeper")
 
     async def run(name: str) -> None:
-        assert (await link.run(job(name, KEPT), Heard()))["exit_code"] == 0
+        assert (await run_over(link, job(name, KEPT), Heard()))["exit_code"] == 0
         link.acknowledge(name)
 
     for number in range(5):
@@ -189,7 +190,7 @@ async def test_a_context_keeps_no_results_of_its_executions(executor: Executor) 
     for number in range(6):
         name = f"run-{number}"
         request = job(name, code, context="c", results_limit=8 << 20)
-        assert (await link.run(request, Heard()))["exit_code"] == 0
+        assert (await run_over(link, request, Heard()))["exit_code"] == 0
         link.acknowledge(name)
         sizes.append(executor.supervisor()[0])
     assert sizes[-1] - sizes[0] < 20 << 20
@@ -202,8 +203,8 @@ async def test_other_connections_are_closed_and_their_runs_continue(
     first, second = await executor.connect_released(), await executor.connect()
     output = Output()
     code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
-    running = asyncio.create_task(first.run(job("one", code, stdin_open=True), output))
-    await output.until(b"on\n")
+    running = asyncio.create_task(run_over(first, job("one", code, stdin_open=True), heard))
+    await heard.until(b"on\n")
     for _ in range(2):
         await second.call("detach")
     with pytest.raises(LinkLost):

@@ -12,6 +12,7 @@ from atoll.link.errors import LinkLost
 from atoll.settings import LinkSettings
 from tests.component.executor.test_interaction import Output
 from tests.executors import executor, job
+from tests.runs import run_over
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,9 +69,9 @@ async def test_busy_user_code_that_ignores_signals_ends_with_the_executor(
         link = await started.connect(limits(0.1, 0.1))
         await link.call("release", zygote=link.hello["zygote"])
         link.announce_end(0)
-        output = Output()
-        run = asyncio.create_task(link.run(job("one", HOSTILE), output))
-        await output.until(b"busy")
+        heard = Output()
+        run = asyncio.create_task(run_over(link, job("one", HOSTILE), heard))
+        await heard.until(b"busy")
         link.close()
         with pytest.raises(LinkLost):
             await run

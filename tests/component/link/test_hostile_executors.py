@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.link import credit, messages, output, transport, validation
 from atoll.link.client import Link
-from atoll.link.errors import LinkCrowded, LinkLost, ProtocolViolation
+from atoll.link.errors import LinkLost, LinkSaturated, ProtocolViolation
 from atoll.protocol import frames
 from atoll.settings import LinkSettings
 from tests.executors import job
@@ -34,6 +34,7 @@ from tests.fuzz.hostile import (
 )
 from tests.fuzz.hostile import output as piece
 from tests.fuzz.links import Heard, linked, play, request
+from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
@@ -301,7 +302,7 @@ async def test_the_queue_for_an_executor_that_does_not_read_is_bounded(tmp_path:
         for _ in range(9):
             with pytest.raises(LinkLost):
                 await link.call("stat", path="x" * size)
-        with pytest.raises(LinkCrowded):
+        with pytest.raises(LinkSaturated):
             await link.call("stat", path="x")
         # What ends it is sent all the same.
         with pytest.raises(LinkLost):
@@ -344,8 +345,8 @@ async def test_at_most_the_limit_of_400_megabytes_of_output_is_accepted(channel:
     received = Heard()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await link.run(job("exec_1", "1"), received)
-    assert received.sizes[channel] <= 2**20 + output.LINES_MARGIN
+            await run_over(link, job("exec_1", "1"), heard)
+    assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 
 async def test_unread_data_is_not_sent_without_credit() -> None:

@@ -182,7 +182,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
         blob = BlobSettings(url="s3://bucket/x") if shared else BlobSettings()
         settings = found.settings.model_copy(update={"blob": blob})
         building = builds(found, machine)
-        pool = Pool(found.replica, machine, building)
+        pool = Pool(found.replica, machine)
         local = LocalNode(found.replica, machine, building, pool, settings, "http://127.0.0.1:1")
         nodes = Nodes(found.replica, local)
         placements = Placement(found.store, found.templates, clock, settings.node, NODE, dict)

@@ -22,6 +22,7 @@ from atoll.model.node import NodeMetrics
 from atoll.model.pool_size import Limit
 from atoll.reconcile import pool
 from atoll.reconcile.pool import FULL_INTERVAL, MEMORY_CACHE, PoolRefill
+from atoll.service.instances import InstanceMaker
 from atoll.service.pool.service import Pool, PoolPlan
 from atoll.settings import PoolSettings, Settings
 from atoll.stores.sql.store import SqlStore
@@ -110,12 +111,19 @@ class NodeLimits(LocalLimits):
 
 class Ground:
     def __init__(
-        self, node: Node, store: SqlStore, clock: ManualClock, pool: Pool, refill: PoolRefill
+        self,
+        node: Node,
+        store: SqlStore,
+        clock: ManualClock,
+        pool: Pool,
+        maker: InstanceMaker,
+        refill: PoolRefill,
     ) -> None:
         self.node = node
         self.store = store
         self.clock = clock
         self.pool = pool
+        self.maker = maker
         self.refill = refill
 
     async def add(self, **fields: Any) -> Template:
@@ -127,13 +135,14 @@ class Ground:
     async def settle(self) -> float | None:
         """Turns until there is nothing to do that does not take time; when to look again."""
         while True:
-            self.pool.changed.clear()
+            await self.pool.wait_for_change(0)
             wait = await self.refill.turn()
-            # A hanging start has no event.
-            while self._busy() and not self.pool.changed.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0)  # Tasks report their end a moment later.
-            if not self.pool.changed.is_set():
+            changed = False
+            # One that is stuck changes nothing.
+            while self._busy() and not changed:
+                changed = await self.pool.wait_for_change(0.001)
+            await asyncio.sleep(0)  # What has ended wakes the refill a moment later.
+            if not (await self.pool.wait_for_change(0) or changed):
                 return wait
 
     def _busy(self) -> bool:
@@ -166,10 +175,12 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
         clock,
         settings.coordination,
     )
-    pool = Pool(replica_on(store, leases, clock, "local"), node, NothingToBuild())
-    refill = PoolRefill(pool, store, node, settings.pool, clock)
+    replica = replica_on(store, leases, clock, "local")
+    pool = Pool(replica, node)
+    maker = InstanceMaker(replica, node, NothingToBuild(), pool.stats)
+    refill = PoolRefill(pool, maker, store, node, settings.pool, clock)
     try:
-        yield Ground(node, store, clock, pool, refill)
+        yield Ground(node, store, clock, pool, maker, refill)
     finally:
         making = [task for task in asyncio.all_tasks() if task.get_name() == "pool"]
         for task in making:
@@ -200,8 +211,8 @@ async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path
         await found.settle()
         assert found.pool.sizes().get(template.id, 0) == 0
         found.burst(template, 3)
-        # A cold start provides the first measurement of an instance.
-        cold = await found.pool.make(template, template.default_resources, session_id="sess_1")
+        # A cold start is the first to tell what an instance uses.
+        cold = await found.maker.make(template, template.default_resources, session_id="sess_1")
         del found.node.lines[cold.instance.id]
         await found.settle()
         assert found.pool.size(template) == 3
@@ -367,7 +378,7 @@ async def test_a_changed_template_empties_its_pool_even_during_a_start(
         found.node.slow[template.id] = asyncio.Event()
         found.burst(template, 1)
         await found.refill.turn()
-        assert found.pool.starting[template.edition] == 1
+        assert found.pool.starting(template) == 1
         changed = await found.store.templates.supersede(template, replace(template, name="new"))
         found.pool.templates_changed()
         assert found.pool.take(changed, changed.default_resources) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class Site:
     async def built(self) -> None:
         """Start due builds and wait for their end."""
         await self.loop.once()
-        await self.loop.settled()
+        await settled()
 
     def template(self, *packages: str) -> Template:
         now = self.clock.now()
@@ -74,6 +75,12 @@ class Site:
 
     async def get(self) -> Template:
         return await self.templates.get("t")
+
+
+async def settled() -> None:
+    """Wait for all running builds."""
+    while builds := [task for task in asyncio.all_tasks() if task.get_name().startswith("build ")]:
+        await asyncio.wait(builds)
 
 
 @asynccontextmanager
@@ -125,7 +132,7 @@ async def test_a_temporary_fault_is_retried_with_growing_delays(
 
             await here.pass_by(attempt - 0.5)
             assert await here.loop.once() == timedelta(seconds=0.5)
-            await here.loop.settled()
+            await settled()
             assert await here.get() == template
             await here.pass_by(0.5)
         await here.built()

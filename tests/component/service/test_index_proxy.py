@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from atoll.drivers.shared import http_forwarding
+from atoll.drivers.shared import package_proxy
 from atoll.service.packages import index_proxy
 from atoll.service.packages.index import find_index, index_at
 from atoll.service.packages.index_page import JSON_PAGE, PAGE_LIMIT, read_page
@@ -306,7 +306,7 @@ async def test_a_silent_index_is_reported(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.hold("/simple/plain/")
-    monkeypatch.setattr(http_forwarding, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(package_proxy, "READ_TIMEOUT", 0.2)
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
         assert world.said == ["The package index does not answer (ReadTimeout)."]

@@ -11,7 +11,7 @@ from atoll import ids
 from atoll.app.application import application
 from atoll.errors import DatabaseUnavailable, TemporaryError
 from atoll.model.session import SessionStatus
-from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.new_session import NewSession
 from atoll.settings import PoolSettings, SessionSettings, Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def test_a_session_whose_response_was_lost_is_found_by_a_repeated_request(
         assert session.status is SessionStatus.RUNNING
         live = await sessions._starter.connect(session_id)
         assert (await live.link.call("processes"))["processes"] == []
-        await sessions._replica.background.settle(30)
+        await sessions._starter._replica.background.settle(30)
         assert [found.id for found in await store.instances.all()] == [live.instance.id]
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.app.backends import open_blobs
 from atoll.blobs.local import LocalBlobs
-from atoll.blobs.select import select_blobs
 from atoll.clock import SystemClock
 from atoll.errors import TemporaryError
 from atoll.settings import Settings
@@ -132,14 +132,14 @@ async def test_a_directory_that_cannot_be_created_is_a_temporary_error(tmp_path:
 
 async def test_another_process_finds_the_blobs_and_other_users_do_not(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    await select_blobs(settings, SystemClock()).put("a/b", b"1")
+    await open_blobs(settings, SystemClock()).put("a/b", b"1")
 
-    assert await select_blobs(settings, SystemClock()).get("a/b") == b"1"
+    assert await open_blobs(settings, SystemClock()).get("a/b") == b"1"
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
-async def test_no_directory_is_created_before_the_first_use(tmp_path: Path) -> None:
-    await select_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
+async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+    await open_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []
 
@@ -147,11 +147,11 @@ async def test_no_directory_is_created_before_the_first_use(tmp_path: Path) -> N
 def test_obstore_is_imported_only_by_the_first_use() -> None:
     program = (
         "import sys, atoll, atoll.app.application, atoll.service.executions.offload\n"
-        "from atoll.blobs.select import select_blobs\n"
+        "from atoll.app.backends import open_blobs\n"
         "from atoll.clock import SystemClock\n"
         "from atoll.settings import BlobSettings, Settings\n"
-        "select_blobs(Settings(), SystemClock())\n"
-        "select_blobs(Settings(blob=BlobSettings(url='s3://bucket')), SystemClock())\n"
+        "open_blobs(Settings(), SystemClock())\n"
+        "open_blobs(Settings(blob=BlobSettings(url='s3://bucket')), SystemClock())\n"
         "sys.exit('obstore' in sys.modules)"
     )
 

@@ -8,6 +8,7 @@ they only bound a failure.
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
+from atoll.coordination.base import LeaseHolder
 from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.coordination.redis import RedisCoordination
 from atoll.errors import TemporaryError
@@ -57,7 +59,7 @@ class Ground(ABC):
 
     @abstractmethod
     async def leases_expire(self) -> None:
-        """All leases and windows expire, without a lost replica."""
+        """All leases come to their end, with nobody lost."""
 
     @abstractmethod
     async def lose(self, replica: Coordination) -> None:
@@ -67,6 +69,10 @@ class Ground(ABC):
         """It is no longer there at all."""
         await self.lose(replica)
         await replica.close()
+
+    @abstractmethod
+    async def holder(self, key: str) -> LeaseHolder | None:
+        """Who has a lease, by what the back-end holds."""
 
     @abstractmethod
     async def in_line(self, key: str) -> int:
@@ -107,14 +113,16 @@ class MemoryGround(Ground):
     async def lose(self, replica: Coordination) -> None:
         await self._pass(self.settings.presence_ttl, without=replica)
 
+    async def holder(self, key: str) -> LeaseHolder | None:
+        return self.state.leases.get(key)
+
     async def in_line(self, key: str) -> int:
         return len(self.state.waiters.get(key, ()))
 
     async def is_empty(self) -> bool:
         state = self.state
-        shelves = (state.leases.all(), state.windows.all(), state.approvals.all())
-        more = (state.cancellations.all(), state.messages.all(), state.present.all())
-        return not any((*shelves, *more, state.waiters, state.listeners))
+        shelves = (state.leases, state.approvals, state.cancellations, state.present)
+        return not any((*(s.all() for s in shelves), state.waiters, state.listeners))
 
 
 class RedisGround(Ground):
@@ -153,12 +161,16 @@ class RedisGround(Ground):
         return [key async for key in self.client.scan_iter(self.key("*", kind))]
 
     async def leases_expire(self) -> None:
-        for key in await self.keys("lease") + await self.keys("window"):
+        for key in await self.keys("lease"):
             await self.client.delete(key)
 
     async def lose(self, replica: Coordination) -> None:
         await self._stop(replica.replica)
         await self.client.delete(self.key(replica.replica, "alive"))
+
+    async def holder(self, key: str) -> LeaseHolder | None:
+        claim = await self.client.get(self.key(key, "lease"))
+        return None if claim is None else LeaseHolder(*json.loads(str(claim).partition("\n")[0]))
 
     async def in_line(self, key: str) -> int:
         count: int = await self.client.zcard(self.key(key, "line"))

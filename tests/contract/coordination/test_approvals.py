@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordination.base import CANCELLED, MAX_MESSAGE_SIZE, SHUTDOWN
+from atoll.coordination.base import CANCELLED, MAX_PAYLOAD_SIZE, SHUTDOWN
 from atoll.errors import TooLarge
 
 from .ground import LONG, Ground, until
@@ -159,8 +159,8 @@ async def test_a_later_question_replaces_an_earlier_one(ground: Ground) -> None:
     assert await later == YES
 
 
-async def test_an_oversized_question_or_answer_is_refused(ground: Ground) -> None:
-    long = {"text": "ø" * MAX_MESSAGE_SIZE}
+async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
+    long = {"text": "ø" * MAX_PAYLOAD_SIZE}
     with pytest.raises(TooLarge):
         await ground.a.ask("e", long, timeout=LONG)
     with pytest.raises(TooLarge):

@@ -16,13 +16,13 @@ short_presence = pytest.mark.parametrize("presence", [SHORT_PRESENCE], ids=["sho
 
 
 async def test_a_free_lease_is_acquired_and_others_get_its_holder(ground: Ground) -> None:
-    assert await ground.a.holder("s") is None
+    assert await ground.holder("s") is None
     assert await ground.a.acquire("s", "x") is None
 
-    holder = LeaseHolder("a", "x")
-    assert await ground.a.holder("s") == await ground.b.holder("s") == holder
-    assert await ground.b.acquire("s", "y") == holder
-    assert await ground.a.acquire("s", "y") == holder
+    told = LeaseHolder("a", "x")
+    assert await ground.holder("s") == told
+    assert await ground.b.acquire("s", "y") == told
+    assert await ground.a.acquire("s", "y") == told
     assert await ground.b.acquire("another", "y") is None
 
 
@@ -31,7 +31,7 @@ async def test_owners_of_the_same_name_on_two_replicas_are_distinct(ground: Grou
     assert await ground.b.acquire("s", "x") == LeaseHolder("a", "x")
     await ground.b.release("s", "x")
     assert not await ground.b.renew("s", "x")
-    assert await ground.b.holder("s") == LeaseHolder("a", "x")
+    assert await ground.holder("s") == LeaseHolder("a", "x")
 
 
 async def test_an_owner_can_acquire_its_lease_again(ground: Ground) -> None:
@@ -40,14 +40,14 @@ async def test_an_owner_can_acquire_its_lease_again(ground: Ground) -> None:
     assert await ground.a.acquire("s", "x", wait=LONG) is None
     assert await ground.a.renew("s", "x")
     await ground.a.release("s", "x")
-    assert await ground.a.holder("s") is None
+    assert await ground.holder("s") is None
 
 
 async def test_only_the_owner_can_release_a_lease(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.a.release("s", "y")
     await ground.b.release("s", "y")
-    assert await ground.a.holder("s") == LeaseHolder("a", "x")
+    assert await ground.holder("s") == LeaseHolder("a", "x")
     await ground.a.release("s", "x")
     await ground.a.release("s", "x")
     assert await ground.b.acquire("s", "y") is None
@@ -57,7 +57,7 @@ async def test_only_the_owner_can_release_a_lease(ground: Ground) -> None:
 async def test_an_expired_lease_is_free_and_cannot_be_renewed(ground: Ground) -> None:
     await ground.a.acquire("s", "x")
     await ground.leases_expire()
-    assert await ground.a.holder("s") is None
+    assert await ground.holder("s") is None
     assert not await ground.a.renew("s", "x")
     assert await ground.b.acquire("s", "y") is None
 
@@ -68,7 +68,7 @@ async def test_a_late_release_does_not_release_the_lease_of_the_next_holder(grou
     await ground.b.acquire("s", "y")
     await ground.a.release("s", "x")
     assert not await ground.a.renew("s", "x")
-    assert await ground.a.holder("s") == LeaseHolder("b", "y")
+    assert await ground.holder("s") == LeaseHolder("b", "y")
 
 
 @pytest.mark.quick
@@ -79,7 +79,7 @@ async def test_a_waiter_gets_a_lease_when_it_is_released(ground: Ground) -> None
         await ground.until_in_line("s", 1)
         await ground.a.release("s", "x")
         assert await waiter is None
-    assert await ground.a.holder("s") == LeaseHolder("b", "y")
+    assert await ground.holder("s") == LeaseHolder("b", "y")
     assert await ground.in_line("s") == 0
 
 
@@ -155,7 +155,7 @@ async def test_a_waiter_cancelled_as_its_turn_comes_leaves_no_lease(ground: Grou
             await ground.b.release("s", "y")
         except asyncio.CancelledError:
             pass
-        assert await ground.b.holder("s") is None
+        assert await ground.holder("s") is None
         assert await ground.in_line("s") == 0
 
 
@@ -170,7 +170,7 @@ async def test_a_call_cancelled_while_it_acquires_a_free_lease_leaves_none(groun
             await ground.a.release("s", "x")
         except asyncio.CancelledError:
             pass
-        assert await ground.a.holder("s") is None
+        assert await ground.holder("s") is None
 
 
 async def test_a_holder_cancelled_while_it_acquires_its_lease_again_keeps_it(
@@ -190,9 +190,9 @@ async def test_the_lease_of_a_lost_replica_is_taken_over(ground: Ground) -> None
     await ground.a.acquire("s", "x")
     await ground.die(ground.a)
     assert not await ground.b.alive("a")
-    assert await ground.b.holder("s") == LeaseHolder("a", "x")
+    assert await ground.holder("s") == LeaseHolder("a", "x")
     assert await ground.b.acquire("s", "y") is None
-    assert await ground.b.holder("s") == LeaseHolder("b", "y")
+    assert await ground.holder("s") == LeaseHolder("b", "y")
 
 
 @short_presence
@@ -265,5 +265,5 @@ async def test_a_lease_has_one_holder_at_a_time_among_many_callers(ground: Groun
     async with asyncio.TaskGroup() as group:
         for number in range(40):
             group.create_task(take(f"y{number}", number % 2))
-    assert await ground.a.holder("s") is None
+    assert await ground.holder("s") is None
     assert await ground.in_line("s") == 0

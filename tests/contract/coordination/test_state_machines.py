@@ -162,8 +162,7 @@ class LeaseMachine(Machine):
 
     @invariant()
     def all_agree(self) -> None:
-        for replica in REPLICAS:
-            assert self.run(self.replica(replica).holder("s")) == self.holder
+        assert self.run(self.ground.holder("s")) == self.holder
         for replica in REPLICAS:
             assert self.run(self.ground.a.alive(replica)) == (replica not in self.lost)
         assert self.run(self.ground.in_line("s")) == len(self.line)
@@ -172,12 +171,11 @@ class LeaseMachine(Machine):
 class ExecutionMachine(Machine):
     def __init__(self, opener: Opener) -> None:
         super().__init__(opener)
+        self.execution = "e0"
         self.asked: asyncio.Task[dict[str, Any] | None] | None = None
         self.question: dict[str, Any] | None = None
         self.answered = False
         self.reason: str | None = None
-        self.messages: list[str] = []
-        self.window: str | None = None
         self.number = 0
 
     def expect_answer(self, answer: dict[str, Any] | None) -> None:
@@ -189,7 +187,7 @@ class ExecutionMachine(Machine):
     def put(self, replica: str) -> None:
         self.number += 1
         question = {"number": self.number}
-        task = self.start(self.replica(replica).ask("e", question, timeout=10 * LONG))
+        task = self.start(self.replica(replica).ask(self.execution, question, timeout=10 * LONG))
         if self.reason is None:
             self.expect_answer(None)
             self.question = question
@@ -207,7 +205,7 @@ class ExecutionMachine(Machine):
             return
 
         async def put() -> bool:
-            return await self.ground.a.question("e") == self.question
+            return await self.ground.a.question(self.execution) == self.question
 
         self.run(until(put))
         assert former is None or former.done()
@@ -219,7 +217,7 @@ class ExecutionMachine(Machine):
         answer = {"at once": self.number}
 
         async def resolved() -> bool:
-            return await self.replica(other).resolve("e", answer) == "resolved"
+            return await self.replica(other).resolve(self.execution, answer) == "resolved"
 
         self.run(until(resolved))
         self.expect_answer(answer)
@@ -228,7 +226,7 @@ class ExecutionMachine(Machine):
     def resolve(self, replica: str) -> None:
         self.number += 1
         answer = {"answer": self.number}
-        resolution = self.run(self.replica(replica).resolve("e", answer))
+        resolution = self.run(self.replica(replica).resolve(self.execution, answer))
         if self.asked is not None:
             assert resolution == "resolved"
             self.expect_answer(answer)
@@ -246,46 +244,25 @@ class ExecutionMachine(Machine):
 
     @rule(replica=st.sampled_from(REPLICAS), reason=st.sampled_from(["user", "timeout"]))
     def cancel(self, replica: str, reason: str) -> None:
-        self.run(self.replica(replica).cancel("e", reason))
+        self.run(self.replica(replica).cancel(self.execution, reason))
         self.reason = self.reason or reason
         self.expect_answer(CANCELLED)
 
-    @rule(replica=st.sampled_from(REPLICAS), message=st.text(max_size=3))
-    def push(self, replica: str, message: str) -> None:
-        self.run(self.replica(replica).push("e", message))
-        self.messages.append(message)
-
-    @rule(replica=st.sampled_from(REPLICAS))
-    def drain(self, replica: str) -> None:
-        assert self.run(self.replica(replica).drain("e")) == self.messages
-        self.messages = []
-
-    @rule(replica=st.sampled_from(REPLICAS), execution=st.sampled_from(["e", "f"]))
-    def open_window(self, replica: str, execution: str) -> None:
-        self.run(self.replica(replica).open_window("s", execution))
-        self.window = execution
-
-    @rule(replica=st.sampled_from(REPLICAS), execution=st.sampled_from(["e", "f"]))
-    def close_window(self, replica: str, execution: str) -> None:
-        self.run(self.replica(replica).close_window("s", execution))
-        self.window = None if self.window == execution else self.window
-
-    @rule(replica=st.sampled_from(REPLICAS))
-    def clean(self, replica: str) -> None:
-        self.run(self.replica(replica).clean("s", "e"))
-        self.expect_answer(None)
+    @rule()
+    def begin_another(self) -> None:
+        if self.asked is not None:
+            self.give_up()
+        self.number += 1
+        self.execution = f"e{self.number}"
         self.reason = None
-        self.messages = []
         self.answered = False
-        self.window = None if self.window == "e" else self.window
 
     @invariant()
     def all_agree(self) -> None:
         for name in REPLICAS:
             replica = self.replica(name)
-            assert self.run(replica.question("e")) == self.question
-            assert self.run(replica.cancelled("e")) == self.reason
-            assert self.run(replica.window("s")) == self.window
+            assert self.run(replica.question(self.execution)) == self.question
+            assert self.run(replica.cancelled(self.execution)) == self.reason
 
 
 def check(machine: type[Machine], opener: Opener, examples: int) -> None:

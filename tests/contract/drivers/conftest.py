@@ -27,6 +27,7 @@ from atoll.model.resources import Resources
 from atoll.model.template import Template
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.e2e.hostile.host import below, processes
+from tests.runs import run_over
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -245,10 +246,10 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
-    output = Output()
-    result = await link.run(job(driver, code), output)
-    assert result["exit_code"] == 0, (result, output.pieces)
-    return output.stdout.decode().strip()
+    heard = Heard()
+    result = await run_over(link, job(driver, code), heard)
+    assert result["exit_code"] == 0, (result, heard.pieces)
+    return heard.stdout.decode().strip()
 
 
 async def started(driver: Driver, wanted: InstanceSpec) -> tuple[Handle, Link]:

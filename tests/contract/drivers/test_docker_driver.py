@@ -36,6 +36,7 @@ from tests.contract.drivers.conftest import (
 from tests.contract.drivers.parts import pausing_of, resizing_of
 from tests.contract.drivers.test_docker_isolation import build
 from tests.contract.drivers.test_driver_contract import until
+from tests.runs import run_over
 from tests.servers.images import PYTHON, SHELL
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: N
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
     output = Output()
     request = job(node.driver, code, stdin_open=True)
-    running = asyncio.create_task(link.run(request, output))
+    running = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in output.stdout

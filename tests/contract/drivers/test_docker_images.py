@@ -17,7 +17,7 @@ import pytest
 from atoll.drivers.base import BuildFiles, ImageInputs, RegistryAuth
 from atoll.drivers.docker.engine import Engine
 from atoll.drivers.docker.image_build import ImageBuild
-from atoll.drivers.docker.template_images import TemplateImages
+from atoll.drivers.docker.images import DockerImages
 from atoll.errors import AtollError, InvalidRequest, PermanentError, TemporaryError
 from atoll.model.template import Build, Layer
 from atoll.settings import DockerSettings
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from atoll.drivers.docker.engine_images import EngineImages
     from atoll.drivers.docker.image_pull import ImagePuller
-    from atoll.drivers.docker.images import Images
     from atoll.model.template import Template
     from tests.servers.docker import Dockerd
     from tests.servers.registry import Registry
@@ -41,12 +41,12 @@ NODE = "n0de"
 SIZE = 3_000_000
 
 
-class Environment(NamedTuple):
-    templates: TemplateImages
+class Ground(NamedTuple):
+    templates: DockerImages
     said: list[bytes]
 
     @property
-    def images(self) -> Images:
+    def images(self) -> EngineImages:
         return self.templates.images
 
     @property
@@ -63,8 +63,8 @@ async def environment(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Environ
     settings = DockerSettings(url=dockerd.url, image=PYTHON, build_args={"WORD": "something"})
     engine = Engine(settings)
     await engine.open()
-    templates = TemplateImages(engine, settings, NODE, tmp_path)
-    yield Environment(templates, [])
+    templates = DockerImages(engine, settings, NODE, tmp_path)
+    yield Ground(templates, [])
     for name in await templates.images.own_names():
         await templates.images.remove(name)
     await engine.close()
@@ -519,9 +519,9 @@ async def test_two_templates_of_a_moved_tag_keep_different_images(
     assert other.id != first.id
     assert (await environment.templates.inspect(one)).digest == info.digest
     # The digest is known after a restart, too, although the engine forgot it with the name.
-    anew = TemplateImages(environment.templates._engine, DockerSettings(), NODE, tmp_path)
-    digest = (await anew.inspect(two)).digest
-    assert digest not in (None, info.digest)
+    anew = DockerImages(ground.templates._engine, DockerSettings(), NODE, tmp_path)
+    told = (await anew.inspect(two)).digest
+    assert told not in (None, info.digest)
     assert await anew.names() == [one.layers[-1].name]
     await anew.remove(one.layers[-1].name)
     assert await anew.names() == []

@@ -30,6 +30,7 @@ from tests.contract.drivers.conftest import (
     started,
     template,
 )
+from tests.runs import run_over
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -177,10 +178,10 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    output = Output()
-    result = await link.run(wanted, output)
-    assert result["exit_code"] == 0, output.pieces
-    assert output.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
+    heard = Heard()
+    result = await run_over(link, wanted, heard)
+    assert result["exit_code"] == 0, heard.pieces
+    assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
     run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
     run += "import os; os.chmod('/tmp/x', 0o755); print(subprocess.check_output('/tmp/x'))"
     assert await printed(node.driver, link, run) == "b'ran\\n'"
@@ -273,7 +274,7 @@ except OSError as error:
     # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    result = await link.run(job(node.driver, bomb, timeout=1.0), Output())
+    result = await run_over(link, job(node.driver, bomb, timeout=1.0), Heard())
     assert result["exit_code"] != 0
     # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
@@ -292,7 +293,7 @@ for _ in range(4):
 held = []
 while True: held.append(bytearray(1 << 20))
 """
-    result = await link.run(job(node.driver, hogs), Output())
+    result = await run_over(link, job(node.driver, hogs), Heard())
     assert result["exit_code"] != 0
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print('on')") == "on"

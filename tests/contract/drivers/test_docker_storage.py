@@ -14,8 +14,8 @@ import pytest
 from atoll.drivers.docker import container_config
 from atoll.drivers.docker.executor_files import IMAGE_SIZE
 from atoll.drivers.shared.disk_images import make_file_system
-from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import mount_points
+from atoll.drivers.shared.mount_syscalls import mount_image
 from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.errors import PermanentError
 from atoll.model.instance import Handle

@@ -37,6 +37,7 @@ from tests.contract.drivers.conftest import (
 from tests.contract.drivers.parts import resizing_of
 from tests.e2e.hostile.host import living
 from tests.rootfs import build_rootfs
+from tests.runs import run_over
 from tests.standstill import stand_still
 
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ async def test_a_memory_kill_is_reported_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    result = await link.run(request, Output())
+    result = await run_over(link, request, Heard())
     assert result["exit_code"] != 0
     if "cgroup_memory" in node.driver.capabilities.provides:
         assert await node.driver.limits.out_of_memory(handle)
@@ -371,7 +372,7 @@ async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
     link = await driver.connect(handle)
     assert not await driver.limits.out_of_memory(handle)
     request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert (await link.run(request, Output()))["exit_code"] != 0
+    assert (await run_over(link, request, Heard()))["exit_code"] != 0
     assert await driver.limits.out_of_memory(handle)
     assert 1 * MiB < (await driver.limits.memory_used(handle) or 0) < LIMITS.memory
     link.close()
@@ -404,7 +405,7 @@ for number in range(3 * LIMIT >> 20):
 time.sleep(20)
 """
     request = job(node.driver, code.replace("LIMIT", str(LIMITS.disk)))
-    assert (await link.run(request, Output()))["reason"] == "disk"
+    assert (await run_over(link, request, Heard()))["reason"] == "disk"
     link.close()
 
 
@@ -502,8 +503,8 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
         "    if n == 200: sys.stdin.readline()"
     )
     request = job(node.driver, code, stdin_open=True)
-    output = Output()
-    running = asyncio.create_task(link.run(request, output))
+    heard = Heard()
+    running = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"\n20\n" in output.stdout
@@ -529,8 +530,8 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
 async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
-    request, received, again = job(node.driver, code), Output(), Output()
-    result = await link.run(request, received)
+    request, heard, again = job(node.driver, code), Heard(), Heard()
+    result = await run_over(link, request, heard)
     assert await link.attach(request["id"], 0, again) == result
     assert again.pieces == received.pieces
     assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
@@ -546,14 +547,14 @@ async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
 async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
-    first = await link.run(request, Output())
+    first = await run_over(link, request, Heard())
     for _ in range(2):
         again = Output()
         assert await link.attach(request["id"], 0, again) == first
         assert again.stdout == b"once\n"
     # The same request once more is the same run, not a second one.
-    repeated = Output()
-    assert await link.run(request, repeated) == first
+    repeated = Heard()
+    assert await run_over(link, request, repeated) == first
     link.acknowledge(request["id"])
     # Answered in order: what comes after it sees it done.
     await link.call("processes")
@@ -629,7 +630,7 @@ async def test_a_template_can_have_its_own_root_file_system(node: Node) -> None:
         "open('/workspace/x', 'w').write('x')"
     )
     assert await printed(node.driver, link, code) == "from the image /usr/local/bin/python3 False"
-    result = await link.run(job(node.driver, "open('/etc/mark', 'w')"), Output())
+    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), Heard())
     assert result["exit_code"] == 1
     assert (image / "etc/mark").read_text() == "from the image"
     show = "import atoll_session; print(atoll_session.messages(), end='')"

@@ -32,6 +32,7 @@ from tests.contract.drivers.conftest import (
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
+from tests.runs import run_over
 
 if TYPE_CHECKING:
     from atoll.link.client import Link
@@ -76,7 +77,7 @@ def ticks(node: Node, handle: Handle) -> int:
 async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Output]:
     output = Output()
     request = job(node.driver, code, timeout=120.0)
-    task: asyncio.Task[object] = asyncio.create_task(link.run(request, output))
+    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -139,8 +140,8 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    output = Output()
-    task = asyncio.create_task(link.run(request, output))
+    heard = Heard()
+    task = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -165,8 +166,8 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    output = Output()
-    task = asyncio.create_task(link.run(request, output))
+    heard = Heard()
+    task = asyncio.create_task(run_over(link, request, heard))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -275,7 +276,7 @@ async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> No
     assert isinstance(driver, LocalDriver)
     handle, link = await started(driver, spec())
     # Its groups never report that all processes are frozen.
-    pausing = LocalPausing(cgroups.NoControlGroups(freezes=True), driver._states)
+    pausing = LocalPausing(cgroups.ControlGroups(), driver._states)
     with pytest.raises(TemporaryError) as caught:
         await pausing.pause(handle)
     assert caught.value.code == "pause_timeout"

@@ -45,6 +45,7 @@ from tests.contract.drivers.conftest import (
     template,
 )
 from tests.contract.drivers.parts import pausing_of, resizing_of
+from tests.runs import run_over
 from tests.servers.docker import REMAPPED, Dockerd
 from tests.servers.images import PYTHON, Archives
 
@@ -127,9 +128,9 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, output = job(node.driver, code, stdin_open=True), FirstOutput()
-    running = asyncio.create_task(link.run(wanted, output))
-    await asyncio.wait_for(output.came.wait(), 30)
+    wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
+    running = asyncio.create_task(run_over(link, wanted, heard))
+    await asyncio.wait_for(heard.came.wait(), 30)
 
     link._transport.abort()
     with pytest.raises(LinkLost):
@@ -268,9 +269,9 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    output = Output()
-    result = await link.run(job(node.driver, HOSTILE), output)
-    assert result["exit_code"] == 0, output.pieces
+    heard = Heard()
+    result = await run_over(link, job(node.driver, HOSTILE), heard)
+    assert result["exit_code"] == 0, heard.pieces
     # It still runs and accepts links.
     again = await node.driver.connect(handle)
     assert await printed(node.driver, again, "print('well')") == "well"
@@ -281,9 +282,9 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, output = job(node.driver, FLOOD), FirstOutput()
-    running = asyncio.create_task(link.run(wanted, output))
-    await asyncio.wait_for(output.came.wait(), 30)
+    wanted, heard = job(node.driver, FLOOD), FirstWord()
+    running = asyncio.create_task(run_over(link, wanted, heard))
+    await asyncio.wait_for(heard.came.wait(), 30)
     other = await node.driver.connect(handle)
     assert await other.call("stat", path=".")
     other.close()
@@ -534,7 +535,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
     ):
         handle, link = await started(driver, spec())
         _, living = await started(driver, spec())
-        running = asyncio.create_task(link.run(job(driver, "input()"), Output()))
+        running = asyncio.create_task(run_over(link, job(driver, "input()"), Heard()))
         dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
         with pytest.raises(LinkLost):
             await asyncio.wait_for(running, 60)

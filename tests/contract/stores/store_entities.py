@@ -126,14 +126,14 @@ def make_session(**given: Any) -> Session:
 
 
 def make_instance(**given: Any) -> Instance:
-    id = given.pop("id", None) or ids.instance_id()
+    id, workspace = given.get("id") or ids.instance_id(), given.get("workspace", "ws_1")
     fields: dict[str, Any] = {
         "id": id,
         "node_id": "local",
         "template_id": "python",
         "template_version": 3,
-        "workspace": "ws_1",
-        "handle": Handle(id, "local", 1, {"pid": 17, "cgroup": "atoll/1"}),
+        "workspace": workspace,
+        "handle": Handle(id, "local", 1, {"pid": 17, "workspace": workspace}),
         "created_at": NOW,
     }
     return Instance(**(fields | given))

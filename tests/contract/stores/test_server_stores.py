@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.execution import ExecutionStatus
-from atoll.model.keyed_request import KeyedRequest
+from atoll.model.idempotency_record import IdempotencyRecord
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.dsn import Kind, address
 from atoll.stores.sql.json_codec import micros
@@ -78,19 +78,19 @@ async def test_a_key_added_concurrently_by_replicas_exists_once(replicas: list[S
 async def test_one_of_several_concurrent_claims_of_a_request_succeeds(
     replicas: list[SqlStore], expired: bool
 ) -> None:
-    def request(holder: str) -> KeyedRequest:
-        return KeyedRequest(
+    def request(holder: str) -> IdempotencyRecord:
+        return IdempotencyRecord(
             id="one", holder=holder, created_at=NOW, expires_at=NOW + timedelta(days=1)
         )
 
     if expired:
-        old = KeyedRequest(
+        old = IdempotencyRecord(
             id="one", holder="old", created_at=NOW - timedelta(days=2), expires_at=NOW
         )
-        assert await replicas[0].requests.claim(old) is None
+        assert await replicas[0].idempotency_records.claim(old) is None
 
     answers = await asyncio.gather(
-        *(store.requests.claim(request(f"{n}")) for n in range(5) for store in replicas)
+        *(store.idempotency_records.claim(request(f"{n}")) for n in range(5) for store in replicas)
     )
 
     assert answers.count(None) == 1

@@ -28,9 +28,9 @@ SETTINGS = {
 GLANCE = 0.02
 """Seconds."""
 ENDING = 15_000_000_000
-"""Nanoseconds for an executor to shut down, including time while it is suspended."""
-BROKEN = re.compile(r"Traceback|execution\.broke|\[(error|critical) ")
-"""Strings that no log may contain."""
+"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
+BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
+"""What no log may have in it, whatever happens."""
 
 EXPECTED = "graceful shutdown exceeded"
 """Uvicorn's word for requests that waited when a server ended."""

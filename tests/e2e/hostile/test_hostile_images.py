@@ -191,7 +191,7 @@ def test_an_image_that_does_not_start_leaves_no_container(
     """All concurrently: each case takes the start timeout of an executor."""
     cases = {
         **{(kind, "mute"): "did not answer" for kind in ENGINES},
-        ("docker", "silent"): "did not answer",
+        ("docker", "silent"): "was not ready",
         ("docker", "loud"): "bytes before it was ready",
     }
     servers = {kind: engines(kind) for kind in ENGINES}

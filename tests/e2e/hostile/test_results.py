@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.shared import variables
+from atoll.drivers.shared import environment_variables
 from tests import drivers
 from tests.e2e.hostile.conftest import SECRET, either_variant
 from tests.e2e.hostile.host import MiB, resident, strict_json
@@ -284,7 +284,7 @@ def test_a_forked_child_does_not_set_the_result(shared: Box) -> None:
 
 
 GIVEN = {
-    "LANG", "PATH", "PWD", "PYTHONPATH", *variables.INSTANCE,
+    "LANG", "PATH", "PWD", "PYTHONPATH", *environment_variables.INSTANCE,
     "ATOLL_EXECUTION_ID", "ATOLL_INVOCATION_ID", "ATOLL_SESSION_ID", "ATOLL_STAGING",
     "ATOLL_PYTHON",
 }  # fmt: skip

@@ -22,7 +22,7 @@ from atoll.api.rest.schemas import (
     volumes,
     webhooks,
 )
-from atoll.api.rest.schemas.base import timestamp
+from atoll.api.rest.schemas.base import encoder_of, timestamp
 from atoll.model.checkpoint import Checkpoint
 from atoll.model.execution import Artifact, Execution, ExecutionStatus, Outcome, Request
 from atoll.model.fields import descriptions_of
@@ -94,7 +94,7 @@ POOL = PoolStatus(PoolPlan(TEMPLATE, 1, 2, 1, 1), 1, 0, 0, 0.5, None, 1, 0, 0, 1
 ENTRY = FileInfo("dir/a", "file", 1, 0o644, NOW)
 
 RESPONSES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "resources": (resources.ResourcesOut, resources.resources_out(RESOURCES)),
+    "resources": (resources.ResourcesOut, encoder_of(resources.ResourcesOut)(RESOURCES)),
     "session": (sessions.SessionOut, sessions.session_out(SESSION)),
     "an ended session": (
         sessions.SessionOut,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cli.terminal import Detached, DetachKeys, Screen
-from atoll.cli.terminal_replies import ReplyFilter
+from atoll.cli.terminal import Detached, DetachKeys, ReplyFilter, Screen
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.drivers.local import root_file_system, sandbox
-from atoll.drivers.shared import paths, variables
+from atoll.drivers.shared import environment_variables, instance_paths
 from atoll.drivers.shared.packages import install_program
 from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
@@ -57,7 +57,7 @@ def test_an_installation_writes_to_its_own_directory_and_ends_with_its_owner() -
     assert pairs(argv, "--bind") == [("/stage/data/build", "/build")]
     assert "--die-with-parent" in argv
     assert pairs(argv, "--cap-drop", 1) == [("ALL",)]
-    assert paths.PACKAGES not in argv
+    assert instance_paths.PACKAGES not in argv
 
 
 def test_every_namespace_is_unshared() -> None:
@@ -75,7 +75,7 @@ def test_capabilities_and_environment_are_dropped() -> None:
     assert "--new-session" in argv
     assert argv.index("--clearenv") < argv.index("--setenv")
     assert {name for name, _ in pairs(argv, "--setenv")} == {
-        "PATH", "PYTHONPATH", "ATOLL_PYTHON", *variables.INSTANCE,
+        "PATH", "PYTHONPATH", "ATOLL_PYTHON", *environment_variables.INSTANCE,
     }  # fmt: skip
 
 
@@ -83,9 +83,9 @@ def test_only_the_workspace_is_bound_writable() -> None:
     argv = arguments()
     assert pairs(argv, "--bind") == [("/stage/data/workspace", "/workspace")]
     assert ("/stage/usr", "/usr") in pairs(argv, "--ro-bind")
-    assert ("/stage/data/executor.pyz", paths.EXECUTOR) in pairs(argv, "--ro-bind")
-    assert ("/stage/data/inside", paths.INSIDE) in pairs(argv, "--ro-bind")
-    assert ("/stage/data/packages", paths.PACKAGES) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/executor.pyz", instance_paths.EXECUTOR) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/inside", instance_paths.INSIDE) in pairs(argv, "--ro-bind")
+    assert ("/stage/data/packages", instance_paths.PACKAGES) in pairs(argv, "--ro-bind")
     assert "--dev-bind" not in argv
 
 

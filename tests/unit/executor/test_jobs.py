@@ -27,11 +27,11 @@ def test_a_job_is_reported_as_taken_or_not_run(pair: Pair) -> None:
     ours, theirs = pair
     for number in (1, 2):
         jobs.send(ours, number, {}, [])
-    assert jobs.receive_and_announce(theirs)[0] == 1
+    assert jobs.receive(theirs, announce=True)[0] == 1
     assert jobs.recall(ours) == [(1, os.getpid())]
     # A spare that comes now gets the job but no further: it ends before any of it is run.
     with pytest.raises(BrokenPipeError):
-        jobs.receive_and_announce(theirs)
+        jobs.receive(theirs, announce=True)
     assert jobs.taken(ours) == []
 
 
@@ -39,7 +39,7 @@ def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
     ours, theirs = pair
     sent = os.pipe()
     jobs.send(ours, 1, {"a": 1}, list(sent))
-    _, job, received = jobs.receive_and_announce(theirs)
+    _, job, received = jobs.receive(theirs, announce=True)
     assert job == {"a": 1}
     assert [os.get_inheritable(fd) for fd in received] == [False, False]
     for fd in (*sent, *received):

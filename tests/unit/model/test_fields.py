@@ -9,8 +9,8 @@ import pkgutil
 import pytest
 
 from atoll import model
-from atoll.model.fields import NO_BOUNDS, Bounds, descriptions_of, fields_of
-from atoll.model.session import MAX_TIMER, Session
+from atoll.model.fields import descriptions_of, fields_of
+from atoll.model.session import Session
 
 ENTITIES = sorted(
     {
@@ -23,11 +23,10 @@ ENTITIES = sorted(
 )
 
 
-def test_a_field_has_its_type_bounds_and_default() -> None:
+def test_a_field_has_its_type_and_default() -> None:
     field = fields_of(Session)["archive_after"]
 
     assert field.type == int | None
-    assert field.bounds == Bounds(minimum=1, maximum=MAX_TIMER)
     assert (field.required, field.default) == (False, None)
 
 
@@ -35,7 +34,6 @@ def test_a_field_without_default_is_required_and_one_with_a_factory_is_not() -> 
     fields = fields_of(Session)
 
     assert fields["template_id"].required
-    assert fields["template_id"].bounds is NO_BOUNDS
     assert not fields["env_vars"].required
     assert fields["env_vars"].default == {}
 

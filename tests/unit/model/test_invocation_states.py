@@ -15,16 +15,20 @@ from atoll.model.execution import Execution, ExecutionStatus, Mode, Request
 from atoll.model.invocation import (
     STATUS_OF,
     STATUSES_OF,
-    TRANSITIONS,
     Invocation,
     InvocationStatus,
     invocation_of,
 )
 
-from .walks import reachable, walks
+from .walks import walks
 
 ACCEPTED, FAILED = InvocationStatus.ACCEPTED, InvocationStatus.FAILED
 ENDS = {status for status in InvocationStatus if status.ended}
+LEGAL = {
+    ACCEPTED: ENDS | {InvocationStatus.RUNNING},
+    InvocationStatus.RUNNING: ENDS | {ACCEPTED},
+    FAILED: {ACCEPTED},  # By another execution.
+}
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FIRST = Execution(
@@ -40,28 +44,9 @@ execution_walks = walks(execution.TRANSITIONS, ExecutionStatus.PENDING)
 
 
 def is_legal(walk: list[InvocationStatus]) -> bool:
-    return all(before is after or after in TRANSITIONS[before] for before, after in pairwise(walk))
-
-
-def test_every_status_has_transitions() -> None:
-    assert set(TRANSITIONS) == set(InvocationStatus)
-    assert set(InvocationStatus) - {ACCEPTED, InvocationStatus.RUNNING} == ENDS
-
-
-@pytest.mark.parametrize("status", InvocationStatus)
-def test_every_status_can_reach_a_final_status(status: InvocationStatus) -> None:
-    assert reachable(TRANSITIONS, status) & ENDS
-
-
-@given(walks(TRANSITIONS, ACCEPTED))
-def test_a_walk_leaves_a_final_status_only_to_retry_a_failure(
-    walk: list[InvocationStatus],
-) -> None:
-    for before, after in pairwise(walk):
-        if before.ended:
-            assert (before, after) == (FAILED, ACCEPTED)
-    if not TRANSITIONS[walk[-1]]:
-        assert walk[-1].ended
+    return all(
+        before is after or after in LEGAL.get(before, ()) for before, after in pairwise(walk)
+    )
 
 
 def test_every_status_of_an_execution_maps_to_one_of_an_invocation() -> None:
@@ -132,8 +117,3 @@ def test_retries_take_their_invocation_only_through_valid_transitions(
     assert walk[0].status is ACCEPTED
     assert is_legal([found.status for found in walk])
     assert len({(found.id, found.created_at) for found in walk}) == 1
-
-
-@pytest.mark.parametrize("status", sorted(ENDS - {FAILED}))
-def test_only_a_failure_is_followed_by_another_execution(status: InvocationStatus) -> None:
-    assert ACCEPTED not in TRANSITIONS[status]

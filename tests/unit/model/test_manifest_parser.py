@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import PermanentError
 from atoll.model.manifest import MAX_OBJECT, MAX_PAGE, PAGE_ENTRIES, Entry, Manifest
-from atoll.model.manifest_parser import DAMAGED, TreeOrder, read_manifest, read_page
+from atoll.model.manifest_parser import TreeOrder, read_manifest, read_page
 
 DIGEST = "ab" * 32
 FILE: list[Any] = ["a", "f", 0o644, 10, 1, 1, 1, "", [[DIGEST, 0, 10]]]
@@ -80,7 +80,7 @@ def test_an_invalid_entry_counts_as_damage(entry: Any) -> None:
     assert read_page(page(FILE))
     with pytest.raises(PermanentError) as refused:
         read_page(page(FILE, entry))
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 def test_an_inflated_page_is_limited_to_the_size_of_a_page() -> None:
@@ -89,7 +89,7 @@ def test_an_inflated_page_is_limited_to_the_size_of_a_page() -> None:
     for data in (bomb, bomb[:-8], page(FILE)[:-1], b"", b"no zlib", page(*[FILE] * 5000)):
         with pytest.raises(PermanentError) as refused:
             read_page(data)
-        assert refused.value.code == DAMAGED
+        assert refused.value.code == "checkpoint_damaged"
     assert len(read_page(page(*[FILE] * PAGE_ENTRIES))) == PAGE_ENTRIES
 
 
@@ -114,7 +114,7 @@ def test_an_invalid_manifest_counts_as_damage(fields: dict[str, Any]) -> None:
     assert read_manifest(json.dumps(MANIFEST).encode(), "s").objects == {DIGEST: (10, 10)}
     with pytest.raises(PermanentError) as refused:
         read_manifest(json.dumps(MANIFEST | fields).encode(), "s")
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_invalid_manifest_counts_as_damage(fields: dict[str, Any]) -> None:
 def test_data_that_is_not_a_manifest_counts_as_damage(data: bytes) -> None:
     with pytest.raises(PermanentError) as refused:
         read_manifest(data, "s")
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"
 
 
 _json = st.recursive(
@@ -170,4 +170,4 @@ def test_entries_that_do_not_form_a_tree_count_as_damage(paths: list[str]) -> No
         order.check(entry)
     with pytest.raises(PermanentError) as refused:
         order.check(last)
-    assert refused.value.code == DAMAGED
+    assert refused.value.code == "checkpoint_damaged"

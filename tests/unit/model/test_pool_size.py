@@ -8,39 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.model.pool_size import Level, PoolDemand, limits, need, share_memory, smooth, target
+from atoll.model.pool_size import Level, PoolDemand, limits, need, share_memory, smooth
 from tests.contract.stores.store_entities import make_template
 
 rates = st.floats(0, 1e4)
 seconds = st.floats(0, 600)
 counts = st.integers(0, 500)
 
-TARGETS = {
-    "nobody asks": ((0.0, 0.1, 2, 50, 0), 2),
-    "nobody asks, and none is kept": ((0.0, 0.1, 0, 50, 0), 0),
-    "now and then": ((1 / 60, 0.1, 2, 50, 1), 2),
-    "one is enough where none is kept": ((1 / 60, 0.1, 0, 50, 1), 1),
-    "ten at once": ((10 / 60, 0.1, 2, 50, 10), 10),
-    "more at once than are allowed": ((100 / 60, 0.1, 2, 50, 100), 50),
-    "five a second, each a tenth to start": ((5.0, 0.1, 2, 50, 6), 6),
-    "one a second, each a second to start": ((1.0, 1.0, 2, 50, 2), 6),
-    "faster than a refill can be": ((100.0, 1.0, 2, 50, 100), 50),
+NEEDS = {
+    "nobody asks": ((0.0, 0.1, 0), 0),
+    "now and then": ((1 / 60, 0.1, 1), 1),
+    "ten at once": ((10 / 60, 0.1, 10), 10),
+    "five a second, each a tenth to start": ((5.0, 0.1, 6), 6),
+    "one a second, each a second to start": ((1.0, 1.0, 2), 6),
+    "faster than a refill can be": ((100.0, 1.0, 100), 2400),
 }
 
 
-@pytest.mark.parametrize(("given_", "expected"), TARGETS.values(), ids=TARGETS)
-def test_the_target_follows_from_rate_start_and_bursts(
-    given_: tuple[float, float, int, int, int], expected: int
+@pytest.mark.parametrize(("given_", "expected"), NEEDS.values(), ids=NEEDS)
+def test_the_need_follows_from_rate_start_and_bursts(
+    given_: tuple[float, float, int], expected: int
 ) -> None:
-    rate, start, least, most, burst = given_
-    assert target(rate, start, least, most, burst=burst, concurrency=2) == expected
-
-
-@given(rate=rates, start=seconds, least=counts, above=counts, burst=counts)
-def test_a_target_is_within_its_bounds(
-    rate: float, start: float, least: int, above: int, burst: int
-) -> None:
-    assert least <= target(rate, start, least, least + above, burst=burst) <= least + above
+    rate, start, burst = given_
+    assert need(rate, start, burst=burst, concurrency=2) == expected
 
 
 @given(one=rates, other=rates, start=seconds, burst=counts, concurrency=st.integers(1, 16))

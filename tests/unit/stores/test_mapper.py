@@ -12,8 +12,8 @@ from atoll.stores.sql import (
     checkpoints,
     events,
     executions,
+    idempotency_records,
     instances,
-    keyed_requests,
     keys,
     nodes,
     sessions,
@@ -31,8 +31,8 @@ MICROS = 1_772_366_400_123_456
 MAPPERS = [
     module.MAPPER
     for module in (
-        checkpoints, events, executions, instances, keyed_requests, keys, nodes, sessions,
-        templates, volumes, webhooks,
+        checkpoints, events, executions, idempotency_records, instances, keys, nodes,
+        sessions, templates, volumes, webhooks,
     )
 ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from atoll.api.rest import problems
+from atoll.api.rest.headers import headers_of
 from atoll.api.rest.middleware.bodies import BodyLimit
 from atoll.api.rest.responses import JsonResponse
 from atoll.errors import AtollError, Forbidden, InvalidRequest, Unauthenticated
@@ -82,11 +83,10 @@ class ExecutorCallbackRoutes:
 
 def bearer(scope: Scope, what: str) -> str:
     """The bearer token of a request; `what` describes it for the error message."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, token = value.decode("latin-1").partition(" ")
-            if kind.lower() == "bearer" and token.strip():
-                return str(token.strip())
+    for value in headers_of(scope, b"authorization"):
+        kind, _, token = value.decode("latin-1").partition(" ")
+        if kind.lower() == "bearer" and token.strip():
+            return token.strip()
     raise Unauthenticated(
         f"This request needs {what}: send the header Authorization: Bearer <token>.",
         code="token_missing",

@@ -39,7 +39,6 @@ from atoll.api.rest.middleware.bodies import BodyLimit, JsonByDefault, ValueLimi
 from atoll.api.rest.middleware.client_limits import RequestLimit
 from atoll.api.rest.middleware.idempotency import Idempotency
 from atoll.api.rest.schemas.execution_requests import Execute
-from atoll.api.rest.schemas.problem import Problem
 from atoll.api.rest.server.http_connections import connection_limit
 from atoll.api.ws.console import ConsoleRoute
 from atoll.errors import AtollError
@@ -167,7 +166,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         )
         components = schema.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        for model in (Execute, Problem):
+        for model in (Execute, problems.Problem):
             described = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(described.pop("$defs", {}))
             schemas[model.__name__] = described

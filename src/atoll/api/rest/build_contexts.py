@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
-from starlette.requests import ClientDisconnect
 
 from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas.templates import BuildContextOut
 from atoll.api.rest.services import services_of
-from atoll.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from atoll.api.rest.uploads import upload_stream
 
 PLACE = "/build-contexts"
 router = APIRouter(prefix=PLACE, tags=["templates"])
@@ -40,7 +36,7 @@ async def put_build_context(request: Request, digest: Digest) -> JsonResponse:
     Upload an uncompressed tar with the files that a Dockerfile copies. A template refers to it as
     `build_context`; if no template does, it is deleted after a while.
     """
-    size = await services_of(request).build_inputs.put(digest, _body(request))
+    size = await services_of(request).build_inputs.put(digest, upload_stream(request))
     return JsonResponse({"digest": digest, "size": size}, 201)
 
 
@@ -50,14 +46,3 @@ async def get_build_context(request: Request, digest: Digest) -> JsonResponse:
     return JsonResponse(
         {"digest": digest, "size": await services_of(request).build_inputs.size(digest)}
     )
-
-
-async def _body(request: Request) -> AsyncIterator[bytes]:
-    try:
-        async for piece in request.stream():
-            yield piece
-    except ClientDisconnect:
-        raise InvalidRequest(
-            "The upload was aborted: the connection was closed before its end.",
-            code="upload_aborted",
-        ) from None

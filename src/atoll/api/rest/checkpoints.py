@@ -24,7 +24,7 @@ async def get_checkpoint(request: Request, session_id: str) -> JsonResponse:
 @router.post("", responses={200: {"model": CheckpointOut}})
 async def take_checkpoint(request: Request, session_id: str) -> JsonResponse:
     """Take a checkpoint now. It is complete when the response arrives."""
-    found = await services_of(request).autosave.save_now(session_id)
+    found = await services_of(request).checkpoint_requests.take(session_id)
     if found is None:
         raise _none(session_id)
     return JsonResponse(checkpoint_out(found))

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from atoll import ids
+from atoll.api.rest.headers import headers_of
 from atoll.api.rest.middleware.backpressure import may_be_large, offer_short_response
+from atoll.api.rest.middleware.bodies import ClientDisconnected, read_body
 from atoll.api.rest.problems import invalid, on_unexpected, problem
 from atoll.api.rest.responses import encode_json
 from atoll.api.rest.schemas.execution_requests import Execute
@@ -65,8 +67,8 @@ async def execute(
 
 def preferred_wait(scope: Scope) -> float:
     """Seconds of `Prefer: wait=…` (RFC 7240); 0 without that header."""
-    for name, value in scope["headers"]:
-        if name == b"prefer" and (match := _WAIT.search(value)):
+    for value in headers_of(scope, b"prefer"):
+        if match := _WAIT.search(value):
             return float(match[1])
     return 0.0
 
@@ -88,7 +90,7 @@ class ExecuteRoute:
             await self._app(scope, receive, send)
             return
         try:
-            data = await _body(receive)
+            data = await read_body(receive)
             status, answer = await execute(self._services, session_id, data, scope)
             content = encode_json(answer)
             del answer  # It would stay in memory beside its encoding while the client reads.
@@ -104,18 +106,3 @@ class ExecuteRoute:
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
-
-
-class ClientDisconnected(Exception):
-    """The client left before its request was complete."""
-
-
-async def _body(receive: Receive) -> bytes:
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(pieces)

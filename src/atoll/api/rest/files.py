@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.convertors import PathConvertor, register_url_convertor
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import conditional_requests, downloads, sse
@@ -47,6 +46,7 @@ from atoll.api.rest.schemas.files import (
 )
 from atoll.api.rest.schemas.types import path_of
 from atoll.api.rest.services import key_id_of, services_of
+from atoll.api.rest.uploads import binary_body, upload_stream
 from atoll.errors import AtollError, InvalidRequest
 from atoll.service.files.types import Search
 
@@ -74,12 +74,6 @@ _GLOB = Query(
 )
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 _BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
-
-
-def _body_of(*kinds: str) -> dict[str, Any]:
-    """A raw body for OpenAPI; the routes read it as a stream."""
-    schema = {"schema": {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": dict.fromkeys(kinds, schema)}}
 
 
 class SearchParameters(BaseModel):
@@ -184,7 +178,7 @@ async def _events(changes: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     "/upload",
     status_code=201,
     responses={201: {"model": Uploaded}},
-    openapi_extra=_body_of("multipart/form-data", "application/octet-stream"),
+    openapi_extra=binary_body("multipart/form-data", "application/octet-stream"),
 )
 async def upload(request: Request, session_id: str, path: str = "") -> JsonResponse:
     """
@@ -197,11 +191,11 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
     if not kind.startswith("multipart/form-data"):
         if not path:
             raise InvalidRequest("path: a raw upload needs the path of the file.", field="path")
-        entry = await files.write(session_id, path, _body(request))
+        entry = await files.write(session_id, path, upload_stream(request))
         return JsonResponse({"items": [entry_out(entry)]}, 201)
     written: list[dict[str, Any]] = []
     try:
-        async for part in parts(kind, _body(request)):
+        async for part in parts(kind, upload_stream(request)):
             if part.filename is None:
                 if part.name == "path":
                     path = (await part.text()).strip("/")
@@ -220,22 +214,11 @@ async def upload(request: Request, session_id: str, path: str = "") -> JsonRespo
     return JsonResponse({"items": written}, 201)
 
 
-async def _body(request: Request) -> AsyncIterator[bytes]:
-    try:
-        async for piece in request.stream():
-            yield piece
-    except ClientDisconnect:
-        raise InvalidRequest(
-            "The upload was aborted: the connection was closed before its end.",
-            code="upload_aborted",
-        ) from None
-
-
 @router.put(
     "/{path:anything}",
     status_code=201,
     responses={201: {"model": EntryOut}, 200: {"model": Unpacked}},
-    openapi_extra=_body_of("application/octet-stream"),
+    openapi_extra=binary_body("application/octet-stream"),
 )
 async def put_file(
     request: Request,
@@ -260,12 +243,12 @@ async def _put(
 ) -> JsonResponse:
     files = services_of(request).files
     if archive is not None:
-        count = await files.unpack(session_id, path, archive, _body(request))
+        count = await files.unpack(session_id, path, archive, upload_stream(request))
         return JsonResponse({"path": readable(path), "entries": count})
     entry = await files.write(
         session_id,
         path,
-        _body(request),
+        upload_stream(request),
         mode=0o644 if mode is None else int(mode, 8),
         if_match=conditional_requests.parse_tags(request.headers.get("if-match")),
         if_none_match=conditional_requests.parse_tags(request.headers.get("if-none-match")),

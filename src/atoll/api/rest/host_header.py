@@ -14,6 +14,8 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from atoll.api.rest.headers import headers_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -27,7 +29,7 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_trusted(scope: Scope, trusted: Collection[str]) -> bool:
-    found = [value for name, value in scope["headers"] if name == b"host"]
+    found = headers_of(scope, b"host")
     server = scope.get("server")
     if not found:
         return True  # The framework then uses the address of the connection.

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from atoll.api.rest.schemas.base import ResponseBody
 from atoll.errors import (
     AtollError,
     BlobsUnavailable,
@@ -113,6 +114,16 @@ MAX_LISTED_ERRORS = 20
 MEDIA_TYPE = "application/problem+json"
 SIGNED = "/api/v1/signed/"
 _FIELD_PREFIX = re.compile(r"([a-z_0-9]+): (.*)", re.DOTALL)
+
+
+class Problem(ResponseBody):
+    """A problem document (RFC 9457). `code` is stable: tell errors apart by it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
 
 
 def status_of(error: AtollError) -> HTTPStatus:

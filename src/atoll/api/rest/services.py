@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atoll.service.nodes.service import Nodes
     from atoll.service.placement.service import Placement
     from atoll.service.pool.service import Pool
-    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.checkpoint_requests import CheckpointRequests
     from atoll.service.sessions.dependencies import Dependencies
     from atoll.service.sessions.secrets import SessionSecrets
     from atoll.service.sessions.service import Sessions
@@ -51,7 +51,7 @@ class Services:
     signed_urls: SignedUrls
     artifacts: Artifacts
     checkpoints: Checkpoints
-    autosave: Autosave
+    checkpoint_requests: CheckpointRequests
     templates: Templates
     build_inputs: BuildInputs
     secrets: SessionSecrets

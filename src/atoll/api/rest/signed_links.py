@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.api.rest import downloads
-from atoll.api.rest.files import _body, _body_of
 from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.schemas.files import EntryOut, entry_out
 from atoll.api.rest.services import services_of
+from atoll.api.rest.uploads import binary_body, upload_stream
 from atoll.service.sessions.start import may_start
 
 router = APIRouter(prefix="/signed", tags=["signed links"])
@@ -43,13 +43,13 @@ async def get_signed(request: Request, token: str) -> Response:
     "/{token:anything}",
     status_code=201,
     responses={201: {"model": EntryOut}},
-    openapi_extra={**_OPEN, **_body_of("application/octet-stream")},
+    openapi_extra={**_OPEN, **binary_body("application/octet-stream")},
 )
 async def put_signed(request: Request, token: str) -> JsonResponse:
     """Write the file that the link grants."""
     services = services_of(request)
     grant = await services.signed_urls.verify(token, "PUT")
-    entry = await services.files.write(grant.session_id, grant.path, _body(request))
+    entry = await services.files.write(grant.session_id, grant.path, upload_stream(request))
     return JsonResponse(entry_out(entry), 201)
 
 

@@ -149,10 +149,6 @@ class RedisApprovals:
         reason: str | None = await self._commands.send("GET", self._keys(execution_id)[1])
         return reason
 
-    async def clean(self, execution_id: str, queue: str) -> None:
-        keys = (*self._keys(execution_id), queue)
-        await self._commands.run(scripts.CLEAN_EXECUTION, keys, self._prefix)
-
     async def shut_down(self) -> None:
         """Answer all questions of this replica with `SHUTDOWN`, ignoring failures."""
         answer = encode(SHUTDOWN)

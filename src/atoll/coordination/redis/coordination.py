@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.coordination.base import MAX_MESSAGES
-from atoll.coordination.payload import check_size
 from atoll.coordination.redis import scripts
 from atoll.coordination.redis.approvals import RedisApprovals
 from atoll.coordination.redis.commands import Commands
@@ -52,7 +50,6 @@ class RedisCoordination:
         self._observers: list[CoordinationObserver] = []
         self._prefix = settings.prefix
         self._presence_ttl = int(settings.presence_ttl.total_seconds() * 1000)
-        self._lease_ttl = int(settings.lease_ttl.total_seconds() * 1000)
         self._execution_ttl = int(execution_ttl.total_seconds() * 1000)
         self._inbox = f"{self._prefix}:replica:{replica}"
         self._cancellations = f"{self._prefix}:cancel"
@@ -143,23 +140,6 @@ class RedisCoordination:
     async def release(self, key: str, owner: str) -> None:
         await self._leases.release(key, owner)
 
-    async def holder(self, key: str) -> LeaseHolder | None:
-        return await self._leases.holder(key)
-
-    # The interactive window
-
-    async def open_window(self, session_id: str, execution_id: str) -> None:
-        key = self._key(session_id, "window")
-        await self._commands.send("SET", key, execution_id, "PX", self._lease_ttl)
-
-    async def close_window(self, session_id: str, execution_id: str) -> None:
-        key = self._key(session_id, "window")
-        await self._commands.run(scripts.CLOSE_WINDOW, (key,), execution_id)
-
-    async def window(self, session_id: str) -> str | None:
-        execution_id: str | None = await self._commands.send("GET", self._key(session_id, "window"))
-        return execution_id
-
     # Approvals
 
     async def ask(
@@ -183,28 +163,6 @@ class RedisCoordination:
     async def cancelled(self, execution_id: str) -> str | None:
         return await self._approvals.cancelled(execution_id)
 
-    # Messages
-
-    async def push(self, execution_id: str, message: str) -> None:
-        pushed = await self._commands.run(
-            scripts.PUSH,
-            (self._key(execution_id, "queue"),),
-            check_size(message),
-            MAX_MESSAGES,
-            self._execution_ttl,
-        )
-        if not pushed:
-            raise TemporaryError(
-                f"{MAX_MESSAGES} messages already wait for {execution_id}. Retry when it has read"
-                " some.",
-                code="queue_full",
-            )
-
-    async def drain(self, execution_id: str) -> list[str]:
-        key = self._key(execution_id, "queue")
-        messages: list[str] = await self._commands.run(scripts.DRAIN, (key,))
-        return messages
-
     # Notifications
 
     async def notify(self, topic: str) -> None:
@@ -224,10 +182,6 @@ class RedisCoordination:
             await self._listener.unsubscribe(channel)
 
     # The end
-
-    async def clean(self, session_id: str, execution_id: str) -> None:
-        await self._leases.clean(session_id, execution_id, self._key(session_id, "window"))
-        await self._approvals.clean(execution_id, self._key(execution_id, "queue"))
 
     async def shutdown(self) -> None:
         self._waiters.shut_down = True

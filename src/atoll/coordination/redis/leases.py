@@ -118,15 +118,6 @@ class RedisLeases:
         if claim is not None:
             self._uncertain.pop(claim, None)
 
-    async def holder(self, key: str) -> LeaseHolder | None:
-        claim = await self._commands.send("GET", self._keys(key)[0])
-        return None if claim is None else _decode_holder(claim)
-
-    async def clean(self, session_id: str, execution_id: str, window: str) -> None:
-        self._held.pop((session_id, execution_id), None)
-        keys = (*self._keys(session_id), window)
-        await self._commands.run(scripts.CLEAN_SESSION, keys, self._prefix, execution_id)
-
     def _remember_uncertain(self, claim: str, key: str) -> None:
         self._uncertain[claim] = key
         if len(self._uncertain) > MAX_UNCERTAIN:

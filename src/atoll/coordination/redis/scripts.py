@@ -117,20 +117,6 @@ if held and holder_of(held) == ARGV[2] then return redis.call('PEXPIRE', lease, 
 return 0
 """)
 
-CLEAN_SESSION = Script(f"""{_LINE}
--- prefix, execution; the window is the fourth key
-local held = redis.call('GET', lease)
-if held and cjson.decode(holder_of(held))[2] == ARGV[2] then
-    redis.call('DEL', lease)
-    wake_first()
-end
-if redis.call('GET', KEYS[4]) == ARGV[2] then redis.call('DEL', KEYS[4]) end
-""")
-
-CLOSE_WINDOW = Script("""
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-""")
-
 HEARTBEAT = Script("""
 local present = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
@@ -201,24 +187,4 @@ if pending() then
     wake_asker()
 end
 redis.call('PUBLISH', prefix .. ':cancel', ARGV[2])
-""")
-
-CLEAN_EXECUTION = Script(f"""{_APPROVAL}
--- prefix; then the cancellation and the messages
-if pending() then wake_asker() end
-redis.call('DEL', unpack(KEYS))
-""")
-
-PUSH = Script("""
--- message, limit, ttl
-if redis.call('LLEN', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
-redis.call('RPUSH', KEYS[1], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return 1
-""")
-
-DRAIN = Script("""
-local messages = redis.call('LRANGE', KEYS[1], 0, -1)
-redis.call('DEL', KEYS[1])
-return messages
 """)

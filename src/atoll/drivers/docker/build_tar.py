@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from atoll.drivers.base import BuildFiles
 
 DOCKERFILE = "Dockerfile"
-PIECE = 1024 * 1024
+CHUNK_SIZE = 1024 * 1024
 MAX_ENTRIES = 200_000
 MAX_NAME = 4096
 MAX_DEPTH = 256
@@ -204,11 +204,11 @@ def _relative(name: str) -> str:
 
 
 def _write(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
-    """The new tar file, in pieces of about `PIECE` bytes."""
+    """The new tar file, in pieces of about `CHUNK_SIZE` bytes."""
     buffer = bytearray()
     for part in _parts(file, dockerfile):
         buffer += part
-        if len(buffer) >= PIECE:
+        if len(buffer) >= CHUNK_SIZE:
             yield bytes(buffer)
             buffer.clear()
     yield bytes(buffer)
@@ -226,7 +226,7 @@ def _parts(file: IO[bytes] | None, dockerfile: bytes) -> Iterator[bytes]:
         if member.isreg():
             content = tar.extractfile(member)
             assert content is not None
-            while piece := content.read(PIECE):
+            while piece := content.read(CHUNK_SIZE):
                 yield piece
             yield _padding(member.size)
     yield bytes(2 * tarfile.BLOCKSIZE)

@@ -11,10 +11,10 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.shared import variables
+from atoll.drivers.shared import environment_variables
 from atoll.drivers.shared.executor_bundle import BOOT
+from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE, PACKAGES
 from atoll.drivers.shared.packages import install_program
-from atoll.drivers.shared.paths import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from atoll.model.resources import Resources
@@ -93,7 +93,7 @@ class ContainerSpec:
 def instance_body(spec: ContainerSpec) -> dict[str, Any]:
     base, own = spec.base, spec.environment or ""
     env = {
-        **variables.INSTANCE,
+        **environment_variables.INSTANCE,
         "PATH": f"{own and f'{own}/bin:'}{base.path}:{INSIDE}/bin",
         "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
         "ATOLL_PYTHON": base.executable,
@@ -103,7 +103,7 @@ def instance_body(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def installation_body(spec: ContainerSpec) -> dict[str, Any]:
-    env = {**variables.INSTALLATION, "PATH": spec.base.path}
+    env = {**environment_variables.INSTALLATION, "PATH": spec.base.path}
     program = ["-I", "-S", "-B", install_program.PROGRAM, install_program.STANDARD]
     body = _body(spec, install_program.BUILD, env, program)
     # Its standard streams carry a protocol, which no log needs. It is useless without the process

@@ -1,5 +1,5 @@
 """
-Memory usage of containers, and processes that the kernel killed because memory ran out.
+Memory use and OOM kills of containers.
 
 If the engine is on this machine, both are read from the container's control group. Otherwise the
 engine reports them: usage on request, and a kill by an event that arrives a moment later.

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.docker.images import DockerImages
     from atoll.drivers.docker.node_identity import NodeIdentity
     from atoll.drivers.docker.storage import InstanceFiles, Storage
-    from atoll.drivers.docker.template_images import TemplateImages
     from atoll.model.instance import InstanceSpec
     from atoll.model.template import Template
     from atoll.settings import DockerSettings
@@ -29,7 +29,7 @@ class ContainerSpecs:
     identity: NodeIdentity
     settings: DockerSettings
     storage: Storage
-    images: TemplateImages
+    images: DockerImages
     unattended_grace: timedelta
     """How long the executor of an instance that is not ephemeral runs without a link."""
     seccomp: bytes | None
@@ -53,8 +53,8 @@ class ContainerSpecs:
         return BaseImage(
             image.id,
             portable_interpreter.command(),
-            f"{portable_interpreter.PLACE}/bin/python3",
-            f"{path}:{portable_interpreter.PLACE}/bin",
+            f"{portable_interpreter.TARGET}/bin/python3",
+            f"{path}:{portable_interpreter.TARGET}/bin",
             runtime,
             own_kernel,
             (await self.storage.interpreter(),),

@@ -53,7 +53,8 @@ async def start(
             except TimeoutError:
                 # Not a failure of the engine: the image is slow on every node.
                 raise LinkLost(
-                    f"The executor of instance {instance_id} was not ready within {timeout}."
+                    f"The executor of instance {instance_id} was not ready within "
+                    f"{timeout.total_seconds():g} s."
                 ) from None
     except BaseException:
         await close_stream(stream)

@@ -23,9 +23,10 @@ from atoll.drivers.docker.storage import (
 )
 from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
 from atoll.drivers.shared import executor_bundle
+from atoll.drivers.shared.cancellation import run_until_abandoned
 from atoll.drivers.shared.disk_images import loop_device_of
 from atoll.drivers.shared.file_trees import remove_tree
-from atoll.drivers.shared.threads import run_until_abandoned
+from atoll.drivers.shared.uids import uid_range
 from atoll.drivers.shared.volumes.mounts import Mount
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
 from atoll.drivers.shared.workspace_files import IMAGE, Workspace, WorkspaceFiles
@@ -69,7 +70,7 @@ class DirectoryStorage:
         self._instances = node / "instances"
         self.volumes = NodeVolumes(node, self._instances, settings, bucket)
         self._workspaces = WorkspaceFiles(
-            node / "workspaces", settings, images=self.quota, own_uids=True
+            node / "workspaces", uid_range(settings), images=self.quota
         )
         self._executor_files = ExecutorFiles(
             self._instances, self._workspaces, self.volumes, images=self.quota
@@ -164,7 +165,7 @@ class DirectoryStorage:
                         portable_interpreter.write, self._node
                     )
         source = str(self._interpreter)
-        return container_config.bind(source, portable_interpreter.PLACE, read_only=True)
+        return container_config.bind(source, portable_interpreter.TARGET, read_only=True)
 
     async def seal(self, instance_id: str, workspace: str) -> None:
         await asyncio.to_thread(self._seal, instance_id, workspace)

@@ -27,6 +27,7 @@ from atoll.drivers.docker.engine import Engine, close_stream
 from atoll.drivers.docker.engine_load import EngineLoad
 from atoll.drivers.docker.errors import EngineRefused, translated
 from atoll.drivers.docker.exec_link import ExecLinks
+from atoll.drivers.docker.images import DockerImages
 from atoll.drivers.docker.installer import Installer
 from atoll.drivers.docker.installer_tools import InstallerTools
 from atoll.drivers.docker.instance_containers import (
@@ -44,7 +45,6 @@ from atoll.drivers.docker.pausing import DockerPausing
 from atoll.drivers.docker.resizing import DockerResizing
 from atoll.drivers.docker.scratch_containers import ScratchContainers
 from atoll.drivers.docker.storage_probe import directory_obstacle, image_obstacle
-from atoll.drivers.docker.template_images import TemplateImages
 from atoll.drivers.docker.volume_storage import VolumeStorage
 from atoll.drivers.docker.workspaces import DockerWorkspaces
 from atoll.drivers.shared import data_directories, seccomp
@@ -53,6 +53,7 @@ from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
+from atoll.drivers.shared.uids import uid_range
 from atoll.errors import AtollError, InstanceNotStarted, NodeFull, TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
@@ -105,7 +106,7 @@ class DockerDriver:
         self._resources = contextlib.AsyncExitStack()
         # Made by open(), which finds out what the engine supports.
         self.capabilities = Capabilities(frozenset())
-        self.images: TemplateImages
+        self.images: DockerImages
         self.workspaces: DockerWorkspaces
         self.limits: DockerLimits
         self.resizing: DockerResizing
@@ -125,7 +126,7 @@ class DockerDriver:
         self._storage = await self._choose_storage()
         self._resources.push_async_callback(asyncio.to_thread, self._storage.close)
         await self._storage.open()
-        self.images = TemplateImages(self._engine, self._settings, name, self._node)
+        self.images = DockerImages(self._engine, self._settings, name, self._node)
         await self.images.open()
         await self._open_environments()
         self._exec_links = ExecLinks(self._engine, name)
@@ -197,7 +198,7 @@ class DockerDriver:
         """The uids of workspaces in volumes, as seen inside containers."""
         if self._engine.has_security_option("userns", "rootless"):
             return REMAPPED_UIDS
-        return range(self._local.uid_base, self._local.uid_base + self._local.uid_count)
+        return uid_range(self._local)
 
     async def _open_environments(self) -> None:
         if not isinstance(self._storage, DirectoryStorage):

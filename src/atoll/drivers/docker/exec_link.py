@@ -39,7 +39,7 @@ SOCKET_NAME = "atoll-link"
 RELAY_UID = 1001
 MAX_RELAYS = 16
 """Relays for which a container has room in addition to the processes of user code."""
-CHECK_SECONDS = 2.0
+CHECK_INTERVAL = 2.0
 """
 Seconds between two checks. A connection is closed if its container was not running at two checks in
 a row.
@@ -101,8 +101,10 @@ class ExecLinks:
         """Runs while there are open connections."""
         missing_before: set[HijackedConnection] = set()
         while self._open:
-            await asyncio.sleep(CHECK_SECONDS)
-            self._open = {one: where for one, where in self._open.items() if not one.is_closing()}
+            await asyncio.sleep(CHECK_INTERVAL)
+            self._open = {
+                one: container for one, container in self._open.items() if not one.is_closing()
+            }
             checked = dict(self._open)
             try:
                 running = await self._running()

@@ -17,7 +17,6 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from atoll.drivers.docker import executor_journal
 from atoll.drivers.shared import tree_copy
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.volumes.mounts import Mount
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 IMAGE_FILE = "executor"
 """The file system image, beside the workspace."""
 IMAGE_SIZE = 2 * JOURNAL_FILE_SIZE + 16 * 1024 * 1024
+_JOURNAL_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ExecutorFiles:
@@ -107,13 +107,42 @@ class ExecutorFiles:
             os.chown(directory, 0, 0)
             # Code that ran before this may have changed the mode, as the owner.
             os.chmod(directory, 0o700)
-        executor_journal.protect(journal)
+        _protect_journal(journal)
+
+
+def _protect_journal(journal: Path) -> None:
+    """
+    Give the files of an open journal to root. The executor's file descriptors stay valid, and no
+    other process can open the files: Linux does not let a process reopen a file that a non-dumpable
+    process has open, but gVisor does, through /proc/PID/fd, if the file's permissions allow it.
+    """
+    directory = os.open(journal, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(directory):
+            _protect_file(name, directory)
+    finally:
+        os.close(directory)
+
+
+def _protect_file(name: str, directory: int) -> None:
+    try:
+        file = os.open(name, _JOURNAL_FLAGS, dir_fd=directory)
+    except OSError as error:
+        # A symbolic link or a socket is not part of the journal: a module of the template made it.
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        return
+    try:
+        os.fchown(file, 0, 0)
+        os.fchmod(file, 0o600)
+    finally:
+        os.close(file)
 
 
 def _copy_journal_file(source: Path, target: Path) -> None:
     """Copy only a regular file of a valid size: a hostile image may have left anything there."""
     try:
-        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(source, _JOURNAL_FLAGS)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
             raise

@@ -103,9 +103,9 @@ class HijackedConnection(RawConnection, asyncio.Transport):
         if not end and len(head) < MAX_RESPONSE_HEAD:
             return b""
         self._head.clear()
-        words = head.split(b"\r\n", 1)[0].split(b" ", 2)
-        if len(words) < 2 or words[1] not in (b"101", b"200"):
-            status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 500
+        fields = head.split(b"\r\n", 1)[0].split(b" ", 2)
+        if len(fields) < 2 or fields[1] not in (b"101", b"200"):
+            status = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 500
             message = rest.decode(errors="replace")[:MAX_ERROR_TEXT]
             self._fail(DockerError(status, message))
             return b""
@@ -124,7 +124,7 @@ class HijackedConnection(RawConnection, asyncio.Transport):
             self._fail(ConnectionResetError("The engine closed the connection."))
         elif self.upgraded.exception() is None:
             if self._stderr_tail:
-                log.info("relay.ended", said=self._stderr_tail.decode(errors="replace").strip())
+                log.info("relay.ended", output=self._stderr_tail.decode(errors="replace").strip())
             self._link.connection_lost(error)
 
     def pause_writing(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import ImageInputs
     from atoll.drivers.docker.engine import Engine
-    from atoll.drivers.docker.images import Images
+    from atoll.drivers.docker.engine_images import EngineImages
     from atoll.settings import DockerSettings
 
 MAX_ERROR_LINES = 20
@@ -47,7 +47,12 @@ class ImageBuild:
 
 class ImageBuilder:
     def __init__(
-        self, engine: Engine, images: Images, settings: DockerSettings, node: str, scratch: Path
+        self,
+        engine: Engine,
+        images: EngineImages,
+        settings: DockerSettings,
+        node: str,
+        scratch: Path,
     ) -> None:
         """`scratch` is a directory for temporary files."""
         self._engine = engine

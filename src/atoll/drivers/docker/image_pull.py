@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from atoll.drivers.base import RegistryAuth
     from atoll.drivers.docker.engine import Engine
-    from atoll.drivers.docker.images import Image, Images
+    from atoll.drivers.docker.engine_images import EngineImages, Image
 
 _DENIED = ("unauthorized", "denied", "no basic auth", "authentication required", "forbidden")
 _NOT_FOUND = ("not found", "manifest unknown", "name unknown", "no matching manifest")
 
 
 class ImagePuller:
-    def __init__(self, engine: Engine, images: Images) -> None:
+    def __init__(self, engine: Engine, images: EngineImages) -> None:
         self._engine = engine
         self._images = images
 

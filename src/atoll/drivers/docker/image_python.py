@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.drivers.docker.engine import Engine
-    from atoll.drivers.docker.images import Image
+    from atoll.drivers.docker.engine_images import Image
 
 PROBE = "atoll-probe-"
 """Start of the names of probes."""

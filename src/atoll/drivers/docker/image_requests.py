@@ -74,7 +74,7 @@ async def time_limit(timeout: timedelta, what: str) -> AsyncIterator[None]:
         async with asyncio.timeout(timeout.total_seconds()):
             yield
     except TimeoutError:
-        raise BuildFailed(f"{what} in {timeout}.") from None
+        raise BuildFailed(f"{what} within {timeout.total_seconds():g} s.") from None
 
 
 def _error_text(message: Mapping[str, Any]) -> str:

@@ -25,8 +25,8 @@ from atoll.drivers.docker.installer_stream import InstallerStream
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
 from atoll.drivers.shared.file_trees import remove_tree
-from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import unmount
+from atoll.drivers.shared.mount_syscalls import mount_image
 from atoll.drivers.shared.packages import install_program
 from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.installation import (

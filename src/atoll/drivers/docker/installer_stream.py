@@ -19,13 +19,13 @@ import structlog
 from atoll.drivers.docker.errors import translated
 from atoll.drivers.shared.packages.install_program import (
     ANSWER,
+    CHUNK_SIZE,
     DATA,
     END,
     FRAME,
     GONE,
     OPEN,
     ORDER,
-    PIECE,
 )
 from atoll.drivers.shared.packages.install_results import (
     ANSWER_LIMIT,
@@ -106,7 +106,7 @@ class InstallerStream:
             received += message.data
             while len(received) >= FRAME.size:
                 number, kind, size = FRAME.unpack_from(received)
-                if size > (ANSWER_LIMIT if kind == ANSWER else PIECE):
+                if size > (ANSWER_LIMIT if kind == ANSWER else CHUNK_SIZE):
                     raise InstallFailed(TOO_LONG)
                 end = FRAME.size + size
                 if len(received) < end:

@@ -8,7 +8,7 @@ from atoll.drivers.docker import socket_link
 from atoll.drivers.docker.labels import LinkKind
 from atoll.drivers.shared import cgroups
 from atoll.drivers.shared.executor_links import release_zygote
-from atoll.drivers.shared.paths import EXECUTOR
+from atoll.drivers.shared.instance_paths import EXECUTOR
 
 if TYPE_CHECKING:
     from atoll.drivers.docker.exec_link import ExecLinks
@@ -49,7 +49,7 @@ class InstanceLinks:
         try:
             # Before user code runs, and for every link: the one before may have been interrupted.
             await self._storage.seal(handle.instance_id, str(handle.data["workspace"]))
-            await release_zygote(link, cgroups.NoControlGroups(), handle.instance_id)
+            await release_zygote(link, cgroups.ControlGroups(), handle.instance_id)
         except BaseException:
             link.close()
             raise

@@ -1,4 +1,4 @@
-"""Limits that the executor of a container enforces, and the memory that it uses."""
+"""Limits that the executor of a container enforces, and its memory use and OOM kills."""
 
 from __future__ import annotations
 

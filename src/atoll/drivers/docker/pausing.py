@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
+from atoll.drivers.shared.cancellation import run_to_end
 from atoll.model.instance import State
 
 if TYPE_CHECKING:
@@ -23,13 +23,8 @@ class DockerPausing:
         await self._post(handle, "unpause")
 
     async def _post(self, handle: Handle, verb: str) -> None:
-        posting = asyncio.ensure_future(self._post_if_needed(handle, verb))
-        try:
-            await asyncio.shield(posting)
-        except asyncio.CancelledError:
-            # The engine continues; the opposite request must not overtake this one.
-            await asyncio.wait([posting])
-            raise
+        # The engine continues after a cancellation; the opposite request must not overtake this.
+        await run_to_end(self._post_if_needed(handle, verb))
 
     async def _post_if_needed(self, handle: Handle, verb: str) -> None:
         _, before = await self._containers.find(handle)

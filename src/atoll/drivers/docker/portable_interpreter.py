@@ -22,7 +22,7 @@ from pathlib import Path
 
 from atoll.drivers.docker.errors import InterpreterMissing
 
-PLACE = "/run/atoll/python"
+TARGET = "/run/atoll/python"
 """Where containers have it mounted."""
 COMMAND_TIMEOUT = 120.0
 """Seconds for a subprocess; compiling the library takes far less."""
@@ -42,14 +42,14 @@ _LIBRARY = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x", re.MULTILINE)
 _LOADER = re.compile(r"ld[-0-9.]")
 
 
-def command(place: str = PLACE) -> tuple[str, ...]:
+def command(root: str = TARGET) -> tuple[str, ...]:
     """The command that starts the interpreter; arguments follow."""
-    return (*loader(place), "--argv0", f"{place}/bin/python3", f"{place}/bin/python3.bin")
+    return (*loader(root), "--argv0", f"{root}/bin/python3", f"{root}/bin/python3.bin")
 
 
-def loader(place: str = PLACE) -> tuple[str, ...]:
+def loader(root: str = TARGET) -> tuple[str, ...]:
     """The start of a command that runs any program of this machine with the libraries here."""
-    return (f"{place}/lib/ld.so", "--library-path", f"{place}/lib")
+    return (f"{root}/lib/ld.so", "--library-path", f"{root}/lib")
 
 
 def is_dynamic(program: str) -> bool:
@@ -133,51 +133,51 @@ def _tag(binaries: dict[str, str], library: Path) -> str:
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
 
 
-def _copy(place: Path, binaries: dict[str, str], library: Path) -> None:
+def _copy(root: Path, binaries: dict[str, str], library: Path) -> None:
     for target, source in binaries.items():
-        (place / target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place / target)
-        (place / target).chmod(0o755)
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, root / target)
+        (root / target).chmod(0o755)
     # The interpreter searches there, relative to its argv[0], which is bin/python3.
     shutil.copytree(
         library,
-        place / sys.platlibdir / library.name,
+        root / sys.platlibdir / library.name,
         ignore=shutil.ignore_patterns(*EXCLUDED),
         ignore_dangling_symlinks=True,
     )
-    script = place / "bin/python3"
-    words = " ".join((*loader(), "--argv0", '"$0"', f"{PLACE}/bin/python3.bin"))
-    script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    script = root / "bin/python3"
+    command_line = " ".join((*loader(), "--argv0", '"$0"', f"{TARGET}/bin/python3.bin"))
+    script.write_text(f'#!/bin/sh\nexec {command_line} "$@"\n')
     script.chmod(0o755)
     for name in ("python", library.name):
-        (place / "bin" / name).symlink_to("python3")
+        (root / "bin" / name).symlink_to("python3")
 
 
-def _check(place: Path) -> None:
+def _check(root: Path) -> None:
     """Check that it starts with its own standard library."""
-    done = _run(place, "-c", "import encodings, select, sys; print(sys.prefix)")
-    if done.returncode != 0 or done.stdout.strip() != str(place):
+    done = _run(root, "-c", "import encodings, select, sys; print(sys.prefix)")
+    if done.returncode != 0 or done.stdout.strip() != str(root):
         raise _missing(f"a copy of it does not start ({done.stderr.strip()[-500:]})")
 
 
-def _compile(place: Path, name: str) -> None:
+def _compile(root: Path, name: str) -> None:
     """Compile the library, in a process of its own: that takes seconds of CPU time."""
-    files = str(place / sys.platlibdir / name)
+    files = str(root / sys.platlibdir / name)
     _run(
-        place, "-m", "compileall", "-q", "-s", str(place), "-p", PLACE, "--invalidation-mode",
+        root, "-m", "compileall", "-q", "-s", str(root), "-p", TARGET, "--invalidation-mode",
         "unchecked-hash", files,
     )  # fmt: skip
-    for path in (place, *place.rglob("*")):
+    for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             # Other users read it in containers, whatever the umask is.
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
-def _run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [*command(str(place)), "-I", "-S", *arguments]
+def _run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [*command(str(root)), "-I", "-S", *arguments]
     try:
         return subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT, env={}
+            line, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT, env={}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _missing(f"a copy of it does not start ({error})") from error

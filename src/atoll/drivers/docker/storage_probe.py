@@ -18,8 +18,8 @@ from aiodocker.exceptions import DockerError
 from atoll.drivers.docker.container_config import bind
 from atoll.drivers.docker.errors import EngineRefused, translated
 from atoll.drivers.shared.disk_images import MIN_IMAGE, images_problem, make_file_system
-from atoll.drivers.shared.mount_calls import mount_image
 from atoll.drivers.shared.mount_points import unmount
+from atoll.drivers.shared.mount_syscalls import mount_image
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import io
 import json
-import secrets
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,8 @@ from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, directory_tar
 from atoll.drivers.docker.storage import InstanceFiles
 from atoll.drivers.shared import executor_bundle
-from atoll.drivers.shared.paths import EXECUTOR, INSIDE
+from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE
+from atoll.drivers.shared.uids import new_uid
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost
 from atoll.model.volume import S3
 
@@ -95,7 +95,7 @@ class VolumeStorage:
             archive.add(executor, EXECUTOR.removeprefix(f"{SHARED}/"), filter=_normalized)
             archive.add(inside, INSIDE.removeprefix(f"{SHARED}/"), filter=_normalized)
             # A mount point of its own: none can be created in a read-only volume.
-            directory = tarfile.TarInfo(portable_interpreter.PLACE.removeprefix(f"{SHARED}/"))
+            directory = tarfile.TarInfo(portable_interpreter.TARGET.removeprefix(f"{SHARED}/"))
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(_normalized(directory))
             archive.addfile(_normalized(tarfile.TarInfo(COMPLETE)))
@@ -124,9 +124,9 @@ class VolumeStorage:
                 name = f"atoll-{self._node}-{directory.name}"
                 archive = await asyncio.to_thread(_pack_tree, directory)
                 with translated():
-                    await self._fill(name, portable_interpreter.PLACE, archive)
+                    await self._fill(name, portable_interpreter.TARGET, archive)
                 self._interpreter = name
-        return _mount(self._interpreter, portable_interpreter.PLACE, read_only=True)
+        return _mount(self._interpreter, portable_interpreter.TARGET, read_only=True)
 
     async def _fill(self, volume: str, target: str, archive: bytes) -> None:
         """
@@ -191,7 +191,7 @@ class VolumeStorage:
         labels: dict[str, str] = {
             Label.WORKSPACE: name,
             Label.SIZE: str(size),
-            Label.UID: str(secrets.choice(self._uids)),
+            Label.UID: str(new_uid(self._uids)),
         }
         await self._make(_volume_of(name), labels, size if self.quota else None)
         found = await self._get(_volume_of(name))

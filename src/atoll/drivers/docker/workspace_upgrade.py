@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared import mount_syscalls, tree_copy
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount
 from atoll.drivers.shared.workspace_files import DIRECTORY, IMAGE
@@ -92,7 +92,7 @@ def _move(workspaces: WorkspaceFiles, workspace: Workspace) -> Workspace:
 
 
 def _fill(image: Path, mount_point: Path, files: Path, uid: int | None) -> None:
-    mount_calls.mount_image(str(image), str(mount_point))
+    mount_syscalls.mount_image(str(image), str(mount_point))
     (mount_point / "lost+found").rmdir()
     # Scratch space of the copy; hard links need it in the same file system.
     links = mount_point / f".links-{os.urandom(8).hex()}"

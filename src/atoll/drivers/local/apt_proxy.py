@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from atoll.drivers.shared import http_forwarding
-from atoll.drivers.shared.http_forwarding import CHUNK_SIZE, RequestRefused
+from atoll.drivers.shared import package_proxy
+from atoll.drivers.shared.package_proxy import CHUNK_SIZE, RequestRefused
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import h11
 
-    from atoll.drivers.shared.http_forwarding import ClientConnection
+    from atoll.drivers.shared.package_proxy import ClientConnection
 
 CONNECTIONS = 32
 _PATH = re.compile(r"/(\d{1,3})/([!-~]*)")
@@ -46,15 +46,15 @@ class AptProxy:
     @contextlib.asynccontextmanager
     async def serve(self, listener: socket.socket) -> AsyncIterator[None]:
         listener.setblocking(False)
-        async with http_forwarding.client(trust_env=False) as client:
+        async with package_proxy.client(trust_env=False) as client:
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 async with self._slots:
-                    await http_forwarding.serve_connection(
+                    await package_proxy.serve_connection(
                         reader,
                         writer,
                         partial(self._answer, client),
-                        idle=http_forwarding.READ_TIMEOUT,
+                        idle=package_proxy.READ_TIMEOUT,
                     )
 
             server = await asyncio.start_server(answer, sock=listener)
@@ -84,9 +84,7 @@ class AptProxy:
             if name in _REQUEST_HEADERS
         }
         try:
-            async with http_forwarding.forward(
-                client, method, f"{address}/{path}", headers
-            ) as found:
+            async with package_proxy.forward(client, method, f"{address}/{path}", headers) as found:
                 await self._pass_on(connection, found)
         except httpx.HTTPError as error:
             self.problem = f"{urlsplit(address).hostname}: {error or type(error).__name__}"
@@ -120,7 +118,7 @@ async def _file(connection: ClientConnection, top: Path, path: str, method: str)
 
 def _open(top: Path, path: str) -> BinaryIO | None:
     """A file below `top`, also after links are resolved."""
-    place = Path(os.path.realpath(top / path))
-    if not place.is_relative_to(os.path.realpath(top)) or not place.is_file():
+    file = Path(os.path.realpath(top / path))
+    if not file.is_relative_to(os.path.realpath(top)) or not file.is_file():
         return None
-    return place.open("rb")
+    return file.open("rb")

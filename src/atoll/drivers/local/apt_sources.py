@@ -105,8 +105,8 @@ def _read(path: Path) -> str:
 
 
 def _codename(base: Path) -> str:
-    for place in ("etc/os-release", "usr/lib/os-release"):
-        for line in _read(base / place).splitlines():
+    for path in ("etc/os-release", "usr/lib/os-release"):
+        for line in _read(base / path).splitlines():
             name, _, value = line.partition("=")
             if name == "VERSION_CODENAME":
                 return "".join(shlex.split(value))
@@ -118,11 +118,11 @@ def _codename(base: Path) -> str:
 
 def _add_line(lines: _SourcesList, line: str) -> None:
     """`deb [option=value ...] address suite component ...`"""
-    words = line.partition("#")[0].split()
-    if len(words) < 3 or words[0] != "deb":
+    fields = line.partition("#")[0].split()
+    if len(fields) < 3 or fields[0] != "deb":
         return
     options: list[str] = []
-    rest = words[1:]
+    rest = fields[1:]
     if rest[0].startswith("["):
         end = next((n for n, word in enumerate(rest) if word.endswith("]")), None)
         if end is None:

@@ -97,7 +97,7 @@ def request(unit: str, pid: int, timeout: float) -> Sequence[str]:
         # Remove the unit when it is empty, even after a failure.
         ("CollectMode", "s", "inactive-or-failed"),
     )
-    words = [word for each in properties for word in each]
+    arguments = [word for each in properties for word in each]
     return (
         "--user",
         f"--timeout={timeout:g}",
@@ -110,7 +110,7 @@ def request(unit: str, pid: int, timeout: float) -> Sequence[str]:
         unit,
         "fail",
         str(len(properties)),
-        *words,
+        *arguments,
         "0",
     )
 

@@ -24,7 +24,7 @@ from atoll.drivers.local import apt_sources, layer_builder
 from atoll.drivers.local.apt_proxy import AptProxy
 from atoll.drivers.local.layer_builder import SCRATCH
 from atoll.drivers.local.sandbox_host import free_stage
-from atoll.drivers.shared import disk_images, file_trees, program
+from atoll.drivers.shared import disk_images, file_trees, subprogram
 from atoll.drivers.shared.cgroups import GroupBusy, enter, kill_and_remove
 from atoll.errors import InvalidRequest, PermanentError, TemporaryError
 from atoll.model.packages import INSTALL_CPU, INSTALL_PROCESSES
@@ -154,7 +154,7 @@ class Layers:
                     status, output = await self._run(host, name, request, proxy, on_output)
             except TimeoutError:
                 raise PermanentError(
-                    f"The packages were not installed in {timeout}.",
+                    f"The packages were not installed within {timeout.total_seconds():g} s.",
                     code=BUILD_FAILED,
                 ) from None
             if status != 0:
@@ -221,7 +221,7 @@ class Layers:
         with ours:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    *program.command(layer_builder), str(theirs.fileno()),
+                    *subprogram.command(layer_builder), str(theirs.fileno()),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -296,17 +296,17 @@ class Layers:
 def _failure(status: int, output: str, proxy: AptProxy) -> TemporaryError | PermanentError:
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "dpkg:"))] or lines[-3:]
-    words = "; ".join(errors)[-MAX_ERROR:]
+    reason = "; ".join(errors)[-MAX_ERROR:]
     if proxy.problem is not None:
         return TemporaryError(
-            f"The mirror could not be reached ({proxy.problem}): {words}", code=BUILD_INTERRUPTED
+            f"The mirror could not be reached ({proxy.problem}): {reason}", code=BUILD_INTERRUPTED
         )
     if status < 0:
         return TemporaryError("The build was killed.", code=BUILD_INTERRUPTED)
     if status == layer_builder.NOT_COPIED:
-        return TemporaryError(f"The layer could not be stored: {words}", code=BUILD_INTERRUPTED)
+        return TemporaryError(f"The layer could not be stored: {reason}", code=BUILD_INTERRUPTED)
     if status == layer_builder.UNUSABLE:
         return PermanentError(
-            f"The sandbox of the build could not be created: {words}", code=BUILD_FAILED
+            f"The sandbox of the build could not be created: {reason}", code=BUILD_FAILED
         )
-    return PermanentError(f"The packages cannot be installed: {words}", code=BUILD_FAILED)
+    return PermanentError(f"The packages cannot be installed: {reason}", code=BUILD_FAILED)

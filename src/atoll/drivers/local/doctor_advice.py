@@ -55,7 +55,7 @@ def without_root(
 
 
 def _meanings(missing: Sequence[str]) -> list[str]:
-    watched = [words for name, words in WATCHED.items() if name in missing]
+    watched = [text for name, text in WATCHED.items() if name in missing]
     found = [MEANINGS[name] for name in missing if name in MEANINGS]
     if watched:
         limits = "their limits" if len(watched) > 1 else "its limit"
@@ -82,5 +82,5 @@ def _systemd(decision: Decision, problem: str | None) -> str:
             return f"{gives}; the missing controllers are not delegated to users of this machine"
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

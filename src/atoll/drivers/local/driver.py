@@ -27,14 +27,16 @@ import structlog
 from atoll.drivers.base import NodeStatus
 from atoll.drivers.local import debian_layers as layering
 from atoll.drivers.local import host_checks, root_file_system, sandbox
+from atoll.drivers.local.capabilities import find_capabilities
 from atoll.drivers.local.handle_files import HANDLE_VERSION, HandleFiles
 from atoll.drivers.local.images import LocalImages, check_no_image
 from atoll.drivers.local.installer import Installer
 from atoll.drivers.local.instance_removal import InstanceRemoval
 from atoll.drivers.local.instance_request import CALLBACK_FILE, InstanceRequests
 from atoll.drivers.local.instance_state import InstanceStates
-from atoll.drivers.local.limits import LocalLimits, LocalResizing
+from atoll.drivers.local.limits import LocalLimits
 from atoll.drivers.local.pausing import LocalPausing
+from atoll.drivers.local.resizing import LocalResizing
 from atoll.drivers.local.sandbox_host import SandboxHost
 from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
 from atoll.drivers.local.workspaces import LocalWorkspaces
@@ -52,6 +54,7 @@ from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
 from atoll.drivers.shared.requirements import check_requirements
+from atoll.drivers.shared.uids import uid_range
 from atoll.drivers.shared.volumes.node_volumes import NodeVolumes
 from atoll.drivers.shared.workspace_files import Workspace, WorkspaceFiles
 from atoll.errors import (
@@ -65,7 +68,6 @@ from atoll.errors import (
 from atoll.link.client import Link
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Capabilities, Handle, InstanceSpec, Observation, State
-from atoll.model.template import REQUIREMENTS
 from atoll.settings import PackageSettings
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class LocalDriver:
             link.unattended_limit.total_seconds(),
         )
         self._spawner = SpawnerClient(link.start_timeout, home)
-        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
+        self._groups = cgroups.ControlGroups()
         self._new: set[str] = set()
         """Instances that have not been connected to yet."""
         self._failure: str | None = None
@@ -145,7 +147,9 @@ class LocalDriver:
         self._node.chmod(0o700)
         no_images = disk_images.images_problem(self._node)
         self._files = WorkspaceFiles(
-            self._node / "workspaces", self._settings, images=no_images is None, own_uids=self._root
+            self._node / "workspaces",
+            uid_range(self._settings) if self._root else None,
+            images=no_images is None,
         )
         self._files.open()
         self.volumes.open(no_images=no_images)
@@ -182,23 +186,9 @@ class LocalDriver:
         self.resizing = LocalResizing(self._groups, self._files)
         if self._groups.freezes:
             self.pausing = LocalPausing(self._groups, self._states)
-        self.capabilities = self._found_capabilities(no_images, filtered=program is not None)
-
-    def _found_capabilities(self, no_images: str | None, *, filtered: bool) -> Capabilities:
-        provides = set(self._groups.provides)
-        if self._root:
-            provides.add("own_uid")
-        if self._files.images:
-            provides.add("disk_quota")
-        if filtered:
-            provides.add("seccomp")
-        missing = {name: words for name, words in REQUIREMENTS.items() if name not in provides}
-        if no_images is not None:
-            missing["disk_quota"] += f": {no_images}"
-        unavailable = {}
-        if self.pausing is None:
-            unavailable["pausing"] = "it has no freezer for control groups"
-        return Capabilities(frozenset(provides), missing, unavailable)
+        self.capabilities = find_capabilities(
+            self._groups, own_uids=self._root, no_images=no_images, seccomp=program is not None
+        )
 
     def _installer(self, host: SandboxHost) -> Installer | None:
         uv = uv_binary()
@@ -402,8 +392,8 @@ def _start_errors(instance_id: str) -> Iterator[None]:
         yield
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or b""
-        words = f"{error} {output.decode(errors='replace')[-LOG_TAIL:]}".strip()
-        message = f"Instance {instance_id} could not be started: {words}"
+        reason = f"{error} {output.decode(errors='replace')[-LOG_TAIL:]}".strip()
+        message = f"Instance {instance_id} could not be started: {reason}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NodeFull(message) from error
         raise InstanceNotStarted(message) from error

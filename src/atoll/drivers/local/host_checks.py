@@ -4,7 +4,6 @@ Checks what this machine can give its instances, by trying it. `atoll doctor` pr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from atoll.drivers.shared import cgroups, disk_images, seccomp
 from atoll.drivers.shared.cgroups import node_groups
 from atoll.drivers.shared.disk_images import images_problem
-from atoll.drivers.shared.volumes.bucket_mounts import FUSE, GROUP
+from atoll.drivers.shared.volumes.bucket_mounts import FUSE
 from atoll.executor.runs import kernel_memory
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux with overlays on mounts with mapped owners."""
 DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
-LEFTOVER_SECONDS = 5.0
-"""Seconds for processes to end that were frozen when their owner died."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +41,6 @@ class Check:
     """The name in `template.REQUIREMENTS`, if it has one."""
     unprivileged: bool = False
     """Missing because Atoll runs as an ordinary user."""
-
-
-def remove_leftovers(settings: LocalSettings, node: Path) -> None:
-    """Remove the control groups of a node directory whose server has ended."""
-    groups = node_groups(settings, node)
-    for name in groups.names():
-        with contextlib.suppress(cgroups.GroupBusy):
-            if groups.frozen(name) or name.startswith(GROUP):
-                # Ephemeral instances end with their server, unless they are frozen; s3fs outlives
-                # it.
-                cgroups.kill_and_remove(groups, name, LEFTOVER_SECONDS)
-            groups.remove(name)
-    groups.close()
 
 
 def layer_problem(directory: Path) -> str | None:
@@ -166,8 +150,8 @@ def _socket_buffers(groups: cgroups.ControlGroups, fix: str) -> Check:
         kernel_memory.network_sockets()
         kernel_memory.unix_sockets()
     except OSError as error:
-        words = "partly limited by the kernel" if groups.limits_sockets else "not limited"
-        detail = f"{words}; this kernel does not report them to the watcher ({error})"
+        limited = "partly limited by the kernel" if groups.limits_sockets else "not limited"
+        detail = f"{limited}; this kernel does not report them to the watcher ({error})"
         return Check(name, False, detail, "modprobe -a inet_diag tcp_diag udp_diag unix_diag")
     except kernel_memory.TooMany:
         pass  # The kernel reports them, which is what matters.

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,7 +23,7 @@ import structlog
 from atoll.drivers.local import sandbox
 from atoll.drivers.local.spawner_client import SpawnRequest
 from atoll.drivers.shared import cgroups, processes
-from atoll.drivers.shared.disk_images import MIN_IMAGE, loop_device_of, make_file_system
+from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system, wait_until_detached
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.packages import install_program
 from atoll.drivers.shared.packages.install_results import (
@@ -41,6 +40,7 @@ from atoll.drivers.shared.packages.installation import (
     start_errors,
     wait_until_too_large,
 )
+from atoll.drivers.shared.uids import new_uid, uid_range
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
@@ -101,10 +101,7 @@ class Installer:
         `handler` serves the socket that the sandbox can connect to.
         """
         name = f"install_{secrets.token_hex(10)}"
-        uid = None
-        if self._host.staged:
-            settings = self._settings
-            uid = settings.uid_base + secrets.randbelow(settings.uid_count)
+        uid = new_uid(uid_range(self._settings)) if self._host.staged else None
         directory = self._root / name
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._end, name)
@@ -137,7 +134,7 @@ class Installer:
             await self._kill(starting)
             image = directory / "disk" if self._images else None
             if image is not None:
-                await asyncio.to_thread(_wait_until_detached, image)
+                await asyncio.to_thread(wait_until_detached, image, "instance_stuck")
             yield InstallOutput(answered, directory, directory / "build", image, tree.python)
 
     def _limits(self, resources: Resources) -> dict[str, int]:
@@ -268,27 +265,15 @@ class Installer:
         remove_tree(self._root / name)
 
 
-def _wait_until_detached(image: Path) -> None:
-    """Wait until the kernel has unmounted the image, shortly after the last process has ended."""
-    deadline = time.monotonic() + KILL_TIMEOUT
-    while loop_device_of(image) is not None:
-        if time.monotonic() > deadline:
-            raise TemporaryError(f"{image} is still mounted.", code="instance_stuck")
-        time.sleep(0.002)
-
-
 def _kill_all(pids: tuple[int, int]) -> None:
     """Kill the sandbox: with its PID 1, all processes of the PID namespace end."""
     started = {pid: processes.start_time(pid) for pid in pids}
     for pid, when in started.items():
         if when is not None:
             processes.kill(pid, when)
-    deadline = time.monotonic() + KILL_TIMEOUT
     for pid, when in started.items():
-        while when is not None and processes.start_time(pid) == when:
-            if time.monotonic() > deadline:
-                raise TemporaryError(f"Process {pid} does not end.", code="instance_stuck")
-            time.sleep(0.001)
+        if when is not None and not processes.wait(pid, when, KILL_TIMEOUT):
+            raise TemporaryError(f"Process {pid} does not end.", code="instance_stuck")
 
 
 class LogPipe:

@@ -25,8 +25,8 @@ import sys
 from typing import Any, NoReturn
 
 from atoll.drivers.local import sandbox_start
-from atoll.drivers.shared import mount_calls
-from atoll.drivers.shared.mount_calls import libc, mount
+from atoll.drivers.shared import mount_syscalls
+from atoll.drivers.shared.mount_syscalls import libc, mount
 
 PORT = 3142
 """Port on the sandbox's loopback at which the package mirror is reached."""
@@ -118,7 +118,7 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
     sandbox_start.mount_stage(stage)
     image = os.path.join(stage, "image")
     os.mkdir(image)
-    mount_calls.mount_image(request["image"], image)
+    mount_syscalls.mount_image(request["image"], image)
     for name, mode in (("upper", 0o755), ("work", 0o755), ("scratch", 0o755)):
         os.mkdir(os.path.join(image, name))
         os.chmod(os.path.join(image, name), mode)
@@ -130,9 +130,9 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
             file.write(text)
     for name in ("lists/partial", "cache/archives/partial"):
         os.makedirs(os.path.join(scratch, name))
-    for place, directories, files in os.walk(scratch):
+    for path, directories, files in os.walk(scratch):
         for name in (*directories, *files):
-            os.chown(os.path.join(place, name), first, first)
+            os.chown(os.path.join(path, name), first, first)
     lowers = []
     for number, directory in enumerate(request["layers"]):
         lowers.append(os.path.join(stage, f"layer{number}"))
@@ -154,7 +154,7 @@ def _prepare(request: dict[str, Any], namespace: int) -> str:
 
 def _own_network() -> socket.socket:
     """Enter a network namespace; returns a socket that listens on its loopback."""
-    mount_calls.check(libc.unshare(_CLONE_NEWNET), "making a network namespace")
+    mount_syscalls.check(libc.unshare(_CLONE_NEWNET), "making a network namespace")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -209,7 +209,7 @@ def _become(request: dict[str, Any], root: str, namespace: int) -> NoReturn:
         os.dup2(high, SECCOMP_FD, inheritable=True)
     os.closerange(SECCOMP_FD + 1 if request["seccomp"] else 3, namespace)
     os.chdir("/")
-    mount_calls.check(libc.setns(namespace, _CLONE_NEWUSER), "entering the user namespace")
+    mount_syscalls.check(libc.setns(namespace, _CLONE_NEWUSER), "entering the user namespace")
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)

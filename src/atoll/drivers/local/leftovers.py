@@ -1,7 +1,11 @@
-"""Instances, control groups and mounts that are left of a removed data directory."""
+"""
+Instances, control groups and mounts that servers have left: of a data directory that was removed,
+or of an embedded server that has ended.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -10,7 +14,8 @@ from typing import TYPE_CHECKING
 from atoll import ids
 from atoll.drivers.local.sandbox_start import OWNER
 from atoll.drivers.shared import cgroups, processes
-from atoll.drivers.shared.mount_points import mount_points, unmount
+from atoll.drivers.shared.mount_points import unmount_all
+from atoll.drivers.shared.volumes.bucket_mounts import GROUP
 from atoll.errors import TemporaryError
 from atoll.executor.processes import children_of
 
@@ -51,8 +56,20 @@ def remove(settings: LocalSettings, node: Path) -> None:
             raise TemporaryError(f"Processes of {node.parent} do not end.", code="instance_stuck")
         time.sleep(0.01)
     if node.is_dir():
-        for path in mount_points(node):
-            unmount(Path(path))
+        unmount_all(node)
+
+
+def remove_groups(settings: LocalSettings, node: Path) -> None:
+    """Remove the control groups of a node directory whose server has ended."""
+    groups = cgroups.node_groups(settings, node)
+    for name in groups.names():
+        with contextlib.suppress(cgroups.GroupBusy):
+            if groups.frozen(name) or name.startswith(GROUP):
+                # Ephemeral instances end with their server, unless they are frozen; s3fs outlives
+                # it.
+                cgroups.kill_and_remove(groups, name, KILL_TIMEOUT)
+            groups.remove(name)
+    groups.close()
 
 
 def _bubblewraps(data_dir: Path) -> list[int]:

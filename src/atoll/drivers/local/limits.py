@@ -1,12 +1,10 @@
-"""Limits of this machine's instances: changed while they run, or enforced by their executor."""
+"""Limits that the executor of an instance enforces, and its memory use and OOM kills."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import cgroups
-from atoll.drivers.shared.workspace_files import IMAGE
 
 if TYPE_CHECKING:
     from atoll.drivers.shared.workspace_files import WorkspaceFiles
@@ -49,18 +47,3 @@ class LocalLimits:
 
     def forget(self, instance_id: str) -> None:
         self._kills.pop(instance_id, None)
-
-
-class LocalResizing:
-    def __init__(self, groups: cgroups.ControlGroups, workspaces: WorkspaceFiles) -> None:
-        self._groups = groups
-        self._workspaces = workspaces
-
-    async def resize(self, handle: Handle, resources: Resources) -> bool:
-        workspace = await asyncio.to_thread(self._workspaces.get, str(handle.data["workspace"]))
-        if workspace is None or (workspace.kind == IMAGE and workspace.size != resources.disk):
-            return False
-        if resources.disk > workspace.size:
-            return False  # The limit of a file's size was set when the instance started.
-        await asyncio.to_thread(self._groups.limit, handle.instance_id, resources)
-        return True

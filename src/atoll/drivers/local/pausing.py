@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from atoll.drivers.shared.cancellation import run_to_end
 from atoll.errors import TemporaryError
 from atoll.model.instance import State
 
@@ -26,13 +27,8 @@ class LocalPausing:
         if (await self._states.observe(handle)).state not in (State.RUNNING, State.PAUSED):
             return
         freeze, name = self._groups.freeze, handle.instance_id
-        freezing = asyncio.ensure_future(asyncio.to_thread(freeze, name, PAUSE_TIMEOUT))
-        try:
-            frozen = await asyncio.shield(freezing)
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled, and a resume() must not overtake it.
-            await asyncio.wait([freezing])
-            raise
+        # A thread cannot be cancelled, and a resume() must not overtake it.
+        frozen = await run_to_end(asyncio.to_thread(freeze, name, PAUSE_TIMEOUT))
         if not frozen and (await self._states.observe(handle)).state is State.RUNNING:
             raise TemporaryError(
                 f"Processes of instance {handle.instance_id} could not be frozen within "

@@ -130,15 +130,18 @@ def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, lis
         places = [called.parent.parent, _prefix(home.resolve())]
         # Links in the environment may use this path.
         named = Path(os.path.normpath(_prefix(home)))
-        binds = [*((str(place), str(place)) for place in places), (str(places[1]), str(named))]
+        binds = [
+            *((str(directory), str(directory)) for directory in places),
+            (str(places[1]), str(named)),
+        ]
     else:
         called = real
         places = [_prefix(real.parent)]
         binds = [(str(places[0]), str(places[0]))]
     allowed = (Path("/usr"), Path(sys.base_prefix).resolve(), *_resolved(roots or ()))
-    for place in places:
-        if place == Path("/") or (roots is not None and not _is_below(place, allowed)):
-            raise _not_allowed(f"python: {python} needs {place}, which", roots or ())
+    for directory in places:
+        if directory == Path("/") or (roots is not None and not _is_below(directory, allowed)):
+            raise _not_allowed(f"python: {python} needs {directory}, which", roots or ())
     if not _is_below(real, places):
         raise _not_allowed(f"python: {python} leads to {real}, which", roots or ())
     return str(called), list(dict.fromkeys(binds))
@@ -162,7 +165,7 @@ def _resolved(roots: Iterable[Path]) -> list[Path]:
 
 
 def _is_below(path: Path, places: Iterable[Path]) -> bool:
-    return any(place == path or place in path.parents for place in places)
+    return any(directory == path or directory in path.parents for directory in places)
 
 
 def _not_allowed(what: str, roots: tuple[Path, ...], field: str = "python") -> InvalidRequest:
@@ -196,9 +199,9 @@ def layered_root(directories: tuple[Path, ...], python: str) -> RootFileSystem:
     """A root file system of several layers, the highest first."""
     binds: list[tuple[str, str]] = []
     links: list[tuple[str, str]] = []
-    for place, without in (("", OWN | {"opt"}), ("opt", {"atoll"})):
-        for entry in _merged(directories, place, without):
-            inside = f"/{place}/{entry.name}" if place else f"/{entry.name}"
+    for parent, without in (("", OWN | {"opt"}), ("opt", {"atoll"})):
+        for entry in _merged(directories, parent, without):
+            inside = f"/{parent}/{entry.name}" if parent else f"/{entry.name}"
             if entry.is_symlink():
                 links.append((os.readlink(entry.path), inside))
             else:
@@ -215,17 +218,19 @@ def layered_root(directories: tuple[Path, ...], python: str) -> RootFileSystem:
     )
 
 
-def _merged(directories: tuple[Path, ...], place: str, without: set[str]) -> list[os.DirEntry[str]]:
+def _merged(
+    directories: tuple[Path, ...], parent: str, without: set[str]
+) -> list[os.DirEntry[str]]:
     """Entries of a directory of an overlay."""
     found: dict[str, os.DirEntry[str]] = {}
     gone = set(without)
     for directory in directories:
-        for entry in _entries(directory / place, gone):
+        for entry in _entries(directory / parent, gone):
             # An overlay marks a deleted entry with a character device.
             if not stat.S_ISCHR(entry.stat(follow_symlinks=False).st_mode):
                 found[entry.name] = entry
             gone.add(entry.name)
-        if place and os.path.lexists(directory / place) and _hides(directory / place):
+        if parent and os.path.lexists(directory / parent) and _hides(directory / parent):
             break
     return [found[name] for name in sorted(found)]
 

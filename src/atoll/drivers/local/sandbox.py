@@ -19,10 +19,10 @@ from atoll.drivers.local.sandbox_start import (
     LISTEN_FD,
     SECCOMP_FD,
 )
-from atoll.drivers.shared import variables
+from atoll.drivers.shared import environment_variables
 from atoll.drivers.shared.executor_bundle import BOOT, SOCKET
+from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE, PACKAGES
 from atoll.drivers.shared.packages import install_program
-from atoll.drivers.shared.paths import EXECUTOR, INSIDE, PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
     return [
         bubblewrap,
         *_confinement(seccomp=sandbox.seccomp, ephemeral=sandbox.ephemeral),
-        *_environment(variables.INSTANCE),
+        *_environment(environment_variables.INSTANCE),
         "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
         "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
         "--setenv", "ATOLL_PYTHON", tree.python,
@@ -146,7 +146,7 @@ def installation_arguments(
         bubblewrap,
         # Ends with its server, which alone could use the result.
         *_confinement(seccomp=sandbox.seccomp, ephemeral=True),
-        *_environment(variables.INSTALLATION),
+        *_environment(environment_variables.INSTALLATION),
         "--setenv", "PATH", tree.path,
         *_root(tree, sandbox.hidden, sandbox.tmp_size, source),
         "--ro-bind", source(sandbox.program), install_program.PROGRAM,

@@ -12,7 +12,7 @@ import resource
 import signal
 from typing import Any, NoReturn
 
-from atoll.drivers.shared.mount_calls import (
+from atoll.drivers.shared.mount_syscalls import (
     MNT_DETACH,
     MS_BIND,
     MS_NOATIME,

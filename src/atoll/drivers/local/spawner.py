@@ -30,7 +30,7 @@ import sys
 import time
 from typing import Any
 
-from atoll.drivers.local.abandoned_instances import (
+from atoll.drivers.local.orphaned_instances import (
     has_groups,
     identity,
     kill_instance,
@@ -195,10 +195,10 @@ class Spawner:
             directory = os.open(request["directory"], os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, directory)
             # Through the descriptor: the path may be too long for a socket's address.
-            place = f"/proc/self/fd/{directory}/link.sock"
+            address = f"/proc/self/fd/{directory}/link.sock"
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
-            listener.bind(place)
+                os.unlink(address)
+            listener.bind(address)
             listener.listen(64)
             fds = {LISTEN_FD: listener.fileno()}
             if request["seccomp"]:

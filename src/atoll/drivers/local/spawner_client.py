@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from atoll.drivers.local import spawner
-from atoll.drivers.shared import processes, program
+from atoll.drivers.shared import processes, subprogram
 from atoll.errors import InstanceNotStarted
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SpawnerClient:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *program.command(spawner),
+                    *subprogram.command(spawner),
                     str(theirs.fileno()),
                     str(os.getpid()),
                     json.dumps(self._data_directory._asdict()),
@@ -177,7 +177,8 @@ class SpawnerClient:
                 await self._send({**asdict(request), "number": number})
                 answer = await future
         except TimeoutError:
-            answer = {"error": f"the spawner did not answer in {self._start_timeout}"}
+            seconds = self._start_timeout.total_seconds()
+            answer = {"error": f"the spawner did not answer within {seconds:g} s"}
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:

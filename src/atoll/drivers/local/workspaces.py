@@ -7,7 +7,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import processes
-from atoll.drivers.shared.threads import run_until_abandoned
+from atoll.drivers.shared.cancellation import run_until_abandoned
 from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.errors import NodeFull, TemporaryError
 from atoll.model.instance import State

@@ -55,10 +55,10 @@ def _notes() -> Path | None:
     """The directory of all notes; None for a user without a home."""
     base = os.environ.get("XDG_STATE_HOME")
     try:
-        place = Path(base) if base else Path.home() / ".local" / "state"
+        state = Path(base) if base else Path.home() / ".local" / "state"
     except RuntimeError:
         return None
-    return place / "atoll" / "nodes"
+    return state / "atoll" / "nodes"
 
 
 def _note_file(data_dir: Path) -> Path | None:

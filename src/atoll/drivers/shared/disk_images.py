@@ -1,8 +1,9 @@
 """
 File system images: ext4 in a file, mounted by loop device, which takes root.
 
-An image limits the bytes and inodes of a workspace, a volume or an installation by the kernel.
-Blocking file work; callers use a thread.
+An image limits the bytes and inodes of a workspace, a volume or an installation by the kernel: the
+disk quota. Where a node cannot mount images, the executor watches the size of the workspace
+(`executor/runs/limit_enforcement.py`). Blocking file work; callers use a thread.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from atoll.drivers.shared import mount_calls
-from atoll.errors import PermanentError
+from atoll.drivers.shared import mount_syscalls
+from atoll.errors import PermanentError, TemporaryError
 
 LOOPS = Path("/sys/block")
 MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 MIN_IMAGE = 4 * 1024 * 1024
+DETACH_TIMEOUT = 10.0
 
 
 def make_file_system(image: Path, size: int) -> None:
@@ -54,6 +57,18 @@ def loop_device_of(image: Path) -> str | None:
     return None
 
 
+def wait_until_detached(image: Path, code: str) -> None:
+    """
+    The kernel unmounts an image some time after the last process of its instance has ended. A
+    second mount before that would damage it. Raises `TemporaryError` with the code.
+    """
+    deadline = time.monotonic() + DETACH_TIMEOUT
+    while loop_device_of(image) is not None:
+        if time.monotonic() > deadline:
+            raise TemporaryError(f"Image {image} is still mounted.", code=code)
+        time.sleep(0.002)
+
+
 def _backing(device: Path) -> str | None:
     try:
         return (device / "loop" / "backing_file").read_text().strip()
@@ -65,9 +80,9 @@ def _backing(device: Path) -> str | None:
 
 
 def mount_program(*arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run `mount_calls` in a process of its own."""
+    """Run `mount_syscalls` as a program."""
     return subprocess.run(
-        [sys.executable, "-I", "-S", mount_calls.__file__, *map(str, arguments)],
+        [sys.executable, "-I", "-S", mount_syscalls.__file__, *map(str, arguments)],
         capture_output=True, text=True, timeout=timeout, check=False, cwd="/",
     )  # fmt: skip
 
@@ -95,11 +110,11 @@ _image_troubles: dict[int, str | None] = {}
 
 def _try_image(directory: Path) -> str | None:
     try:
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as place:
-            image, target = Path(place, "image"), Path(place, "target")
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=directory) as temporary:
+            image, target = Path(temporary, "image"), Path(temporary, "target")
             target.mkdir()
             make_file_system(image, MIN_IMAGE)
-            done = mount_program(mount_calls.TRY, image, target, timeout=30)
+            done = mount_program(mount_syscalls.TRY_IMAGE, image, target, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stderr.strip()[-500:] or "it failed" if done.returncode else None

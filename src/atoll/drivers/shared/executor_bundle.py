@@ -86,10 +86,10 @@ def write(directory: Path) -> Path:
 def write_inside(directory: Path) -> Path:
     """What user code may import (`lib`) and call (`bin`), in `directory`, named by its content."""
     source = (resources.files("atoll.executor.user_module") / f"{MODULE}.py").read_bytes()
-    place = f"lib/__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc"
+    byte_code = f"lib/__pycache__/{MODULE}.{sys.implementation.cache_tag}.pyc"
     content = {
         f"lib/{MODULE}.py": source,
-        place: _compiled(source, f"{MODULE}.py"),
+        byte_code: _compiled(source, f"{MODULE}.py"),
         "bin/atoll-session": _COMMAND.encode(),
     }
     tag = hashlib.sha256(b"".join(content.values())).hexdigest()[:16]

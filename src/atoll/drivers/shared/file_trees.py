@@ -24,7 +24,6 @@ MAX_DEPTH = 256
 """Directories in directories; each takes a descriptor while its own are counted."""
 BLOCK = 4096
 """The bytes that each file or directory counts at least."""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooDeep(Exception):
@@ -39,7 +38,7 @@ def tree_size(top: Path) -> int:
     total = 0
     seen: set[int] = set()
     try:
-        first = os.open(top, _DIRECTORY)
+        first = os.open(top, removal.DIRECTORY)
     except OSError:
         return 0
     opened = [(first, _names(first))]
@@ -63,7 +62,7 @@ def tree_size(top: Path) -> int:
                 if directory:
                     if len(opened) >= MAX_DEPTH:
                         raise TooDeep
-                    below = os.open(name, _DIRECTORY, dir_fd=fd)
+                    below = os.open(name, removal.DIRECTORY, dir_fd=fd)
                     opened.append((below, _names(below)))
         return total
     finally:
@@ -104,7 +103,7 @@ def deleted_size(pid: int, top: Path) -> int:
 def remove_tree(path: Path) -> None:
     """Remove a tree of any depth and permissions, as user code may leave it."""
     try:
-        top = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        top = os.open(path, removal.DIRECTORY)
     except FileNotFoundError:
         return
     try:

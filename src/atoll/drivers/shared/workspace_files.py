@@ -16,30 +16,28 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared import mount_calls, tree_copy
+from atoll.drivers.shared import mount_syscalls, tree_copy
 from atoll.drivers.shared.disk_images import (
     MIN_IMAGE,
-    loop_device_of,
     make_file_system,
     mount_program,
     repair_image,
+    wait_until_detached,
 )
 from atoll.drivers.shared.file_trees import remove_tree
-from atoll.errors import TemporaryError
+from atoll.drivers.shared.uids import new_uid
 from atoll.executor.files import removal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from atoll.settings import LocalSettings
-
 IMAGE, DIRECTORY, BUCKET = "image", "directory", "bucket"
-DETACH_SECONDS = 10.0
+BUSY = "workspace_busy"
+"""Code of the error while an image is still mounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +62,15 @@ class WorkspaceFiles:
     def __init__(
         self,
         root: Path,
-        settings: LocalSettings,
+        uids: range | None,
         *,
         images: bool,
-        own_uids: bool,
     ) -> None:
-        """With `own_uids`, each workspace gets a host uid of its own."""
+        """Each workspace gets a host uid of its own, from `uids`."""
         self._root = root
         self._blank = root.parent / "blank"
-        self._settings = settings
+        self._uids = uids
         self.images = images
-        self._own_uids = own_uids
         self._maps: bool | None = None
         """Whether images can be mounted with another owner; None until that was tried."""
 
@@ -92,26 +88,26 @@ class WorkspaceFiles:
         The executor's journal: beside the files, where the next instance finds it and user code
         cannot reach it.
         """
-        place = self._root / workspace.name
-        return place / "journal.0", place / "journal.1"
+        directory = self._root / workspace.name
+        return directory / "journal.0", directory / "journal.1"
 
     def make(self, name: str, size: int, prefix: str | None = None) -> Workspace:
         """Make an empty workspace; return the existing one of that name if there is one."""
-        place = self._root / name
+        directory = self._root / name
         found = self.get(name)
         if found is not None:
             return found
         self.remove(name)
         kind = BUCKET if prefix is not None else IMAGE if self.images else DIRECTORY
         workspace = Workspace(name, kind, self.new_uid(), max(size, MIN_IMAGE), prefix)
-        with self._making(place, workspace):
+        with self._making(directory, workspace):
             if workspace.kind == IMAGE:
-                self.make_image(place / "disk", workspace.size)
+                self.make_image(directory / "disk", workspace.size)
             elif workspace.kind == DIRECTORY:
-                directory = place / "files"
-                directory.mkdir(mode=0o700)
+                files = directory / "files"
+                files.mkdir(mode=0o700)
                 if workspace.uid is not None:
-                    os.chown(directory, workspace.uid, workspace.uid)
+                    os.chown(files, workspace.uid, workspace.uid)
         return workspace
 
     def copy(self, source: Workspace, name: str, abandoned: threading.Event) -> bool:
@@ -125,16 +121,16 @@ class WorkspaceFiles:
         if self.get(name) is not None:
             return True
         self.remove(name)
-        place, uid = self._root / name, self.new_uid()
+        directory, uid = self._root / name, self.new_uid()
         owner = source.owner or source.uid
         owner = owner if source.kind == IMAGE and owner != uid else None
         workspace = Workspace(name, source.kind, uid, source.size, owner=owner)
         try:
-            with self._making(place, workspace):
+            with self._making(directory, workspace):
                 if source.kind == DIRECTORY:
-                    self._copy_tree(self.path(source), place, uid, abandoned)
+                    self._copy_tree(self.path(source), directory, uid, abandoned)
                 else:
-                    self._copy_image(self.path(source), place / "disk", workspace, abandoned)
+                    self._copy_image(self.path(source), directory / "disk", workspace, abandoned)
         except _NotMapped:
             return False
         return True
@@ -148,14 +144,16 @@ class WorkspaceFiles:
             raise _NotMapped
 
     @staticmethod
-    def _copy_tree(source: Path, place: Path, uid: int | None, abandoned: threading.Event) -> None:
-        target, links = place / "files", place / "links"
+    def _copy_tree(
+        source: Path, directory: Path, uid: int | None, abandoned: threading.Event
+    ) -> None:
+        target, links = directory / "files", directory / "links"
         with contextlib.ExitStack() as held:
             fds = []
-            for directory in (source, target, links):
-                if directory is not source:
-                    directory.mkdir(mode=0o700)
-                fds.append(os.open(directory, removal.DIRECTORY))
+            for each in (source, target, links):
+                if each is not source:
+                    each.mkdir(mode=0o700)
+                fds.append(os.open(each, removal.DIRECTORY))
                 held.callback(os.close, fds[-1])
             tree_copy.TreeCopy(fds[0], fds[1], uid, fds[2], abandoned).run()
         shutil.rmtree(links)
@@ -164,18 +162,18 @@ class WorkspaceFiles:
         """Tried with the first image that needs it: Linux before 5.12 cannot."""
         if self._maps is None:
             users = (workspace.owner, workspace.uid)
-            done = mount_program(mount_calls.TRY, image, image.parent, *users, timeout=60)
-            self._wait_until_detached(image)
+            done = mount_program(mount_syscalls.TRY_IMAGE, image, image.parent, *users, timeout=60)
+            wait_until_detached(image, BUSY)
             self._maps = done.returncode == 0
         return self._maps
 
     @contextlib.contextmanager
-    def _making(self, place: Path, workspace: Workspace) -> Iterator[None]:
+    def _making(self, directory: Path, workspace: Workspace) -> Iterator[None]:
         """Record the workspace at the end of the block; remove it if the block fails."""
         try:
-            place.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700)
             yield
-            self._record(place, workspace)
+            self._record(directory, workspace)
         except BaseException:
             self.remove(workspace.name)
             raise
@@ -185,12 +183,12 @@ class WorkspaceFiles:
         self._record(self._root / workspace.name, workspace)
 
     @staticmethod
-    def _record(place: Path, workspace: Workspace) -> None:
+    def _record(directory: Path, workspace: Workspace) -> None:
         # Written last and atomically: a workspace without a record remains from an interrupted
         # call.
-        temporary = place / ".workspace.json"
+        temporary = directory / ".workspace.json"
         temporary.write_text(json.dumps(asdict(workspace)))
-        temporary.replace(place / "workspace.json")
+        temporary.replace(directory / "workspace.json")
 
     def get(self, name: str) -> Workspace | None:
         try:
@@ -204,27 +202,13 @@ class WorkspaceFiles:
         """
         if workspace.kind != IMAGE:
             return
-        self._wait_until_detached(self.path(workspace))
+        wait_until_detached(self.path(workspace), BUSY)
         repair_image(self.path(workspace))
 
     def wait_until_unmounted(self, workspace: Workspace) -> None:
         """Wait until the kernel has unmounted it after the end of its instance."""
         if workspace.kind == IMAGE:
-            self._wait_until_detached(self.path(workspace))
-
-    @staticmethod
-    def _wait_until_detached(image: Path) -> None:
-        """
-        The kernel unmounts an image some time after the last process of its instance has ended. A
-        second mount before that would damage it.
-        """
-        deadline = time.monotonic() + DETACH_SECONDS
-        while loop_device_of(image) is not None:
-            if time.monotonic() > deadline:
-                raise TemporaryError(
-                    f"Workspace image {image} is still mounted.", code="workspace_busy"
-                )
-            time.sleep(0.002)
+            wait_until_detached(self.path(workspace), BUSY)
 
     def remove(self, name: str) -> None:
         remove_tree(self._root / name)
@@ -233,9 +217,7 @@ class WorkspaceFiles:
         return sorted(entry.name for entry in os.scandir(self._root))
 
     def new_uid(self) -> int | None:
-        if not self._own_uids:
-            return None
-        return self._settings.uid_base + secrets.randbelow(self._settings.uid_count)
+        return None if self._uids is None else new_uid(self._uids)
 
     def directory(self, name: str) -> Path:
         """The directory of the workspace's files and records."""

@@ -46,7 +46,7 @@ def at_or_after(changed: int, moment: int) -> bool:
     return changed >= moment or (changed % SECOND_NS == 0 and changed + SECOND_NS > moment)
 
 
-class Scanner:
+class ArtifactScanner:
     def __init__(self, root: str) -> None:
         self._root = root
         self._recent: dict[str, Key] = {}

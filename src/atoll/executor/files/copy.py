@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BLOCK = 4 * 1024 * 1024
-_ONE = "copy"
+_FILE = "copy"
 
 
 def copy(workspace: Workspace, request: dict[str, Any], room: int | None) -> dict[str, Any]:
@@ -44,16 +44,16 @@ def copy(workspace: Workspace, request: dict[str, Any], room: int | None) -> dic
                     for item in walk(top, at_root=False):
                         skipped += not _copy_entry(tree, item, item.parts)
                         if len(item.parts) >= MAX_DEPTH and stat.S_ISDIR(item.status.st_mode):
-                            words = "%s/… has too many levels to be copied"
-                            raise FileError("bad_path", words % "/".join(item.parts)[:200])
+                            message = "%s/… has too many levels to be copied"
+                            raise FileError("bad_path", message % "/".join(item.parts)[:200])
                 finally:
                     os.close(top)
                 os.fchmod(tree.top, stat.S_IMODE(status.st_mode) & 0o777 | 0o700)
                 entry = tree.place(target, overwrite)
             else:
-                if not _copy_entry(tree, Found((name,), directory, status, True), (_ONE,)):
+                if not _copy_entry(tree, Found((name,), directory, status, True), (_FILE,)):
                     raise FileError("not_a_file", "%s is a pipe, socket or device" % source)
-                entry = tree.place(target, overwrite, only=_ONE)
+                entry = tree.place(target, overwrite, only=_FILE)
     finally:
         os.close(directory)
     return {"entry": entry, "skipped": skipped}

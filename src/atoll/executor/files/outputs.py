@@ -28,7 +28,7 @@ class Outputs:
         self._loop = loop
         self._workspace = workspace
         self._staging = Staging(loop, workspace.path)
-        self.scanner = artifacts.Scanner(workspace.path)
+        self.scanner = artifacts.ArtifactScanner(workspace.path)
 
     def remove_remains(self) -> None:
         """Remove what runs of an earlier executor staged."""

@@ -74,8 +74,8 @@ def _single(workspace: Workspace, path: str) -> Iterator[Found]:
 def _count(workspace: Workspace, path: str) -> None:
     for number, _ in enumerate(_items(workspace, path)):
         if number >= MAX_IN_ZIP:
-            words = "%s has more than %d entries, the maximum of a zip; use tar"
-            raise FileError("too_many_entries", words % (path or "it", MAX_IN_ZIP))
+            message = "%s has more than %d entries, the maximum of a zip; use tar"
+            raise FileError("too_many_entries", message % (path or "it", MAX_IN_ZIP))
 
 
 class _Out:

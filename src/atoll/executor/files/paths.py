@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from .removal import DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 ROOT = "/workspace"
 UPLOAD = ".atoll-upload-"
 STAGING = ".tmp"
 
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags to open a file for reading; they do not block on a pipe."""
 _CODES = {
     errno.ENOENT: ("file_not_found", "does not exist"),
@@ -57,8 +58,8 @@ _KINDS = {"file_exists": FileExists, "not_directory": NotDirectory}
 
 
 def translate(error: OSError, path: str) -> FileError:
-    code, words = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
-    return _KINDS.get(code, FileError)(code, "%s %s" % (path, words))
+    code, text = _CODES.get(error.errno or 0, ("file_error", os.strerror(error.errno or 0)))
+    return _KINDS.get(code, FileError)(code, "%s %s" % (path, text))
 
 
 def split(path: str) -> list[str]:
@@ -75,12 +76,26 @@ def split(path: str) -> list[str]:
     return parts
 
 
-def open_below(top: int, parts: Iterable[str]) -> int:
+def is_directory(name: str, fd: int) -> bool | None:
+    """Whether an entry of a directory is a directory; None if there is none of this name."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def open_directory(name: str, fd: int) -> int:
+    return os.open(name, DIRECTORY, dir_fd=fd)
+
+
+def open_below(
+    top: int, parts: Iterable[str], enter: Callable[[str, int], int] = open_directory
+) -> int:
     """Open a directory beneath another; no component may be a link."""
     here = os.dup(top)
     for part in parts:
         try:
-            below = os.open(part, DIRECTORY, dir_fd=here)
+            below = enter(part, here)
         finally:
             os.close(here)
         here = below

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from .paths import READING, FileError, split, translate
+from .paths import READ_FLAGS, FileError, split, translate
 from .removal import DIRECTORY, PATH_ONLY, reopened
 
 
@@ -21,7 +21,7 @@ def open_file(top: int, path: str) -> int:
     try:
         for part in above:
             opened.append(open_directory(part, opened[-1][0]))
-        fd, mode = _open(name, READING, opened[-1][0])
+        fd, mode = _open(name, READ_FLAGS, opened[-1][0])
         if mode >= 0:
             os.fchmod(fd, mode)
     except OSError as error:
@@ -37,7 +37,7 @@ def open_file(top: int, path: str) -> int:
 
 def open_for_reading(name: str, fd: int) -> tuple[int, int]:
     """Open a file in a directory; also returns the mode to restore, see `close`."""
-    return _open(name, READING, fd)
+    return _open(name, READ_FLAGS, fd)
 
 
 def _open(name: str, flags: int, fd: int) -> tuple[int, int]:

@@ -11,13 +11,13 @@ import os
 
 from ...protocol import frames
 from .. import syscalls
-from ..connection import Stream
-from ..runs.limits import LimitWatch
+from ..connection import Stream, StreamHandler
+from ..runs.limit_enforcement import LimitWatch
 from ..workers import Workers, WorkerStream
-from .artifacts import Scanner
+from .artifacts import ArtifactScanner
 from .entries import entry_of
 from .paths import FileError, translate
-from .upload import Condition
+from .upload import Condition, Upload
 from .workspace import Workspace
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ class FileRequests:
     def __init__(
         self,
         workspace: Workspace,
-        scanner: Scanner,
+        scanner: ArtifactScanner,
         limits: LimitWatch,
         workers: Workers,
         on_change: Callable[[], None],
@@ -64,66 +64,24 @@ class FileRequests:
         start, stop = _range(request, entry)
         entry["start"], entry["stop"] = start, stop
         stream.event({"event": "entry", "entry": entry})
-        left = [0 if request.get("head") or start is None else stop - start]
-        if start and left[0]:
+        size = 0 if request.get("head") or start is None else stop - start
+        if start and size:
             os.lseek(fd, start, os.SEEK_SET)
-
-        def pump() -> None:
-            while stream.credit > 0 and left[0] > 0:
-                try:
-                    data = os.read(fd, min(frames.CHUNK, stream.credit, left[0]))
-                except OSError as error:
-                    os.close(fd)
-                    stream.error("file_error", str(error))
-                    return
-                if not data:
-                    break  # The file has become shorter.
-                left[0] -= len(data)
-                stream.send(frames.DATA, data)
-            else:
-                if left[0] > 0:
-                    return  # More credit will come.
-            os.close(fd)
-            stream.end({"short": left[0]})
-
-        stream.on_credit = pump
-        stream.on_reset = lambda: os.close(fd)
-        pump()
+        reading = _Reading(stream, fd, size)
+        stream.handle(reading)
+        reading.credited()
 
     def _write(self, stream: Stream, request: dict[str, Any]) -> None:
         room = self._limits.room(request.get("disk"))
         condition = Condition(request.get("if_match"), request.get("if_none_match"))
         mode = int(request.get("mode", 0o644))
         upload = self._workspace.upload(request["path"], mode, condition)
-
-        def data(payload: bytes) -> None:
-            nonlocal room
-            try:
-                if room is not None:
-                    room -= len(payload)
-                    if room < 0:
-                        raise translate(OSError(errno.ENOSPC, ""), request["path"])
-                upload.write(payload)
-            except FileError as error:
-                upload.abandon()
-                stream.error(error.code, str(error))
-                return
-            stream.grant(len(payload))
-
-        def finish() -> None:
-            try:
-                entry = upload.finish()
-            except FileError as error:
-                stream.error(error.code, str(error))
-                return
-            self._scanner.remember(upload.path)
-            self._on_change()
-            stream.end({"entry": entry})
-
-        stream.on_data = data
-        stream.on_finish = finish
-        stream.on_reset = upload.abandon
+        stream.handle(_Writing(stream, upload, room, self._written))
         stream.grant(0)
+
+    def _written(self, path: str) -> None:
+        self._scanner.remember(path)
+        self._on_change()
 
     def _list(self, stream: Stream, request: dict[str, Any]) -> None:
         limit = min(int(request["limit"]), 1000)
@@ -198,7 +156,7 @@ class FileRequests:
 
     def _follow(self, stream: Stream, request: dict[str, Any]) -> None:
         def work(stream: WorkerStream) -> Any:
-            from .changes import follow
+            from .watch import follow
 
             return follow(self._workspace, request, stream)
 
@@ -210,6 +168,74 @@ class FileRequests:
             return {}
 
         self._workers.start(stream, work)
+
+
+class _Reading(StreamHandler):
+    """Sends the next `left` bytes of a file, within the stream's credit."""
+
+    def __init__(self, stream: Stream, fd: int, left: int) -> None:
+        self._stream = stream
+        self._fd = fd
+        self._left = left
+
+    def credited(self) -> None:
+        stream = self._stream
+        while stream.credit > 0 and self._left > 0:
+            try:
+                data = os.read(self._fd, min(frames.CHUNK, stream.credit, self._left))
+            except OSError as error:
+                os.close(self._fd)
+                stream.error("file_error", str(error))
+                return
+            if not data:
+                break  # The file has become shorter.
+            self._left -= len(data)
+            stream.send(frames.DATA, data)
+        else:
+            if self._left > 0:
+                return  # More credit will come.
+        os.close(self._fd)
+        stream.end({"short": self._left})
+
+    def dropped(self) -> None:
+        os.close(self._fd)
+
+
+class _Writing(StreamHandler):
+    """Receives an upload, of at most `room` bytes."""
+
+    def __init__(
+        self, stream: Stream, upload: Upload, room: int | None, written: Callable[[str], None]
+    ) -> None:
+        self._stream = stream
+        self._upload = upload
+        self._room = room
+        self._written = written
+
+    def received(self, data: bytes) -> None:
+        try:
+            if self._room is not None:
+                self._room -= len(data)
+                if self._room < 0:
+                    raise translate(OSError(errno.ENOSPC, ""), self._upload.path)
+            self._upload.write(data)
+        except FileError as error:
+            self._upload.abandon()
+            self._stream.error(error.code, str(error))
+            return
+        self._stream.grant(len(data))
+
+    def finished(self) -> None:
+        try:
+            entry = self._upload.finish()
+        except FileError as error:
+            self._stream.error(error.code, str(error))
+            return
+        self._written(self._upload.path)
+        self._stream.end({"entry": entry})
+
+    def dropped(self) -> None:
+        self._upload.abandon()
 
 
 def _range(request: dict[str, Any], entry: dict[str, Any]) -> tuple[int | None, int]:

@@ -14,7 +14,7 @@ import time
 
 from ...protocol import minijson
 from .entries import entry_of
-from .paths import FileError, split
+from .paths import FileError, open_below, split
 from .tree_walk import Found, Pattern, open_file, walk
 from .workspace import MAX_PAGE, Workspace
 
@@ -45,7 +45,8 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     last: tuple[str, ...] = ()
     room = MAX_PAGE
-    with _Opened(workspace, request["path"]) as top:
+    top = workspace.reach(request["path"])
+    try:
         found = walk(top, at_root=not parts, pattern=pattern, after=_parts(request.get("after")))
         for visited, item in enumerate(found):
             # At least one entry a page, so that listing always makes progress.
@@ -59,18 +60,9 @@ def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
                     return {"entries": entries, "next": "/".join(last)}
                 entries.append(found_entry)
             last = item.parts
+    finally:
+        os.close(top)
     return {"entries": entries, "next": None}
-
-
-class _Opened:
-    def __init__(self, workspace: Workspace, path: str) -> None:
-        self._fd = workspace.reach(path)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._fd)
 
 
 def _parts(path: str | None) -> tuple[str, ...]:
@@ -97,8 +89,8 @@ def search(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:
         state.run(_finder(request))
     except TimeOver:
         if not state.progressed:
-            words = "the search takes too long in %s; use a simpler pattern"
-            raise FileError("search_timeout", words % "/".join(state.where)) from None
+            message = "the search takes too long in %s; use a simpler pattern"
+            raise FileError("search_timeout", message % "/".join(state.where)) from None
         state.more = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -124,7 +116,8 @@ class _Search:
 
     def run(self, find: Finder) -> None:
         self._find = find
-        with _Opened(self._workspace, self._path) as top:
+        top = self._workspace.reach(self._path)
+        try:
             after, line = self._position
             if line and not self._continue_file(top, line):
                 return
@@ -132,22 +125,19 @@ class _Search:
             for item in found:
                 if not self._enter(item):
                     return
+        finally:
+            os.close(top)
 
     def _continue_file(self, top: int, line: int) -> bool:
         """Search the rest of the file in which the last page ended."""
-        directory = os.dup(top)
         try:
-            for part in self.where[:-1]:
-                below = os.open(
-                    part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY, dir_fd=directory
-                )
+            directory = open_below(top, self.where[:-1])
+            try:
+                fd, _ = open_file(directory, self.where[-1])
+            finally:
                 os.close(directory)
-                directory = below
-            fd, _ = open_file(directory, self.where[-1])
         except OSError:
             return True  # Removed meanwhile.
-        finally:
-            os.close(directory)
         return self._search_file(fd, line)
 
     def _enter(self, item: Found) -> bool:

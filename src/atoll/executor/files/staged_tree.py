@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from .paths import UPLOAD, FileError, FileExists, open_below, split, translate
+from .paths import UPLOAD, FileError, FileExists, is_directory, open_below, split, translate
 from .removal import DIRECTORY, removing
 from .tree_walk import MAX_DEPTH
 from .workspace import Workspace
@@ -199,26 +199,18 @@ class StagedTree:
             try:
                 with os.scandir(here) as items:
                     names = [(item.name, item.is_dir(follow_symlinks=False)) for item in items]
-                for name, is_directory in names:
-                    held = _kind(name, there)
-                    if held and is_directory:
+                for name, is_tree in names:
+                    held = is_directory(name, there)
+                    if held and is_tree:
                         waiting.append((*parts, name))
-                    elif held is not None and held != is_directory:
-                        words = "%s is a directory on one side and a file on the other"
-                        raise FileError("file_exists", words % "/".join((*parts, name)))
+                    elif held is not None and held != is_tree:
+                        message = "%s is a directory on one side and a file on the other"
+                        raise FileError("file_exists", message % "/".join((*parts, name)))
                     elif move:
                         os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
             finally:
                 os.close(here)
                 os.close(there)
-
-
-def _kind(name: str, fd: int) -> bool | None:
-    """Whether it is a directory; None if it does not exist."""
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return None
 
 
 def _clear(name: str, directory: int) -> None:

@@ -18,7 +18,7 @@ import stat
 import time
 
 from ..event_loop import Loop
-from .paths import STAGING, UPLOAD
+from .paths import STAGING, UPLOAD, is_directory, open_below
 from .removal import DIRECTORY, TRASH, removing
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ class Staging:
     def clear(self) -> None:
         """Remove what earlier runs left. Called when the executor starts."""
         try:
-            if _is_directory(STAGING, self._root):
+            if is_directory(STAGING, self._root):
                 self._discard(self._root, STAGING)
             with os.scandir(self._root) as items:
                 names = [
@@ -130,8 +130,8 @@ class Staging:
         if isinstance(error, StagingError):
             problem = {"code": error.code, "message": str(error)}
         elif error is not None:
-            words = "Not all staged files could be moved into the workspace: %s."
-            problem = {"code": "staging_failed", "message": words % error}
+            message = "Not all staged files could be moved into the workspace: %s."
+            problem = {"code": "staging_failed", "message": message % error}
         try:
             area = _open_accessible(STAGING, self._root)
             try:
@@ -154,9 +154,9 @@ class Staging:
         seen = 0
         while waiting:
             parts = waiting.pop()
-            source = self._open([STAGING, name, *parts], True)
+            source = open_below(self._root, [STAGING, name, *parts], _open_accessible)
             try:
-                target = self._open(parts, False)
+                target = open_below(self._root, parts)
                 try:
                     for item in _names(source):
                         seen += 1
@@ -171,45 +171,29 @@ class Staging:
             finally:
                 os.close(source)
 
-    def _open(self, parts: list[str], writable: bool) -> int:
-        """Open a directory beneath the workspace; no component may be a link."""
-        here = os.dup(self._root)
-        try:
-            for part in parts:
-                if writable:
-                    below = _open_accessible(part, here)
-                else:
-                    below = os.open(part, DIRECTORY, dir_fd=here)
-                os.close(here)
-                here = below
-        except BaseException:
-            os.close(here)
-            raise
-        return here
-
     def _check(self, source: int, target: int, item: str, parts: list[str]) -> bool:
         path = "/".join([*parts, item])
-        there = _is_directory(item, target)
+        there = is_directory(item, target)
         if path == STAGING:
             raise StagingError("staging_conflict", "%s cannot be staged in itself." % STAGING)
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=target):
-            words = "%s cannot be moved into the workspace: its directory is not writable."
-            raise StagingError("staging_conflict", words % path)
+            message = "%s cannot be moved into the workspace: its directory is not writable."
+            raise StagingError("staging_conflict", message % path)
         if there is None:
             return False
-        here = _is_directory(item, source)
+        here = is_directory(item, source)
         if here is not None and here != there:
-            words = "%s is staged as %s, and is %s in the workspace. Nothing staged was moved."
+            message = "%s is staged as %s, and is %s in the workspace. Nothing staged was moved."
             kinds = ("something else", "a directory")
-            raise StagingError("staging_conflict", words % (path, kinds[here], kinds[there]))
+            raise StagingError("staging_conflict", message % (path, kinds[here], kinds[there]))
         if here and len(parts) + 1 >= MAX_DEPTH:
-            words = "%s/… has too many levels to be merged (at most %d)."
-            raise StagingError("staging_failed", words % (path[:200], MAX_DEPTH))
+            message = "%s/… has too many levels to be merged (at most %d)."
+            raise StagingError("staging_failed", message % (path[:200], MAX_DEPTH))
         return bool(here)
 
     def _move(self, source: int, target: int, item: str, parts: list[str]) -> bool:
         try:
-            if _is_directory(item, target) and _is_directory(item, source):
+            if is_directory(item, target) and is_directory(item, source):
                 return len(parts) + 1 < MAX_DEPTH
             _rename(item, source, target)
         except FileNotFoundError:
@@ -310,14 +294,6 @@ def _open_accessible(name: str, directory: int) -> int:
 def _names(fd: int) -> list[str]:
     with os.scandir(fd) as items:
         return [item.name for _, item in zip(range(MAX_ENTRIES + 1), items)]
-
-
-def _is_directory(name: str, fd: int) -> bool | None:
-    """None if it does not exist."""
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return None
 
 
 def _rename(name: str, source: int, target: int) -> None:

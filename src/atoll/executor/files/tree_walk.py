@@ -12,7 +12,7 @@ import heapq
 import os
 import stat
 
-from .paths import STAGING, UPLOAD, FileError
+from .paths import READ_FLAGS, STAGING, UPLOAD, FileError
 from .removal import DIRECTORY, TRASH
 
 TYPE_CHECKING = False
@@ -193,8 +193,7 @@ def _next_names(fd: int, after: str, at_root: bool) -> list[str]:
 
 def open_file(directory: int, name: str) -> tuple[int, os.stat_result]:
     """Open a regular file for reading. Raises OSError for anything else."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    fd = os.open(name, flags, dir_fd=directory)
+    fd = os.open(name, READ_FLAGS, dir_fd=directory)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)

@@ -217,8 +217,8 @@ def _unpack_tar(source: Any, tree: StagedTree) -> int:
                 try:
                     tree.link(parts, target)
                 except OSError:
-                    words = "%s is a hard link to a file outside the archive"
-                    raise _bad(words % member.name) from None
+                    message = "%s is a hard link to a file outside the archive"
+                    raise _bad(message % member.name) from None
             else:
                 raise _bad("%s is a device or a pipe" % member.name)
     return count

@@ -15,7 +15,7 @@ import time
 
 from ...protocol import minijson
 from .entries import entry_of
-from .paths import READING, ROOT, STAGING, UPLOAD, FileError, split, translate
+from .paths import READ_FLAGS, ROOT, STAGING, UPLOAD, FileError, is_directory, split, translate
 from .removal import DIRECTORY, TRASH, check_time, move_to, removing
 from .upload import Condition, Upload
 
@@ -109,7 +109,7 @@ class Workspace:
                 raise IsADirectoryError(errno.EISDIR, "")
             directory = self._open_directory(parts[:-1])
             try:
-                fd = os.open(parts[-1], READING, dir_fd=directory)
+                fd = os.open(parts[-1], READ_FLAGS, dir_fd=directory)
             finally:
                 os.close(directory)
         except OSError as error:
@@ -199,7 +199,7 @@ class Workspace:
     def move(self, source: str, target: str, overwrite: bool) -> dict[str, Any]:
         def move(source_fd: int, source_name: str) -> dict[str, Any]:
             def onto(target_fd: int, target_name: str) -> dict[str, Any]:
-                if not overwrite and _exists(target_name, target_fd):
+                if not overwrite and is_directory(target_name, target_fd) is not None:
                     raise FileError("file_exists", "%s exists already" % target)
                 try:
                     os.rename(source_name, target_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
@@ -298,7 +298,7 @@ class Workspace:
         try:
             fd, name = self._parent(path, make=True)
             try:
-                if _is_directory(name, fd):
+                if is_directory(name, fd):
                     raise FileError("is_directory", "%s is a directory" % path)
                 # Checked now as well as at the end, so that no client sends gigabytes in vain.
                 condition.check(name, fd, path)
@@ -314,18 +314,3 @@ class Workspace:
         except OSError as error:
             raise translate(error, path) from None
         return Upload(fd, temporary, name, file, "/".join(split(path)), condition)
-
-
-def _exists(name: str, fd: int) -> bool:
-    try:
-        os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _is_directory(name: str, fd: int) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False

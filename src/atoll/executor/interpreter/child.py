@@ -18,10 +18,12 @@ from ...protocol import minijson
 from .. import syscalls
 from ..files import staging
 from ..runs import terminal
+from . import jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn
+    import _socket
+    from typing import Any, NoReturn
 
 VALUE = b"V"
 FAILURE = b"E"
@@ -54,9 +56,9 @@ def rehearse() -> None:
     sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
-def wait_and_run(jobs: Any, receive: Callable[[Any], Any], oom_score: int) -> NoReturn:
-    _, job, descriptors = receive(jobs)
-    jobs.close()
+def wait_and_run(socket: _socket.socket, oom_score: int) -> NoReturn:
+    _, job, descriptors = jobs.receive(socket, announce=True)
+    socket.close()
     stdin, stdout, stderr, value = descriptors
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)
@@ -92,9 +94,9 @@ def _run(job: dict[str, Any], value: int) -> int:
         if job["kind"] == "python":
             return _python(job, value)
         if job["kind"] == "context":
-            from . import kernel
+            from . import context_interpreter
 
-            kernel.serve(job, value)
+            context_interpreter.serve(job, value)
         return _execute(job, value)
     except MemoryError:
         return OUT_OF_MEMORY
@@ -133,14 +135,14 @@ def add_user_site() -> None:
     if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
         return  # A virtual environment has no user site.
     site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
-    place = site.getusersitepackages()
-    if place in sys.path or not os.path.isdir(place):
+    directory = site.getusersitepackages()
+    if directory in sys.path or not os.path.isdir(directory):
         return
     for number, entry in enumerate(sys.path):
         if entry.endswith(("/site-packages", "/dist-packages")):
-            sys.path.insert(number, place)
+            sys.path.insert(number, directory)
             return
-    sys.path.append(place)
+    sys.path.append(directory)
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -254,7 +256,8 @@ def _user_code(job: dict[str, Any], value: int) -> int:
     if not callable(handler):
         if name is None:
             return 0
-        message = "function %s does not exist" % name
+        problem = "does not exist" if handler is None else "cannot be called"
+        message = "function %s %s" % (name, problem)
         _report(value, FAILURE, _failure("function_not_found", message))
         _write_stderr("atoll: %s\n" % message)
         return 1

@@ -16,12 +16,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernel import Kernel
+    from .context_interpreter import ContextInterpreter
 
 PROFILE = "/tmp/.ipython/profile_default"  # noqa: S108 - private to the instance, and not made
 
 
-def make(kernel: Kernel) -> IPythonShell:
+def make(interpreter: ContextInterpreter) -> IPythonShell:
     """Raises ImportError where there is no IPython."""
     from IPython import paths
     from IPython.core import interactiveshell, page
@@ -46,7 +46,7 @@ def make(kernel: Kernel) -> IPythonShell:
 
     class Publisher(DisplayPublisher):
         def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
-            kernel.show("display", data, metadata)
+            interpreter.show("display", data, metadata)
 
         def clear_output(self, wait: bool = False) -> None: ...
 
@@ -54,7 +54,7 @@ def make(kernel: Kernel) -> IPythonShell:
         def write_output_prompt(self) -> None: ...
 
         def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
-            kernel.show("result", format_dict, md_dict)
+            interpreter.show("result", format_dict, md_dict)
 
         def log_output(self, format_dict: Any) -> None: ...
 

@@ -13,7 +13,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any
 
 TAKEN = struct.Struct("!Qi")  # job number, pid
 JOB = struct.Struct("!Q")
@@ -21,15 +21,11 @@ INLINE_JOB = 64 * 1024
 MAX_MESSAGE = 128 * 1024
 
 
-def receive_and_announce(jobs: _socket.socket) -> tuple[int, dict[str, Any], list[int]]:
-    """Wait for a job and report to the supervisor which process took it."""
-    return receive(jobs, lambda number: jobs.send(TAKEN.pack(number, os.getpid())))
-
-
-def receive(
-    jobs: _socket.socket, announce: Callable[[int], object] = lambda number: None
-) -> tuple[int, dict[str, Any], list[int]]:
-    """Wait for a job: its number, its description and the descriptors that came with it."""
+def receive(jobs: _socket.socket, announce: bool = False) -> tuple[int, dict[str, Any], list[int]]:
+    """
+    Wait for a job: its number, its description and the descriptors that came with it. With
+    `announce`, report to the supervisor that this process took it.
+    """
     data, ancillary, _, _ = jobs.recvmsg(
         # Close-on-exec: programs that the run starts inherit only 0, 1 and 2.
         MAX_MESSAGE,
@@ -44,7 +40,8 @@ def receive(
         os._exit(0)  # The supervisor has exited, which ends the namespace.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
-    announce(number)
+    if announce:
+        jobs.send(TAKEN.pack(number, os.getpid()))
     if not body:
         # Too large for a message: the last descriptor leads to it.
         with open(descriptors.pop(), "rb") as file:

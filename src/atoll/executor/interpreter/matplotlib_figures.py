@@ -13,26 +13,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernel import Kernel
+    from .context_interpreter import ContextInterpreter
 
 PYPLOT = "matplotlib.pyplot"
 _shown: list[Any] = []
 """Figures that the current run has shown already."""
 
 
-def prepare(kernel: Kernel) -> None:
+def prepare(interpreter: ContextInterpreter) -> None:
     os.environ.setdefault("MPLBACKEND", "agg")
     if PYPLOT in sys.modules:
-        _replace_show(kernel, sys.modules[PYPLOT])
+        _replace_show(interpreter, sys.modules[PYPLOT])
     else:
-        sys.meta_path.insert(0, _Finder(kernel))
+        sys.meta_path.insert(0, _Finder(interpreter))
 
 
 class _Finder:
     """Waits for pyplot to be imported, and changes its `show`."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, interpreter: ContextInterpreter) -> None:
+        self._interpreter = interpreter
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != PYPLOT:
@@ -48,19 +48,19 @@ class _Finder:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _replace_show(self._kernel, module)
+                _replace_show(self._interpreter, module)
 
             loader.exec_module = exec_module
         return spec
 
 
-def _replace_show(kernel: Kernel, pyplot: Any) -> None:
+def _replace_show(interpreter: ContextInterpreter, pyplot: Any) -> None:
     original = pyplot.show
 
     def show(*arguments: Any, **options: Any) -> Any:
         """Show all open figures, and close them."""
         if str(pyplot.get_backend()).lower() == "agg":
-            return flush(kernel, show=True)
+            return flush(interpreter, show=True)
         return original(*arguments, **options)
 
     pyplot.show = show
@@ -81,7 +81,7 @@ def png(figure: Any) -> bytes:
     return content.getvalue()
 
 
-def flush(kernel: Kernel, show: bool) -> None:
+def flush(interpreter: ContextInterpreter, show: bool) -> None:
     """Show the open figures that were not shown yet, and close them all."""
     pyplot = sys.modules.get(PYPLOT)
     if pyplot is None:
@@ -92,7 +92,7 @@ def flush(kernel: Kernel, show: bool) -> None:
                 figure = pyplot.figure(number)
                 if not any(shown is figure for shown in _shown):
                     data = {"text/plain": repr(figure), "image/png": png(figure)}
-                    kernel.show("display", data)
+                    interpreter.show("display", data)
         if pyplot.get_fignums():
             pyplot.close("all")
     except Exception as error:  # noqa: BLE001 - drawing may run user code

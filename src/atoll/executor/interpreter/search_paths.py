@@ -48,18 +48,18 @@ def leave_home() -> Callable[[], None]:
     workspace and in /tmp belong to user code, and none of it may run here.
     """
     homes = {name: os.environ[name] for name in HOMES if name in os.environ}
-    place = "/tmp/.zygote-%s" % os.urandom(8).hex()  # noqa: S108 - private to the instance
+    directory = "/tmp/.zygote-%s" % os.urandom(8).hex()  # noqa: S108 - private to the instance
     try:
-        os.mkdir(place, 0o700)
+        os.mkdir(directory, 0o700)
     except OSError:
         pass  # User code has filled /tmp, so no home directory can be created.
-    os.environ.update(dict.fromkeys(homes, place))
+    os.environ.update(dict.fromkeys(homes, directory))
     os.chdir("/")
 
     def restore() -> None:
         os.environ.update(homes)
         try:
-            os.rmdir(place)
+            os.rmdir(directory)
         except OSError:
             pass  # Modules have written files there, and may read them later.
 

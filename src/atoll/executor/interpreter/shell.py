@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any, Callable
 
-    from .kernel import Kernel
+    from .context_interpreter import ContextInterpreter
 
 CELL = "<cell %d>"
 WITHOUT_IPYTHON = "ATOLL_NO_IPYTHON"
@@ -36,16 +36,16 @@ METHODS = (
 )
 
 
-def make(kernel: Kernel) -> Any:
+def make(interpreter: ContextInterpreter) -> Any:
     if not os.environ.get(WITHOUT_IPYTHON):
         try:
             from . import ipython
 
-            return ipython.make(kernel)
+            return ipython.make(interpreter)
         except Exception as error:  # noqa: BLE001 - it is missing, or of an unknown version
             if not isinstance(error, ImportError):
                 traceback.print_exc()
-    return PlainShell(kernel)
+    return PlainShell(interpreter)
 
 
 def format_error(error: BaseException) -> str:
@@ -79,8 +79,8 @@ class Exit:
 class PlainShell:
     """Plain Python: the value of a cell's last expression is shown and is stored in `_`."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, interpreter: ContextInterpreter) -> None:
+        self._interpreter = interpreter
         self._count = 0
         self._flags = 0
         self._loop: Any = None
@@ -124,7 +124,7 @@ class PlainShell:
             value = self._execute(self._compile(last, name, "eval", flags))
             if value is not None and not source.rstrip().endswith(";"):
                 builtins._ = value  # type: ignore[attr-defined]
-                self._kernel.show("result", *bundle(value))
+                self._interpreter.show("result", *bundle(value))
 
     def _compile(self, tree: Any, name: str, mode: str, flags: int) -> CodeType:
         import __future__
@@ -154,7 +154,7 @@ class PlainShell:
         """Show objects in all their forms; with `raw`, MIME bundles unchanged."""
         for shown in objects:
             data, known = (shown, {}) if raw else bundle(shown)
-            self._kernel.show("display", data, metadata or known)
+            self._interpreter.show("display", data, metadata or known)
 
 
 def bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,7 +25,7 @@ import sys
 
 from ...protocol import minijson
 from .. import syscalls
-from . import child, jobs, search_paths
+from . import child, search_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,24 +45,14 @@ RETRY_MILLISECONDS = 100
 """Delay before a failed fork is repeated: user code may have reached the process limit."""
 
 
-class Started:
-    """A zygote that was started: its pid and the supervisor's ends of its sockets and pipe."""
-
-    __slots__ = ("control", "job_socket", "output", "pid")
-
-    def __init__(
-        self, pid: int, control: _socket.socket, job_socket: _socket.socket, output: int
-    ) -> None:
-        self.pid = pid
-        self.control = control
-        self.job_socket = job_socket
-        self.output = output
-        """Pipe with its own errors and what modules print on import."""
-
-
-def start(preload: list[str], hooks: bool, packages: str, oom_score: int = 0) -> Started:
+def start(
+    preload: list[str], hooks: bool, packages: str, oom_score: int = 0
+) -> tuple[int, _socket.socket, _socket.socket, int]:
     """
-    Fork the zygote off the supervisor. `oom_score` makes the kernel prefer processes of user code
+    Fork the zygote off the supervisor. Returns its pid, the supervisor's ends of its control socket
+    and of the socket for jobs, and a pipe with its errors and what modules print on import.
+
+    `oom_score` makes the kernel prefer processes of user code
     when memory runs out; it matters where all of them share one control group.
     """
     control, their_control = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -75,7 +65,7 @@ def start(preload: list[str], hooks: bool, packages: str, oom_score: int = 0) ->
         os.close(their_output)
         control.setblocking(False)
         job_socket.setblocking(False)
-        return Started(pid, control, job_socket, output)
+        return pid, control, job_socket, output
     status = 1
     try:
         for standard in (1, 2):
@@ -207,7 +197,7 @@ class Zygote:
                 # Touches the pages that the run will touch, so that they are copied before a
                 # run waits for it. Instances that were never used stay smaller instead.
                 child.rehearse()
-            child.wait_and_run(self._job_socket, jobs.receive_and_announce, self._oom_score)
+            child.wait_and_run(self._job_socket, self._oom_score)
         finally:
             os._exit(70)
 

@@ -13,8 +13,7 @@ import os
 from ...protocol import minijson
 from .. import processes
 from ..connection import Refusal, Stream
-from ..event_loop import READ, Loop
-from ..output_tail import OutputTail
+from ..event_loop import READ, Loop, receive
 from . import jobs, zygote
 
 TYPE_CHECKING = False
@@ -26,6 +25,9 @@ MAX_STARTS = 5
 """How often in a row a zygote may die before it is ready."""
 NO_ZYGOTE = 70
 """Exit status of an instance whose zygote does not start."""
+MAX_OUTPUT = 1000
+"""Bytes of the zygote's output that are kept."""
+OUTPUT_CHUNK = 65_536
 
 
 class ZygoteObserver:
@@ -54,6 +56,40 @@ class ZygoteObserver:
         """The zygote died. Its children are now children of PID 1; a new one is about to start."""
 
 
+class _OutputTail:
+    """The last bytes that came through a pipe. Reads at once, so that the writer never blocks."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self.last = b""
+        self._loop = loop
+        self._fd = fd
+        os.set_blocking(fd, False)
+        loop.add(fd, READ, lambda mask: self._read())
+
+    def _read(self) -> None:
+        """Read one chunk only: a writer that never stops must not keep the loop busy."""
+        try:
+            chunk = os.read(self._fd, OUTPUT_CHUNK)
+        except BlockingIOError:
+            return
+        if chunk:
+            self.last = (self.last + chunk)[-MAX_OUTPUT:]
+        else:
+            self._close()
+
+    def close(self) -> None:
+        """Read the remaining output and close the pipe; `last` stays available."""
+        if self._fd >= 0:
+            self._read()
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
 class ZygoteClient:
     def __init__(self, loop: Loop, config: dict[str, Any], own_processes: set[int]) -> None:
         self._loop = loop
@@ -68,7 +104,7 @@ class ZygoteClient:
         self._children_wanted = 1
         self._control: _socket.socket
         self._job_socket: _socket.socket
-        self._output: OutputTail
+        self._output: _OutputTail
         self.pid = 0
         self.accepts_jobs = False
 
@@ -84,16 +120,15 @@ class ZygoteClient:
         self._ready = self.accepts_jobs = False
         self._preload_failed = {}
         self._children_wanted = 1
-        started = zygote.start(
+        self._own_processes.discard(self.pid)
+        self.pid, self._control, self._job_socket, output = zygote.start(
             self._config.get("preload", []),
             bool(self._config.get("hooks", True)),
             self._config.get("packages", ""),
             int(self._config.get("oom_score", 0)),
         )
-        self._own_processes.discard(self.pid)
-        self.pid, self._control, self._job_socket = started.pid, started.control, started.job_socket
         self._own_processes.add(self.pid)
-        self._output = OutputTail(self._loop, started.output)
+        self._output = _OutputTail(self._loop, output)
         for observer in self._observers:
             observer.zygote_started(self.pid)
         self._loop.add(self._control.fileno(), READ, lambda mask: self._read())
@@ -151,12 +186,9 @@ class ZygoteClient:
 
     def _read(self) -> None:
         while True:
-            try:
-                message = self._control.recv(zygote.MAX_MESSAGE)
-            except BlockingIOError:
+            message = receive(self._control, zygote.MAX_MESSAGE)
+            if message is None:
                 return
-            except OSError:
-                message = b""
             if not message:
                 self._lost()
                 return

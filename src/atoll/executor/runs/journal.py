@@ -91,16 +91,16 @@ class Journal:
     def load(self) -> list[Ended]:
         """Read the files. To be called once, before anything is written."""
         best: tuple[int, int, bytes] | None = None
-        for place, fd in enumerate(self._fds):
+        for number, fd in enumerate(self._fds):
             data = _read(fd)
             generation = _generation(data)
             if generation and (best is None or generation > best[0]):
-                best = (generation, place, data)
+                best = (generation, number, data)
         ended: list[Ended] = []
         try:
             if best is not None:
-                self._generation, place, data = best
-                self._fds.insert(0, self._fds.pop(place))
+                self._generation, number, data = best
+                self._fds.insert(0, self._fds.pop(number))
                 ended = self._take_in(data)
             # Invalid data must not stay before or after what is written from now on.
             for fd, size in zip(self._fds, (self._size, 0)):
@@ -197,26 +197,26 @@ def _read(fd: int) -> bytes:
     try:
         size = min(os.fstat(fd).st_size, JOURNAL_FILE_SIZE)
         pieces = []
-        place = 0
-        while place < size:
-            piece = os.pread(fd, min(size - place, 1 << 20), place)
+        position = 0
+        while position < size:
+            piece = os.pread(fd, min(size - position, 1 << 20), position)
             if not piece:
                 break
             pieces.append(piece)
-            place += len(piece)
+            position += len(piece)
         return b"".join(pieces)
     except OSError:
         return b""
 
 
-def _record(data: bytes, place: int) -> bytes | None:
-    if len(data) - place < RECORD.size:
+def _record(data: bytes, position: int) -> bytes | None:
+    if len(data) - position < RECORD.size:
         return None
-    length, claimed = RECORD.unpack_from(data, place)
-    place += RECORD.size
-    if length > len(data) - place:
+    length, claimed = RECORD.unpack_from(data, position)
+    position += RECORD.size
+    if length > len(data) - position:
         return None
-    record = data[place : place + length]
+    record = data[position : position + length]
     return record if checksum(record) == claimed else None
 
 
@@ -231,17 +231,17 @@ def _decode(record: bytes) -> Ended | None:
     """None for a record that `_encode` did not write, even if its checksum is valid."""
     try:
         (length,) = HEAD.unpack_from(record)
-        place = HEAD.size + length
-        head = minijson.loads(record[HEAD.size : place])
+        position = HEAD.size + length
+        head = minijson.loads(record[HEAD.size : position])
         run_id, result, log = head["id"], head["result"], []
         if not isinstance(run_id, str) or not isinstance(result, dict):
             return None
         for sequence, channel, size in head["log"]:
-            data = record[place : place + size]
+            data = record[position : position + size]
             if size < 0 or len(data) != size:
                 return None
             log.append((int(sequence), int(channel), data))
-            place += size
+            position += size
     except (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return run_id, result, log

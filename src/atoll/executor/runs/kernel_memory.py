@@ -82,9 +82,9 @@ class Descriptors:
         """Processes whose descriptors cannot be read."""
 
     def add(self, pid: int) -> None:
-        place = "/proc/%d/fd" % pid
+        directory = "/proc/%d/fd" % pid
         try:
-            names = os.listdir(place)
+            names = os.listdir(directory)
         except PermissionError:
             self.closed.append(pid)
             return
@@ -94,7 +94,7 @@ class Descriptors:
         if self._count > MAX_DESCRIPTORS:
             raise TooMany
         for name in names:
-            path = "%s/%s" % (place, name)
+            path = "%s/%s" % (directory, name)
             try:
                 # `stat` comes later: a file system that does not answer would block it.
                 target = os.readlink(path)
@@ -282,10 +282,10 @@ def _in_use(name: str) -> list[int]:
     protocols = {b"TCP:": _TCP, b"TCP6:": _TCP, b"UDP:": _UDP, b"UDP6:": _UDP}
     found = []
     for line in lines:
-        words = line.split()
+        fields = line.split()
         # Orphaned sockets are not in use, but their buffers may be full.
-        if words and words[0] in protocols and any(count != b"0" for count in words[2:5:2]):
-            found.append(protocols[words[0]])
+        if fields and fields[0] in protocols and any(count != b"0" for count in fields[2:5:2]):
+            found.append(protocols[fields[0]])
     return found
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 
 from ...protocol import frames
-from ..connection import LAZY_DELAY, Stream
+from ..connection import LAZY_DELAY, NO_HANDLER, Stream, StreamHandler
 from ..event_loop import Loop, Timer
 
 TYPE_CHECKING = False
@@ -36,16 +36,23 @@ RING_ENTRIES = 8192
 """Entries of a ring."""
 
 
-class Follower:
+class Follower(StreamHandler):
     """A stream that receives a run's log at its own pace."""
 
-    __slots__ = ("announced", "sent", "stream")
+    __slots__ = ("announced", "log", "sent", "stream")
 
-    def __init__(self, stream: Stream, sent: int) -> None:
+    def __init__(self, log: Log, stream: Stream, sent: int) -> None:
+        self.log = log
         self.stream = stream
         self.sent = sent
         """Number of the last entry that was sent."""
         self.announced = False
+
+    def credited(self) -> None:
+        self.log.send_to(self)
+
+    def dropped(self) -> None:
+        self.log.leave(self)
 
 
 class Log:
@@ -134,17 +141,18 @@ class Log:
 
     # Followers
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, stream: Stream, after: int) -> None:
+        """Send the entries behind number `after` to a stream, and all that follow."""
+        follower = Follower(self, stream, after)
         self.followers.append(follower)
-        follower.stream.on_credit = lambda: self._send_to(follower)
-        follower.stream.on_reset = lambda: self._leave(follower)
+        stream.handle(follower)
         if self.begun or self.result is not None:
             self.announce()
-        self._send_to(follower)
+        self.send_to(follower)
 
-    def _leave(self, follower: Follower) -> None:
+    def leave(self, follower: Follower) -> None:
         # A log may be large: a stream that has ended must not keep it in memory.
-        follower.stream.on_credit = follower.stream.on_reset = None
+        follower.stream.handle(NO_HANDLER)
         if follower in self.followers:
             self.followers.remove(follower)
 
@@ -171,9 +179,9 @@ class Log:
             self._send_timer.cancel()
             self._send_timer = None
         for follower in self.followers[:]:
-            self._send_to(follower)
+            self.send_to(follower)
 
-    def _send_to(self, follower: Follower) -> None:
+    def send_to(self, follower: Follower) -> None:
         stream = follower.stream
         # Entries of a ring that a slow follower has missed are lost.
         follower.sent = max(follower.sent, self.dropped)
@@ -192,5 +200,5 @@ class Log:
             follower.sent += 1
             stream.send(frames.OUTPUT, frames.OUTPUT_HEADER.pack(follower.sent, channel) + data)
         if self.result is not None and follower in self.followers:
-            self._leave(follower)
+            self.leave(follower)
             stream.end(self.result)

@@ -36,7 +36,7 @@ class RunRequests:
         if expected and self._runs.get(run_id) is None:
             self._runs.expect(run_id, stream, after)
         else:
-            self._runs.attach(known_run(self._runs, run_id), stream, after)
+            known_run(self._runs, run_id).log.follow(stream, after)
 
     def _ack(self, stream: Stream, request: dict[str, Any]) -> None:
         self._runs.acknowledge(request["id"])

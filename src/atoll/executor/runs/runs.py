@@ -16,14 +16,13 @@ import os
 
 from .. import processes
 from ..callbacks import Callbacks
-from ..connection import Refusal, Stream
+from ..connection import Refusal, Stream, StreamHandler
 from ..event_loop import Loop
 from ..files.outputs import Outputs
 from ..interpreter.child import OUT_OF_MEMORY
 from ..interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from . import terminal
 from .journal import Journal
-from .log import Follower
 from .pipes import OrphanedOutputs
 from .process_table import ProcessTable
 from .run import NO_USAGE, Run
@@ -47,6 +46,25 @@ MAX_REMEMBERED = 512
 """Acknowledged ids that are remembered."""
 
 
+class _Expectation(StreamHandler):
+    """A stream that follows a run as soon as it is requested."""
+
+    def __init__(
+        self, expected: dict[str, list[_Expectation]], run_id: str, stream: Stream, after: int
+    ) -> None:
+        self._expected = expected
+        self._run_id = run_id
+        self.stream = stream
+        self.after = after
+        expected.setdefault(run_id, []).append(self)
+
+    def dropped(self) -> None:
+        waiting = self._expected[self._run_id]
+        waiting.remove(self)
+        if not waiting:
+            del self._expected[self._run_id]
+
+
 class Runs(ZygoteObserver):
     def __init__(
         self,
@@ -65,8 +83,8 @@ class Runs(ZygoteObserver):
         self._callbacks = callbacks
         self._runs: dict[str, Run] = {}
         self._acknowledged: dict[str, None] = {}
-        self._expected: dict[str, list[Follower]] = {}
-        """Followers of runs that have not been requested yet."""
+        self._expected: dict[str, list[_Expectation]] = {}
+        """Streams that wait for runs that have not been requested yet."""
         self._jobs = 0
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._orphaned_outputs = OrphanedOutputs(loop)
@@ -92,7 +110,7 @@ class Runs(ZygoteObserver):
     def restore(self) -> None:
         """Load results that an earlier executor left in the journal."""
         for run_id, result, log in self._journal.load():
-            run = self.make({"id": run_id})
+            run = Run({"id": run_id}, self._loop)
             run.parked = False
             run.log.restore(log, result)
             run.exited, run.result = True, result
@@ -100,9 +118,6 @@ class Runs(ZygoteObserver):
             self._callbacks.run_ended(run)
 
     # Start
-
-    def make(self, request: dict[str, Any]) -> Run:
-        return Run(request, self._loop)
 
     def next_job_number(self) -> int:
         self._jobs += 1
@@ -141,9 +156,9 @@ class Runs(ZygoteObserver):
         run.deadline = self._loop.after(
             run.request["timeout"], lambda: self.end(run, "timeout", 0.0)
         )
-        self.attach(run, stream, 0)
-        for follower in self._expected.pop(run.id, []):
-            run.log.follow(follower)
+        run.log.follow(stream, 0)
+        for waiting in self._expected.pop(run.id, []):
+            run.log.follow(waiting.stream, waiting.after)
 
     def begin(self, run: Run) -> None:
         """The run is on its way to a process."""
@@ -171,23 +186,9 @@ class Runs(ZygoteObserver):
                     break
         self._zygote.adjust_children()
 
-    def attach(self, run: Run, stream: Stream, after: int) -> None:
-        """Send the run's events to this stream too, from behind sequence number `after`."""
-        run.log.follow(Follower(stream, after))
-
     def expect(self, run_id: str, stream: Stream, after: int) -> None:
         """Attach to a run as soon as it is requested."""
-        follower = Follower(stream, after)
-        waiting = self._expected.setdefault(run_id, [])
-        waiting.append(follower)
-
-        def leave() -> None:
-            if follower in waiting:
-                waiting.remove(follower)
-            if not waiting:
-                self._expected.pop(run_id, None)
-
-        stream.on_reset = leave
+        stream.handle(_Expectation(self._expected, run_id, stream, after))
 
     # The zygote
 

@@ -16,7 +16,7 @@ import os
 import struct
 
 from ...protocol import minijson
-from ..event_loop import READ, WRITE, Loop, Timer
+from ..event_loop import READ, WRITE, Loop, Timer, receive
 from .run import Run
 from .runs import Runs
 
@@ -115,12 +115,9 @@ class UserSocket:
             self._flush(peer)
         if not mask & ~WRITE or peer.socket.fileno() < 0:
             return
-        try:
-            data = peer.socket.recv(MAX_REQUEST)
-        except BlockingIOError:
+        data = receive(peer.socket, MAX_REQUEST)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data or peer.received is None:
             # It has disconnected, or sends more than one request.
             self._close(peer)

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ADDRESS = "\0atoll"
-PATIENCE = 10.0
+REPLY_TIMEOUT = 10.0
 """Seconds beyond the requested time after which the executor counts as lost."""
 EXIT_REFUSED, EXIT_UNAVAILABLE = 1, 3
 
@@ -80,11 +80,13 @@ def ask(question: str, data: Any = None, *, timeout: float | None = None) -> Ans
     default), or if the execution is cancelled or its sandbox shut down. Question and data (any JSON
     value) have at most 64 KiB together.
     """
-    lines = _talk({"op": "ask", "question": question, "data": data, "timeout": timeout}, PATIENCE)
+    lines = _talk(
+        {"op": "ask", "question": question, "data": data, "timeout": timeout}, REPLY_TIMEOUT
+    )
     first = next(lines)
     if "timeout" in first:
         # The question was accepted; the executor refuses it when its time is over.
-        first = lines.send(first["timeout"] + PATIENCE)
+        first = lines.send(first["timeout"] + REPLY_TIMEOUT)
     return Answer(bool(first["approved"]), first.get("answer"), first.get("reason"))
 
 
@@ -93,7 +95,7 @@ def messages(wait: float = 0.0) -> list[str]:
     found: list[str] = []
     while True:
         seconds = 0.0 if found else max(0.0, wait)
-        reply = next(_talk({"op": "messages", "wait": seconds}, seconds + PATIENCE))
+        reply = next(_talk({"op": "messages", "wait": seconds}, seconds + REPLY_TIMEOUT))
         found += reply["messages"]
         if not reply["more"]:
             return found
@@ -116,12 +118,12 @@ def __getattr__(name: str) -> str:
     raise AttributeError("module 'atoll_session' has no attribute %r" % name)
 
 
-def _variable(name: str, words: str) -> str:
+def _variable(name: str, reason: str) -> str:
     value = os.environ.get(name)
     if value:
         return value
     if "ATOLL_EXECUTION_ID" in os.environ:
-        raise Unavailable("This sandbox %s (%s is not set)." % (words, name))
+        raise Unavailable("This sandbox %s (%s is not set)." % (reason, name))
     raise Unavailable("This is not an Atoll sandbox: %s is not set." % name)
 
 
@@ -137,7 +139,7 @@ def _talk(request: dict[str, Any], patience: float) -> Generator[Any, float, Non
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         # With a time-out of Python's, connect would not wait for a place in the queue at all.
-        limit = struct.pack("ll", int(PATIENCE), 0)
+        limit = struct.pack("ll", int(REPLY_TIMEOUT), 0)
         peer.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
         try:
             peer.connect(ADDRESS)
@@ -200,8 +202,8 @@ def _main(arguments: list[str]) -> int:
             answer = ask(options.question, options.data, timeout=options.timeout)
             if answer.answer is not None:
                 plain = isinstance(answer.answer, str)
-                words = answer.answer if plain else json.dumps(answer.answer)
-                sys.stdout.write(words + "\n")
+                text = answer.answer if plain else json.dumps(answer.answer)
+                sys.stdout.write(text + "\n")
             if not answer:
                 sys.stderr.write("atoll-session: refused: %s\n" % (answer.reason or "no"))
                 return EXIT_REFUSED

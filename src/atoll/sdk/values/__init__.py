@@ -6,10 +6,11 @@ Times are timezone-aware, sizes are bytes, and durations are seconds unless the 
 
 from __future__ import annotations
 
-from atoll.sdk.values.approvals import Answer, Approval
-from atoll.sdk.values.events import FeedEvent
+from atoll.sdk.values.events import Deliveries, FeedEvent, WebhookInfo, WebhookTest
 from atoll.sdk.values.execution_events import ConsoleEvent, ConsoleExit, Event, Retry
 from atoll.sdk.values.executions import (
+    Answer,
+    Approval,
     Artifact,
     Attempt,
     ErrorInfo,
@@ -31,10 +32,9 @@ from atoll.sdk.values.sessions import (
     Notice,
     Packages,
     ProcessInfo,
+    VolumeInfo,
 )
 from atoll.sdk.values.templates import BuildEvent, RegistryInfo, SecurityContext, TemplateInfo
-from atoll.sdk.values.volumes import VolumeInfo
-from atoll.sdk.values.webhooks import Deliveries, WebhookInfo, WebhookTest
 
 __all__ = [
     "Answer",

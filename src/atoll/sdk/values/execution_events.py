@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from atoll.sdk.displays import Display  # noqa: TC001
-from atoll.sdk.values.approvals import Approval  # noqa: TC001
-from atoll.sdk.values.executions import ErrorInfo, Result  # noqa: TC001
+from atoll.sdk.values.executions import Approval, ErrorInfo, Result  # noqa: TC001
 
 
 @dataclass(frozen=True, slots=True)

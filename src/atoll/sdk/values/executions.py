@@ -1,4 +1,4 @@
-"""Executions and invocations: their state, results and artifacts."""
+"""Executions and invocations: their state, results, approvals and artifacts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from atoll.errors import AtollError
 from atoll.sdk.displays import Display, preformatted
-from atoll.sdk.values.approvals import Approval  # noqa: TC001
 
 _TAIL = 20
 _SHORT = 80
@@ -155,6 +154,42 @@ class Attempt:
     container_id: str | None = None
     cause: str | None = None
     message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to an approval: yes or no, with a JSON value or a reason."""
+
+    approved: bool
+    answer: Any = None
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.approved
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A question of running code to a person. Treat its text as untrusted: the code wrote it."""
+
+    id: str = ""
+    question: str = ""
+    data: Any = None
+    timeout: float | None = None
+    """Seconds after which the question counts as refused."""
+    state: str = "asked"
+    """
+    asked, answered or refused. Each question has two events: when it is asked, and when it is
+    answered or refused. The second is missing if the session ends first.
+    """
+    approved: bool | None = None
+    answer: Any = None
+    reason: str | None = None
+    """Why it was refused: timeout, cancelled, shutdown, or the text of the person."""
+
+    @property
+    def asked(self) -> bool:
+        return self.state == "asked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,20 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeInfo:
+    """A volume as the server returned it."""
+
+    id: str
+    kind: str
+    """local or s3."""
+    size: str | None
+    """None for s3: the bucket is the limit."""
+    node_id: str | None
+    """The node that stores the volume; None if all nodes can reach it."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Packages:
     """Python packages of a session, and the status of their installation."""
 

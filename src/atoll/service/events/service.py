@@ -75,7 +75,6 @@ class Feed:
         self._changed = asyncio.Event()
         self._reads: dict[Query, asyncio.Task[FeedPage]] = {}
         self._closed = False
-        self.followers = 0
         self.unnumbered = asyncio.Event()
         """Set when this process has stored events that may not have a number yet."""
 
@@ -187,29 +186,25 @@ class Feed:
         """
         position, reported, reported_at = after, -1, float("-inf")
         checked_at = self._clock.monotonic()
-        self.followers += 1
-        try:
-            while not self._closed:
-                changed = self._changed
-                try:
-                    if self._clock.monotonic() - checked_at >= CHECK_SECONDS:
-                        await check()
-                        checked_at = self._clock.monotonic()
-                    stretch = await self.read(position, types, subject)
-                except TemporaryError as error:
-                    log.info("events.not_read", error=error.message)
-                    await asyncio.sleep(RETRY_SECONDS)
-                    continue
-                now = self._clock.monotonic()
-                due = stretch.through > reported and now - reported_at >= POSITION_SECONDS
-                if stretch.events or due:
-                    yield stretch
-                    reported, reported_at = stretch.through, now
-                if stretch.through == position:
-                    await wait_for(changed, POLL_SECONDS)
-                position = stretch.through
-        finally:
-            self.followers -= 1
+        while not self._closed:
+            changed = self._changed
+            try:
+                if self._clock.monotonic() - checked_at >= CHECK_SECONDS:
+                    await check()
+                    checked_at = self._clock.monotonic()
+                stretch = await self.read(position, types, subject)
+            except TemporaryError as error:
+                log.info("events.not_read", error=error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            now = self._clock.monotonic()
+            due = stretch.through > reported and now - reported_at >= POSITION_SECONDS
+            if stretch.events or due:
+                yield stretch
+                reported, reported_at = stretch.through, now
+            if stretch.through == position:
+                await wait_for(changed, POLL_SECONDS)
+            position = stretch.through
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

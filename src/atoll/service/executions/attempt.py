@@ -24,21 +24,21 @@ import structlog
 from atoll.errors import (
     AtollError,
     BackendUnavailable,
-    Conflict,
     NodeUnreachable,
     PermanentError,
     SessionEnded,
     SessionNotRunning,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import (
     ContextUnavailable,
     ExecutorError,
-    ExecutorLeaving,
+    ExecutorShuttingDown,
     LinkLost,
     ProtocolViolation,
-    RunOver,
-    SessionOccupied,
+    RunAcknowledged,
+    SessionBusy,
     StaleSession,
 )
 from atoll.link.values import parse_value
@@ -217,7 +217,7 @@ class Attempts:
         placed = dataclasses.replace(run.execution, instance_id=connection.instance.id)
         try:
             run.placed(await self._store.executions.save(placed))
-        except Conflict:
+        except VersionConflict:
             raise RecordChanged from None
 
     async def _with_complete_request(self, run: Run) -> Execution:
@@ -235,17 +235,17 @@ class Attempts:
     async def _after_refusal(
         self, run: Run, connection: Connection, error: ExecutorError
     ) -> Outcome | None:
-        if isinstance(error, RunOver):
+        if isinstance(error, RunAcknowledged):
             raise OwnedElsewhere from error
         if isinstance(error, ContextUnavailable):
             return outcome_of_missing(error)
-        if not isinstance(error, (SessionOccupied, StaleSession, ExecutorLeaving)):
+        if not isinstance(error, (SessionBusy, StaleSession, ExecutorShuttingDown)):
             return without_result(ExecutionStatus.CRASHED, Cause.DRIVER, error.message)
         run.refused()
         if isinstance(error, StaleSession):
             # The session was changed since this replica read it.
             await self._sessions.connections.refresh(connection)
-        elif isinstance(error, ExecutorLeaving):
+        elif isinstance(error, ExecutorShuttingDown):
             # The instance exits; the one that takes its place runs the execution.
             await asyncio.wait([connection.link.closed], timeout=EXIT_TIMEOUT)
         elif not run.stopped:

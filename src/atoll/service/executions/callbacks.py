@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.errors import Conflict, InvalidRequest, NotFound, TemporaryError
+from atoll.errors import InvalidRequest, NotFound, TemporaryError, VersionConflict
 from atoll.link import messages
 from atoll.link.errors import ProtocolViolation
 from atoll.link.values import parse_value
@@ -85,7 +85,7 @@ class ExecutorCallbacks:
             try:
                 event = execution_event(ended, ended.status, self._clock.now())
                 await self._records.save(ended, event)
-            except Conflict:
+            except VersionConflict:
                 execution = await self._owned(instance_id, execution_id)
                 if execution.status.ended:
                     return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, CoordinationUnavailable, NotFound, TemporaryError
+from atoll.errors import CoordinationUnavailable, NotFound, TemporaryError, VersionConflict
 from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import without_result
@@ -106,7 +106,7 @@ class ExecutionRecords:
         while (execution := await self.owned(execution_id)) is not None:
             try:
                 await self._store.save(dataclasses.replace(execution, holder=None))
-            except Conflict:
+            except VersionConflict:
                 continue
             except TemporaryError as error:
                 log.warning(
@@ -167,7 +167,7 @@ class ExecutionRecords:
             except TemporaryError as error:
                 log.warning("execution.not_stored", execution_id=execution.id, error=error.message)
                 await backoff.pause()
-            except Conflict:
+            except VersionConflict:
                 found = await self.get(execution.id)
                 if found is not None and found.status.ended:
                     return await self.complete(found)

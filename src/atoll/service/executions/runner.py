@@ -21,10 +21,10 @@ import structlog
 
 from atoll.errors import (
     BackendUnavailable,
-    Conflict,
     LeaseLost,
     PresenceLost,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model import retry
@@ -332,7 +332,7 @@ class Runner(SessionObserver):
         try:
             event = execution_event(following, "retried", now)
             following = await self._replica.store.executions.save(following, event=event)
-        except Conflict:
+        except VersionConflict:
             raise RecordChanged from None
         pause = retry.delay(
             following.retry_count,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import Conflict, TemporaryError
+from atoll.errors import TemporaryError, VersionConflict
 from atoll.model.event import execution_event
 from atoll.model.execution import ExecutionStatus
 
@@ -56,7 +56,7 @@ class StatusWriter:
         try:
             event = execution_event(execution, "running", self._clock.now())
             stored = await self._store.executions.save(execution, event=event)
-        except (Conflict, TemporaryError) as error:
+        except (VersionConflict, TemporaryError) as error:
             # Whether this replica still owns it turns out when the result is written.
             log.info("execution.status_not_stored", execution_id=self._run.id, error=error.message)
         else:

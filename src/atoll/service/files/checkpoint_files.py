@@ -26,11 +26,11 @@ _TYPES = {manifest.FILE: "file", manifest.DIRECTORY: "directory", manifest.SYMLI
 
 class CheckpointFiles:
     def __init__(
-        self, checkpoints: Checkpoints, wait_for_last_save: Callable[[str], Awaitable[None]]
+        self, checkpoints: Checkpoints, wait_for_last_checkpoint: Callable[[str], Awaitable[None]]
     ) -> None:
-        """`wait_for_last_save` waits for the checkpoint of a session that has just ended."""
+        """`wait_for_last_checkpoint` waits for the checkpoint of a session that has just ended."""
         self._checkpoints = checkpoints
-        self._wait_for_last_save = wait_for_last_save
+        self._wait_for_last_checkpoint = wait_for_last_checkpoint
 
     async def open(
         self, session_id: str, path: str, start: int, end: int | None
@@ -39,7 +39,7 @@ class CheckpointFiles:
         A file and its bytes from `start` up to but not including `end`; null if the checkpoint does
         not have it.
         """
-        await self._wait_for_last_save(session_id)
+        await self._wait_for_last_checkpoint(session_id)
         entry = await self._resolve(session_id, path)
         if entry is None or entry.kind != manifest.FILE:
             return None
@@ -52,7 +52,7 @@ class CheckpointFiles:
         Entries of a directory in order of name, after the name `after`, and the name after which to
         continue; null if the checkpoint does not have the directory.
         """
-        await self._wait_for_last_save(session_id)
+        await self._wait_for_last_checkpoint(session_id)
         name = _name(path)
         if name is None or await self._checkpoints.get(session_id) is None:
             return None

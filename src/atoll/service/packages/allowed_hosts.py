@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from atoll.drivers.shared.http_forwarding import (
+from atoll.drivers.shared.package_proxy import (
     CONNECT_TIMEOUT,
     Destination,
     RequestRefused,

@@ -20,8 +20,8 @@ import httpx
 import structlog
 from packaging.utils import canonicalize_name
 
-from atoll.drivers.shared import http_forwarding
-from atoll.drivers.shared.http_forwarding import CHUNK_SIZE, RequestRefused
+from atoll.drivers.shared import package_proxy
+from atoll.drivers.shared.package_proxy import CHUNK_SIZE, RequestRefused
 from atoll.service.packages.allowed_hosts import AllowedHosts
 from atoll.service.packages.index import ACCEPT
 from atoll.service.packages.index_files import IndexFiles, UnreadablePage
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import h11
 
     from atoll.drivers.base import Wheel
-    from atoll.drivers.shared.http_forwarding import ClientConnection, Destination
+    from atoll.drivers.shared.package_proxy import ClientConnection, Destination
     from atoll.service.packages.index import Index
     from atoll.service.packages.wheel_downloads import WheelDownload
     from atoll.settings import PackageSettings
@@ -67,7 +67,6 @@ class IndexProxy:
     ) -> None:
         """`place` is a directory for downloaded wheels; `report` writes to the log."""
         self._index = index
-        self._settings = settings
         self._report = report
         self._links = IndexFiles()
         self._downloads = WheelDownloads(place)
@@ -83,7 +82,7 @@ class IndexProxy:
     async def __aenter__(self) -> IndexProxy:
         # Trusted certificates are read from disk.
         tls = await asyncio.to_thread(self._index.tls)
-        self._client = http_forwarding.client(tls=tls, trust_env=True)
+        self._client = package_proxy.client(tls=tls, trust_env=True)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -107,7 +106,7 @@ class IndexProxy:
             return
         self._serving.add(task)
         try:
-            await http_forwarding.serve_connection(reader, writer, self._answer)
+            await package_proxy.serve_connection(reader, writer, self._answer)
         except asyncio.CancelledError:
             # The installation has ended. Nobody awaits this task.
             pass
@@ -242,7 +241,7 @@ class IndexProxy:
         self, method: str, url: str, headers: dict[str, str]
     ) -> AbstractAsyncContextManager[httpx.Response]:
         assert self._client is not None
-        return http_forwarding.forward(
+        return package_proxy.forward(
             self._client,
             method,
             url,

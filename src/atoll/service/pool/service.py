@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from atoll import ids
-from atoll.model.instance import Instance, InstanceSpec
+from atoll.service.instances import ReadyInstance, remove_instance
 from atoll.service.pool.stats import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from atoll.drivers.base import Driver
-    from atoll.link.client import Link
-    from atoll.model.instance import Callback
+    from atoll.model.instance import Instance
     from atoll.model.pool_size import Limit
     from atoll.model.resources import Resources
-    from atoll.model.session import Warning
     from atoll.model.template import Template
-    from atoll.model.volume import Volume, VolumeMount
     from atoll.service.replica import Replica
 
     Version = tuple[str, datetime, int]
@@ -40,19 +37,6 @@ CLOSE_CONCURRENCY = 8
 
 RATE_WINDOW = timedelta(seconds=60)
 """Period over which the rate of creates is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyInstance:
-    """An unused instance, and its link."""
-
-    instance: Instance
-    link: Link
-    resources: Resources
-    made_at: float
-    """Monotonic clock, in seconds."""
-    warnings: tuple[Warning, ...] = ()
-    """For the session that takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,46 +74,26 @@ class PoolStatus:
     oldest_seconds: float | None
 
 
-class TemplateProvider(Protocol):
-    async def provide(self, template: Template) -> None:
-        """
-        Return if this node has all that the template's instances need. Otherwise begin to build it,
-        and raise `TemporaryError`.
-        """
-
-
 class Pool:
     def __init__(
         self,
         replica: Replica,
         driver: Driver,
-        builds: TemplateProvider,
-        *,
-        ephemeral: bool = False,
-        callback: Callable[[str], Callback] | None = None,
     ) -> None:
-        """`callback` gives the address to which the executor of an instance reports, if any."""
         self._store = replica.store
         self._clock = replica.clock
         self._node_id = replica.node_id
         self._replica = replica.id
         self._driver = driver
-        self._builds = builds
-        self._ephemeral = ephemeral
-        self._callback = callback
         self._ready: dict[Version, list[ReadyInstance]] = {}
         """Oldest first."""
         self._kept: set[Version] = set()
         self._dead: list[ReadyInstance] = []
         self.stats = PoolStats(self._clock, RATE_WINDOW)
-        self.plans: dict[str, PoolPlan] = {}
-        """By template; set by the refill."""
-        self.starting: Counter[Version] = Counter()
-        """Instances that the refill is starting."""
-        self.changed = asyncio.Event()
-        """Set when the refill may have something to do."""
-        self.stale = True
-        """Whether templates have changed since the refill last read them."""
+        self._plans: dict[str, PoolPlan] = {}
+        self._starting: Counter[Version] = Counter()
+        self._changed = asyncio.Event()
+        self._templates_changed = False
 
     def take(self, template: Template, resources: Resources) -> ReadyInstance | None:
         """The newest instance; null if there is none with a disk of this size."""
@@ -145,19 +109,18 @@ class Pool:
                 self._dead.append(ready)
         if template.edition in self._kept:
             self.stats.record_take(template.id, hit=found is not None)
-        self.changed.set()
+        self.wake_refill()
         return found
 
     def put(self, template: Template, ready: ReadyInstance) -> None:
         # The refill replaces an instance as soon as it dies.
-        ready.link.closed.add_done_callback(lambda _: self.changed.set())
+        ready.link.closed.add_done_callback(lambda _: self.wake_refill())
         waiting = self._ready.setdefault(template.edition, [])
         bisect.insort(waiting, ready, key=lambda other: other.made_at)
 
     def templates_changed(self) -> None:
-        """Have the refill read the templates again."""
-        self.stale = True
-        self.changed.set()
+        self._templates_changed = True
+        self.wake_refill()
 
     def ages(self, template: Template) -> list[float]:
         """Ages of the ready instances in seconds, the oldest first."""
@@ -221,61 +184,6 @@ class Pool:
         """Ready instances of all replicas of this node, by template."""
         return dict(Counter(self.sizes()) + Counter(await self.on_other_replicas()))
 
-    async def make(
-        self,
-        template: Template,
-        resources: Resources,
-        *,
-        session_id: str | None = None,
-        workspace: str | None = None,
-        volumes: tuple[tuple[Volume, VolumeMount], ...] = (),
-        prefix: str | None = None,
-    ) -> ReadyInstance:
-        """
-        Start an instance, record it and connect to it. A failure leaves nothing behind.
-
-        An instance for a session is recorded as the session's own from the beginning: a replica
-        that finds it after a crash must not mistake it for an instance of the pool.
-        """
-        instance_id = ids.instance_id()
-        spec = InstanceSpec(
-            instance_id,
-            template,
-            resources,
-            workspace,
-            self._ephemeral,
-            None if self._callback is None else self._callback(instance_id),
-            volumes,
-            prefix,
-        )
-        await self._builds.provide(template)
-        begun = self._clock.monotonic()
-        handle = await self._driver.ensure(spec)
-        try:
-            instance = Instance(
-                id=spec.instance_id,
-                node_id=self._node_id,
-                template_id=template.id,
-                template_version=template.number,
-                workspace=self._driver.workspaces.of(handle),
-                handle=handle,
-                created_at=self._clock.now(),
-                session_id=session_id,
-                holder=self._replica if session_id is None else None,
-            )
-            await self._store.instances.add(instance)
-            link = await self._driver.connect(handle)
-            made_at = self._clock.monotonic()
-            if workspace is None:
-                # Before anything runs in it: so one measurement predicts the next instance.
-                memory = await self._driver.limits.memory_used(handle)
-                seconds = made_at - begun if session_id is None else None
-                self.stats.record_start(template.id, seconds, memory)
-        except BaseException:
-            await asyncio.shield(self.clear(spec.instance_id, workspace is None))
-            raise
-        return ReadyInstance(instance, link, resources, made_at)
-
     async def adopt(self, template: Template, instance: Instance) -> bool:
         """Take over a ready instance of a lost replica; false if another replica was faster."""
         if not await self._store.instances.claim(
@@ -288,21 +196,10 @@ class Pool:
         self.put(template, ReadyInstance(instance, link, template.default_resources, made_at))
         return True
 
-    async def clear(self, instance_id: str, workspace_too: bool) -> None:
-        """Remove an instance from the node and from the store."""
-        for handle in await self._driver.handles():
-            if handle.instance_id == instance_id:
-                await self._driver.destroy(handle)
-                if workspace_too:
-                    await self._driver.workspaces.discard(self._driver.workspaces.of(handle))
-        await self._store.instances.remove(instance_id)
-
     async def destroy(self, ready: ReadyInstance) -> None:
         """Destroy an instance that no session owns, and its workspace."""
         ready.link.close()
-        await self._driver.destroy(ready.instance.handle)
-        await self._driver.workspaces.discard(ready.instance.workspace)
-        await self._store.instances.remove(ready.instance.id)
+        await remove_instance(self._store, self._driver, ready.instance.handle, with_workspace=True)
 
     async def close(self) -> None:
         slots = asyncio.Semaphore(CLOSE_CONCURRENCY)
@@ -315,18 +212,59 @@ class Pool:
             for ready in self.keep([]):
                 group.create_task(destroy(ready))
 
+    # The refill
+
+    def wake_refill(self) -> None:
+        """Something has changed that the refill may have to react to."""
+        self._changed.set()
+
+    async def wait_for_change(self, timeout: float | None) -> bool:
+        """Wait at most `timeout` seconds; true if something changed since the last true answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        changed = self._changed.is_set()
+        self._changed.clear()
+        return changed
+
+    def have_templates_changed(self) -> bool:
+        """Whether templates have changed since the last call."""
+        changed, self._templates_changed = self._templates_changed, False
+        return changed
+
+    @property
+    def plans(self) -> Mapping[str, PoolPlan]:
+        """By template."""
+        return self._plans
+
+    def set_plans(self, plans: Iterable[PoolPlan]) -> None:
+        self._plans = {plan.template.id: plan for plan in plans}
+
+    def starting(self, template: Template) -> int:
+        """How many instances the refill is starting."""
+        return self._starting[template.edition]
+
+    def start_begun(self, template: Template) -> None:
+        self._starting[template.edition] += 1
+
+    def start_ended(self, template: Template, ready: ReadyInstance | None) -> None:
+        """A start gave a ready instance, or failed."""
+        self._starting -= Counter({template.edition: 1})
+        if ready is not None:
+            self.put(template, ready)
+
     async def list(self) -> list[PoolStatus]:
         """The pools of this replica, in order of template id."""
         others = await self.on_other_replicas()
         found = []
-        for template_id, plan in sorted(self.plans.items()):
+        for template_id, plan in sorted(self._plans.items()):
             template = plan.template
             ages = self.ages(template)
             hits, misses = self.stats.counts(template_id)
             status = PoolStatus(
                 plan=plan,
                 ready=len(ages),
-                starting=self.starting[template.edition],
+                starting=self.starting(template),
                 others=others.get(template_id, 0),
                 rate=self.stats.rate(template_id),
                 start_seconds=self.stats.start_seconds(template_id),

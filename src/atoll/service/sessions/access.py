@@ -1,4 +1,4 @@
-"""What other packages use of sessions: their records, connections, and a start if need be."""
+"""The part of this package that other services get: records, connections and the starter."""
 
 from __future__ import annotations
 

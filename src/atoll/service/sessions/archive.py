@@ -65,10 +65,10 @@ class Archiver:
             limit = self._settings.timeout
             try:
                 async with asyncio.timeout(limit.total_seconds()):
-                    await self._save(session)
+                    await self._checkpoint(session)
             except TimeoutError:
                 raise PermanentError(
-                    f"Session {session.id} was not archived within {limit}.",
+                    f"Session {session.id} was not archived within {limit.total_seconds():g} s.",
                     code="archive_timeout",
                     cause=Cause.TIMEOUT,
                 ) from None
@@ -96,27 +96,27 @@ class Archiver:
                 return
         raise NoArchiveSlot
 
-    async def save_stopped(self, session_id: str) -> None:
-        """Save the files of a session of this node that is stopped, or ended while it was."""
+    async def checkpoint_stopped(self, session_id: str) -> None:
+        """Take a checkpoint of a session of this node that is stopped, or ended while it was."""
         session = await self._records.get(session_id)
         if session.status.ended:
-            await self._save(session)  # The caller removes the session and holds its lease.
+            await self._checkpoint(session)  # The caller removes the session and holds its lease.
             return
         leases = self._replica.leases
         async with leases.lease(instance_lease(session_id), leases.new_owner()):
             session = await self._records.get(session_id)
             if session.status is SessionStatus.STOPPED:
-                await self._save(session)
+                await self._checkpoint(session)
 
     async def secure(self, session: Session, instance: Instance | None) -> None:
         """Take a checkpoint of the session and verify it; user code in its instance is killed."""
-        if instance is None or not await self._instances.is_running(instance):
-            await self._save(session)
+        if instance is None or not await self._instances.ensure_unpaused(instance):
+            await self._checkpoint(session)
         elif session.workspace_mode is WorkspaceMode.SYNC:
             async with self._stopper.quiesced(instance) as link:
                 await self._checkpoints.secure(session.id, link)
 
-    async def _save(self, session: Session) -> None:
+    async def _checkpoint(self, session: Session) -> None:
         has_files = self._records.is_here(session) and session.workspace is not None
         if not has_files or session.workspace_mode is not WorkspaceMode.SYNC:
             return

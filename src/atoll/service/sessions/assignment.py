@@ -17,7 +17,7 @@ from atoll.model.session import Session, Warning
 from atoll.model.session_changes import as_running, with_warnings
 
 if TYPE_CHECKING:
-    from atoll.service.pool.service import ReadyInstance
+    from atoll.service.instances import ReadyInstance
     from atoll.service.replica import Replica
     from atoll.service.sessions.connections import Connection, Connections
     from atoll.service.sessions.instances import SessionInstances

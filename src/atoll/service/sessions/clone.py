@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from atoll.model.session import Session
-    from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.checkpoint_requests import CheckpointRequests
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.create import SessionCreator
     from atoll.service.sessions.secrets import Secrets
@@ -41,7 +41,7 @@ class Cloner:
         core: SessionCore,
         creator: SessionCreator,
         updater: SessionUpdater,
-        autosave: Autosave,
+        checkpoint_requests: CheckpointRequests,
         secrets: Secrets,
     ) -> None:
         self._replica = core.replica
@@ -52,7 +52,7 @@ class Cloner:
         self._instances = core.instances
         self._creator = creator
         self._updater = updater
-        self._autosave = autosave
+        self._checkpoint_requests = checkpoint_requests
         self._secrets = secrets
         self._copying = asyncio.Semaphore(MAX_COPIES)
 
@@ -120,7 +120,7 @@ class Cloner:
     async def _has_files(self, source_id: str) -> bool:
         """Whether there is a checkpoint to start from; one is taken for it."""
         try:
-            await self._autosave.ensure_checkpoint(source_id)
+            await self._checkpoint_requests.ensure(source_id)
             return True
         except CheckpointNotFound:
             source = await self._records.get(source_id)

@@ -2,8 +2,8 @@
 Connections to running sessions.
 
 The store is the truth; a connection caches how to reach what the store records, and is dropped with
-its link. `reachable` and `probed` use the cache alone, `reach` and `find` connect to an existing
-instance, and `SessionStarter.connect` starts the session if need be.
+its link. `reachable` and `probe` use open connections alone, `reach` and `open_recorded` also open
+one to an existing instance, and `SessionStarter.connect` starts the session if need be.
 
 An instance is probed before it is trusted, at most once in `PROBE_INTERVAL`. An executor that
 violates the protocol is not trusted again: its instance is destroyed.
@@ -22,7 +22,7 @@ from atoll.model.instance import State
 from atoll.model.session import Cause, Session
 from atoll.service.sessions.instances import PROBE_TIMEOUT
 from atoll.service.sessions.observers import SessionObserver
-from atoll.service.sessions.optional_parts import resume_instance
+from atoll.service.sessions.pausing_and_resizing import resume_instance
 
 if TYPE_CHECKING:
     from atoll.drivers.base import Driver
@@ -86,8 +86,11 @@ class Connections(SessionObserver):
     def session_ids(self) -> set[str]:
         return set(self._connections)
 
-    async def probed(self, session_id: str) -> Connection | None:
-        """The connection, if its link is alive and its instance was found running lately."""
+    async def probe(self, session_id: str) -> Connection | None:
+        """
+        The connection, if its link is alive and its instance runs. The driver is asked at most once
+        in `PROBE_INTERVAL`; if it does not know, the connection counts as good.
+        """
         connection = self.reachable(session_id)
         if connection is None:
             return None
@@ -114,9 +117,9 @@ class Connections(SessionObserver):
         if connection is not None:
             return connection
         session = await self._records.unended(session_id)
-        return await self.find(session) if session.status.keeps_instance else None
+        return await self.open_recorded(session) if session.status.keeps_instance else None
 
-    async def find(self, session: Session, *, resume: bool = False) -> Connection | None:
+    async def open_recorded(self, session: Session, *, resume: bool = False) -> Connection | None:
         """
         Connect to the instance that the session's record names; None if it does not run. With
         `resume`, a paused instance is resumed.
@@ -184,7 +187,7 @@ class Connections(SessionObserver):
         if connection is None:
             # Not `reach`: the session may have ended already, because of this change.
             stored = await self._records.get(session.id)
-            connection = await self.find(stored) if stored.status.keeps_instance else None
+            connection = await self.open_recorded(stored) if stored.status.keeps_instance else None
         if connection is None:
             return  # The next instance starts with what is stored.
         self.update(connection, session)

@@ -1,4 +1,4 @@
-"""What the modules of this package share."""
+"""The objects that the classes of this package have in common, as one constructor argument."""
 
 from __future__ import annotations
 

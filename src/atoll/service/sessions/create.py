@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,89 +18,56 @@ from atoll.errors import (
     AtollError,
     Conflict,
     InstanceTaken,
-    InvalidRequest,
     PermanentError,
     TemporaryError,
     VersionConflict,
 )
 from atoll.model.event import session_event
-from atoll.model.session import Cause, Session, SessionStatus, Wanted, WorkspaceMode
-from atoll.model.template import DEFAULT_TEMPLATE
-from atoll.service.sessions.optional_parts import resize_instance
-from atoll.service.sessions.provisioning import NO_EXTRAS, Extras, is_installing
+from atoll.model.session import Cause, Session, SessionStatus, WorkspaceMode
+from atoll.service.sessions.pausing_and_resizing import resize_instance
+from atoll.service.sessions.provisioning import is_installing
 from atoll.service.sessions.start import SPECIFIC_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atoll.model.resources import Resources
     from atoll.model.template import Template
+    from atoll.service.instances import ReadyInstance
     from atoll.service.placement.admission import Admission
-    from atoll.service.pool.service import Pool, ReadyInstance
+    from atoll.service.pool.service import Pool
     from atoll.service.sessions.autosave import Autosave
+    from atoll.service.sessions.checkpoint_requests import CheckpointRequests
     from atoll.service.sessions.core import SessionCore
-    from atoll.service.sessions.provisioning import Provisioning
+    from atoll.service.sessions.new_session import NewSession, SessionBuilder
     from atoll.service.sessions.start import SessionStarter
-    from atoll.service.templates.service import Templates
-    from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-MAX_CAPACITY = 64
-"""Executions that a session may run at the same time."""
-TIMERS = ("idle_timeout", "archive_after", "delete_after")
-"""Fields of a session that settings have a default for; 0 in a request disables them."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NewSession:
-    """A request for a session."""
-
-    limits: Callable[[Resources], Resources]
-    """Given the template's resources, those of the session."""
-    template_id: str | None = None
-    timeout: int | None = None
-    env_vars: dict[str, str] = dataclasses.field(default_factory=dict)
-    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Further fields of `Session`, by name, as requested."""
-    extras: Extras = NO_EXTRAS
-
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-    """What sessions are created on."""
-
-    pool: Pool
-    templates: Templates
-    admission: Admission
-    provisioning: Provisioning
 
 
 class SessionCreator:
     def __init__(
         self,
         core: SessionCore,
-        compute: Compute,
+        builder: SessionBuilder,
+        pool: Pool,
+        admission: Admission,
         starter: SessionStarter,
         autosave: Autosave,
-        settings: Settings,
+        checkpoint_requests: CheckpointRequests,
     ) -> None:
         self._replica = core.replica
         self._store = core.replica.store
-        self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
         self._assignment = core.assignment
         self._observers = core.observers
-        self._pool = compute.pool
-        self._templates = compute.templates
-        self._admission = compute.admission
-        self._provisioning = compute.provisioning
+        self._builder = builder
+        self._pool = pool
+        self._admission = admission
         self._starter = starter
         self._autosave = autosave
-        self._settings = settings
-        self.warm_starts = 0
-        """Sessions that were created on an instance of the pool."""
+        self._checkpoint_requests = checkpoint_requests
+        self.created = {"pool": 0, "cold": 0}
+        """How many sessions this process has created, on an instance of the pool or their own."""
 
     async def create(
         self, new: NewSession, *, session_id: str | None = None, wait: bool = True
@@ -113,68 +78,17 @@ class SessionCreator:
         """
         if session_id is not None and (known := await self._store.sessions.get(session_id)):
             return await self.existing(known)
-        template = await self._templates.ready(new.template_id or DEFAULT_TEMPLATE)
-        session = await self._session(new, template, session_id or ids.session_id())
+        session, template = await self._builder.build(new, session_id or ids.session_id())
         if self._store.unavailable:
             await self._store.ping()  # Check this before a ready instance is taken.
         session = self._autosave.with_warning(session)
-        if new.extras is not NO_EXTRAS:
-            session = await self._provided(session, template, new.extras)
+        if session.started_from is not None:
+            await self._checkpoint_requests.ensure(session.started_from)
         if _fits_pool(session):
             session_on_ready = await self._create_on_ready(session, template)
             if session_on_ready is not None:
                 return session_on_ready
         return await self.create_cold(session, wait=wait)
-
-    async def _session(self, new: NewSession, template: Template, session_id: str) -> Session:
-        resources = new.limits(template.default_resources)
-        if resources is not template.default_resources:
-            await self._templates.check_resources(resources)
-        seconds = self.lifetime(new.timeout)
-        now = self._clock.now()
-        session = Session(
-            id=session_id,
-            template_id=template.id,
-            template_version=template.number,
-            status=SessionStatus.CREATING,
-            wanted=Wanted.RUNNING,
-            runtime_type=self._driver.kind,
-            runtime_node=self._replica.node_id,
-            resources=resources,
-            timeout=seconds,
-            created_at=now,
-            updated_at=now,
-            expires_at=now + timedelta(seconds=seconds),
-            env_vars={**template.env, **new.env_vars},
-            active_at=now,
-        )
-        timers = {
-            name: _timer(new.fields.get(name), getattr(self._settings.session, name))
-            for name in TIMERS
-        }
-        session = dataclasses.replace(session, **{**new.fields, **timers})
-        if session.capacity > MAX_CAPACITY:
-            raise InvalidRequest(f"capacity: at most {MAX_CAPACITY}.", field="capacity")
-        return session
-
-    def lifetime(self, timeout: int | None) -> int:
-        limit = self._settings.session.max_timeout.total_seconds()
-        seconds = timeout or int(self._settings.session.timeout.total_seconds())
-        if seconds > limit:
-            raise InvalidRequest(
-                f"timeout: at most {limit:g} seconds are allowed here.", field="timeout"
-            )
-        return seconds
-
-    async def _provided(self, session: Session, template: Template, extras: Extras) -> Session:
-        if extras.started_from is not None:
-            await self._autosave.ensure_checkpoint(extras.started_from)
-        session = await self._provisioning.provide(session, template, extras)
-        if is_installing(session) and extras.install is not None:
-            # Its lifetime begins when they are installed.
-            later = session.expires_at + timedelta(seconds=extras.install.timeout)
-            session = dataclasses.replace(session, expires_at=later)
-        return session
 
     async def _create_on_ready(self, session: Session, template: Template) -> Session | None:
         """The session on an instance of the pool; None if that is impossible."""
@@ -193,7 +107,7 @@ class SessionCreator:
             return None
         finally:
             admitted()
-        self.warm_starts += 1
+        self.created["pool"] += 1
         return connection.session
 
     async def _resize(self, ready: ReadyInstance, resources: Resources) -> None:
@@ -226,7 +140,9 @@ class SessionCreator:
         finally:
             admitted()
         if not is_installing(session):
-            return (await self._starter.start_new(session)).session
+            connection = await self._starter.start_new(session)
+            self.created["cold"] += 1
+            return connection.session
         # The client may disconnect: an installation takes minutes, and its progress can be
         # requested.
         self._observers.session_changed(session)
@@ -241,7 +157,9 @@ class SessionCreator:
         execution that comes meanwhile waits for the same.
         """
         try:
-            return (await self._starter.connect(session.id)).session
+            connection = await self._starter.connect(session.id)
+            self.created["cold"] += 1
+            return connection.session
         except (Conflict, *SPECIFIC_ERRORS):
             raise
         except AtollError as error:
@@ -273,9 +191,3 @@ def _fits_pool(session: Session) -> bool:
         and session.started_from is None
         and not is_installing(session)
     )
-
-
-def _timer(requested: int | None, default: timedelta | None) -> int | None:
-    if requested is None:
-        return None if default is None else max(1, int(default.total_seconds()))
-    return requested or None

@@ -17,7 +17,8 @@ import structlog
 from atoll.errors import InstanceNotObserved, PermanentError, WorkspaceLost
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Warning
-from atoll.service.sessions.optional_parts import resume_instance
+from atoll.service.instances import remove_instance
+from atoll.service.sessions.pausing_and_resizing import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from atoll.model.session import Session
     from atoll.model.volume import Volume, VolumeMount
     from atoll.service.checkpoints.service import Checkpoints
-    from atoll.service.pool.service import Pool, ReadyInstance
+    from atoll.service.instances import InstanceMaker, ReadyInstance
     from atoll.service.replica import Replica
     from atoll.service.templates.service import Templates
 
@@ -43,13 +44,13 @@ class SessionInstances:
         self,
         replica: Replica,
         driver: Driver,
-        pool: Pool,
+        maker: InstanceMaker,
         templates: Templates,
         checkpoints: Checkpoints,
     ) -> None:
         self._store = replica.store
         self._driver = driver
-        self._pool = pool
+        self._maker = maker
         self._templates = templates
         self._checkpoints = checkpoints
 
@@ -73,23 +74,25 @@ class SessionInstances:
             )
         return state
 
-    async def is_running(self, instance: Instance) -> bool:
-        """Whether it runs; a paused instance is resumed first."""
+    async def ensure_unpaused(self, instance: Instance) -> bool:
+        """Resume the instance if it is paused; false if it has exited."""
         state = await self.state(instance.handle)
         if state is State.PAUSED:
             await resume_instance(self._driver, instance.handle)
         return state in (State.RUNNING, State.PAUSED)
 
     async def remove(self, instance_id: str) -> None:
+        """Remove an instance, and keep its workspace."""
         instance = await self._store.instances.get(instance_id)
         if instance is not None:
-            await self._driver.destroy(instance.handle)
-            await self._store.instances.remove(instance_id)
+            await remove_instance(self._store, self._driver, instance.handle)
 
     async def discard(self, ready: ReadyInstance, *, with_workspace: bool) -> None:
         """Remove an instance that was made for a session and is not recorded as the session's."""
         ready.link.close()
-        await self._pool.clear(ready.instance.id, workspace_too=with_workspace)
+        await remove_instance(
+            self._store, self._driver, ready.instance.handle, with_workspace=with_workspace
+        )
 
     async def make(self, session: Session) -> ReadyInstance:
         """
@@ -99,7 +102,7 @@ class SessionInstances:
         template = await self._templates.numbered(session.template_id, session.template_version)
         prefix = session.mount_prefix
         make = functools.partial(
-            self._pool.make,
+            self._maker.make,
             template,
             session.resources,
             session_id=session.id,
@@ -130,14 +133,14 @@ class SessionInstances:
 
         async def replace() -> Link:
             nonlocal ready
-            await asyncio.shield(self._pool.destroy(ready))
+            await asyncio.shield(self.discard(ready, with_workspace=True))
             ready = await make(workspace=None)
             return ready.link
 
         try:
             restored = await self._checkpoints.restore(source, ready.link, replace)
         except BaseException:
-            await asyncio.shield(self._pool.destroy(ready))
+            await asyncio.shield(self.discard(ready, with_workspace=True))
             raise
         if not restored.older:
             return ready
@@ -154,8 +157,7 @@ class SessionInstances:
         for handle in await self._driver.handles():
             if self._driver.workspaces.of(handle) == workspace:
                 log.warning("instance.left_behind", instance_id=handle.instance_id)
-                await self._driver.destroy(handle)
-                await self._store.instances.remove(handle.instance_id)
+                await remove_instance(self._store, self._driver, handle)
 
     async def _source(self, session: Session) -> str | None:
         """The session whose checkpoint fills the workspace of one that has no files here."""

@@ -89,17 +89,15 @@ class SessionStarter:
         self._stopper = stopper
         self._provisioning = provisioning
         self._admission = admission
-        self._starting: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
+        self._shared_starts: dict[str, tuple[asyncio.Future[Connection], datetime | None]] = {}
         """Starts in progress, each with the submission time of the execution that caused it."""
-        self.cold_starts = 0
-        """Sessions that were created on an instance of their own."""
 
     async def connect(self, session_id: str, *, submitted_at: datetime | None = None) -> Connection:
         """
         A connection to the running session, which is started or recovered first if need be. For an
         execution, `submitted_at` decides whether a stop that came later keeps it from starting.
         """
-        connection = await self._connections.probed(session_id)
+        connection = await self._connections.probe(session_id)
         if connection is not None:
             self._observers.session_used(connection.session)
             return connection
@@ -108,40 +106,38 @@ class SessionStarter:
             if session.wanted is not Wanted.RUNNING:
                 raise not_running(session, "Start it with a key that may do more than read.")
         while True:
-            starting, theirs = self._starting.get(session_id) or self._share_start(
+            start, begun_for = self._shared_starts.get(session_id) or self._begin_start(
                 session_id, submitted_at
             )
             try:
-                return await asyncio.shield(starting)
+                return await asyncio.shield(start)
             except SessionNotRunning:
-                if submitted_at is not None or theirs is None:
+                if submitted_at is not None or begun_for is None:
                     raise
                 # Refused to an older execution; this request may start the session.
 
-    def _share_start(
+    def _begin_start(
         self, session_id: str, submitted_at: datetime | None
     ) -> tuple[asyncio.Future[Connection], datetime | None]:
         task = self._replica.background.start(
-            self._find_or_start(session_id, submitted_at), f"start {session_id}"
+            self._connect_or_start(session_id, submitted_at), f"start {session_id}"
         )
-        self._starting[session_id] = task, submitted_at
-        task.add_done_callback(lambda _: self._starting.pop(session_id, None))
+        self._shared_starts[session_id] = task, submitted_at
+        task.add_done_callback(lambda _: self._shared_starts.pop(session_id, None))
         return task, submitted_at
 
-    async def _find_or_start(self, session_id: str, submitted_at: datetime | None) -> Connection:
+    async def _connect_or_start(self, session_id: str, submitted_at: datetime | None) -> Connection:
         try:
-            session = await self._want_running(session_id, submitted_at)
+            session = await self._record_wanted(session_id, submitted_at)
             self._observers.session_used(session)
             if session.status in (SessionStatus.CREATING, SessionStatus.RUNNING):
-                connection = await self._connections.find(session)
+                connection = await self._connections.open_recorded(session)
                 if connection is not None:
                     return connection
             owner = f"{self._replica.id}/{session_id}"
             async with self._replica.leases.lease(instance_lease(session_id), owner):
                 # Another replica may have been faster.
-                return await self._ensure_running(
-                    await self._want_running(session_id, submitted_at)
-                )
+                return await self._start(await self._record_wanted(session_id, submitted_at))
         except SPECIFIC_ERRORS:
             raise
         except (PermanentError, TemporaryError) as error:
@@ -157,9 +153,9 @@ class SessionStarter:
             await self._admission.readmit(session)
         return session
 
-    async def ensure_running(self, session_id: str) -> Connection:
+    async def start(self, session_id: str) -> Connection:
         """Start the session if it does not run. The caller holds the lease of its instance."""
-        return await self._ensure_running(await self._records.unended(session_id))
+        return await self._start(await self._records.unended(session_id))
 
     async def start_new(self, session: Session) -> Connection:
         """Make the first instance of a recorded session; a failure ends the session."""
@@ -182,18 +178,18 @@ class SessionStarter:
             except (VersionConflict, InstanceTaken):
                 # The session ended or changed meanwhile, or a replica that considered this one lost
                 # has also made an instance.
-                return await self.ensure_running(session.id)
-            self.cold_starts += 1
+                return await self.start(session.id)
             log.debug("session.started", session_id=session.id, instance_id=ready.instance.id)
             return connection
 
-    async def _ensure_running(self, session: Session) -> Connection:
+    async def _start(self, session: Session) -> Connection:
+        """Connect to the instance that the session has, or make another one."""
         if session.status is SessionStatus.STOPPING:
             session = await self._stopper.stop(session)
             self._connections.disconnect(session.id)
         connection = None
         if session.status.keeps_instance:
-            connection = await self._connections.find(session, resume=True)
+            connection = await self._connections.open_recorded(session, resume=True)
         if connection is not None:
             if session.status is not SessionStatus.RUNNING:
                 running = as_running(session, self._clock.now())
@@ -211,18 +207,20 @@ class SessionStarter:
             return await self._assignment.assign(session, await self._instances.make(session))
         except (VersionConflict, InstanceTaken):
             # Ended meanwhile, or the replica that was making an instance has finished.
-            connection = await self._connections.find(await self._records.unended(session.id))
+            connection = await self._connections.open_recorded(
+                await self._records.unended(session.id)
+            )
             if connection is None:
                 raise
             return connection
 
-    async def _want_running(self, session_id: str, submitted_at: datetime | None) -> Session:
+    async def _record_wanted(self, session_id: str, submitted_at: datetime | None) -> Session:
         """Record that the session is wanted to run, if the request may start it."""
         while True:
             session = await self._records.unended(session_id)
             if session.wanted is Wanted.RUNNING:
                 return session
-            if not _starts(session, submitted_at):
+            if not _request_may_start(session, submitted_at):
                 raise not_running(session)
             self._records.check_here(session)
             running = wanting(session, Wanted.RUNNING, session.cause, self._clock.now())
@@ -274,7 +272,7 @@ class SessionStarter:
         )
 
 
-def _starts(session: Session, submitted_at: datetime | None) -> bool:
+def _request_may_start(session: Session, submitted_at: datetime | None) -> bool:
     """Whether a request, or an execution that was submitted then, may start the session."""
     runs = session.rested_at is None
     if submitted_at is not None and (runs or session.stopped_since(submitted_at)):

@@ -1,8 +1,8 @@
 """
-Stops the instances of sessions: cancels what runs, saves the workspace, ends the instance.
+Stops the instances of sessions: cancels what runs, takes a checkpoint, ends the instance.
 
 A failing checkpoint does not keep a session from being stopped: its files stay on the node's disk
-and are saved when the session is archived. The session shows a warning until then.
+until the session is archived. The session shows a warning until then.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import structlog
 
 from atoll.errors import AtollError
 from atoll.link.errors import ExecutorError
-from atoll.model.instance import State
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 from atoll.model.session_changes import NOT_SAVED, with_status, with_warnings
-from atoll.service.sessions.optional_parts import resume_instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +36,6 @@ class InstanceStopper:
         core: SessionCore,
         settings: Settings,
     ) -> None:
-        self._store = core.replica.store
         self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
@@ -46,8 +43,8 @@ class InstanceStopper:
         self._observers = core.observers
         self._checkpoints = core.checkpoints
         self._grace = settings.session.stop_grace
-        self._save_timeout = settings.archive.timeout
-        self._saves = settings.blob.url is not None
+        self._checkpoint_timeout = settings.archive.timeout
+        self._checkpoints_at_stop = settings.blob.url is not None
         """On the node's own disk a checkpoint beside the workspace protects from nothing."""
 
     async def stop(self, session: Session) -> Session:
@@ -67,29 +64,23 @@ class InstanceStopper:
 
     async def _end(self, session: Session, instance: Instance) -> str | None:
         """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
-        handle, failure = instance.handle, None
-        if await self._instances.state(handle) is State.PAUSED:
-            await resume_instance(self._driver, handle)
-        if (
-            self._saves
-            and session.workspace_mode is WorkspaceMode.SYNC
-            and await self._instances.is_running(instance)
-        ):
-            failure = await self._save(session, instance)
-        await self._driver.stop(handle, grace=self._grace)
-        await self._driver.destroy(handle)
-        await self._store.instances.remove(instance.id)
+        failure = None
+        runs = await self._instances.ensure_unpaused(instance)
+        if runs and self._checkpoints_at_stop and session.workspace_mode is WorkspaceMode.SYNC:
+            failure = await self._checkpoint(session, instance)
+        await self._driver.stop(instance.handle, grace=self._grace)
+        await self._instances.remove(instance.id)
         return failure
 
-    async def _save(self, session: Session, instance: Instance) -> str | None:
+    async def _checkpoint(self, session: Session, instance: Instance) -> str | None:
         try:
             async with (
-                asyncio.timeout(self._save_timeout.total_seconds()),
+                asyncio.timeout(self._checkpoint_timeout.total_seconds()),
                 self.quiesced(instance) as link,
             ):
                 await self._checkpoints.take(session.id, link, empty=True)
         except (AtollError, TimeoutError) as error:
-            failure = str(error) or f"The checkpoint took longer than {self._save_timeout}."
+            failure = str(error) or f"The checkpoint took longer than {self._checkpoint_timeout}."
             log.warning("workspace.not_saved", session_id=session.id, error=failure)
             return failure
         return None

@@ -18,8 +18,8 @@ from atoll.service.sessions.observers import SessionObserver
 
 if TYPE_CHECKING:
     from atoll.service.sessions.core import SessionCore
-    from atoll.service.sessions.lifecycle import Lifecycle
     from atoll.service.sessions.transitions import Transitions
+    from atoll.service.sessions.wanted_state import WantedStates
 
 MAX_DELAY = 86_400.0
 """Seconds beyond which a timer is left to the sweep."""
@@ -29,13 +29,13 @@ class SessionTimers(SessionObserver):
     def __init__(
         self,
         core: SessionCore,
-        lifecycle: Lifecycle,
+        wanted_states: WantedStates,
         transitions: Transitions,
     ) -> None:
         self._replica = core.replica
         self._clock = core.replica.clock
         self._records = core.records
-        self._lifecycle = lifecycle
+        self._wanted_states = wanted_states
         self._transitions = transitions
         self._timers: dict[str, asyncio.TimerHandle] = {}
         core.observers.subscribe(self)
@@ -89,14 +89,14 @@ class SessionTimers(SessionObserver):
             await self._records.end(session, SessionStatus.TIMEOUT, Cause.TIMEOUT)
         elif timer is None or timer.wanted is Wanted.DESTROYED:
             await self._records.end(session, SessionStatus.TERMINATED, Cause.IDLE)
-        elif timer.wanted is Wanted.STOPPED and await self._lifecycle.is_busy(session.id):
+        elif timer.wanted is Wanted.STOPPED and await self._wanted_states.is_busy(session.id):
             await self._replica.store.sessions.touch(session, now)
             self.schedule(dataclasses.replace(session, active_at=now))
         else:
-            await self._lifecycle.want(session.id, timer.wanted, timer.cause, of=session)
-            if timer.wanted is Wanted.STOPPED and await self._lifecycle.is_busy(session.id):
+            await self._wanted_states.want(session.id, timer.wanted, timer.cause, of=session)
+            if timer.wanted is Wanted.STOPPED and await self._wanted_states.is_busy(session.id):
                 # The execution was accepted after the first look; later ones start the session.
-                await self._lifecycle.want(session.id, Wanted.RUNNING, None)
+                await self._wanted_states.want(session.id, Wanted.RUNNING, None)
             return True
         return False
 

@@ -41,7 +41,7 @@ from atoll.model.session import Cause, Session, SessionStatus, Wanted
 from atoll.model.session_changes import cleared, pause_cancelled, with_status
 from atoll.service.sessions.archive import SLOT_PAUSE, NoArchiveSlot
 from atoll.service.sessions.observers import SessionObserver
-from atoll.service.sessions.optional_parts import require_pausing
+from atoll.service.sessions.pausing_and_resizing import require_pausing
 from atoll.service.sessions.records import instance_lease
 
 if TYPE_CHECKING:
@@ -73,42 +73,34 @@ LOST_RACES = (VersionConflict, AlreadyExists, InstanceTaken, SessionEnded)
 """Errors of a step while another request or replica changed the session: no failures either."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """What carries out the steps."""
-
-    starter: SessionStarter
-    stopper: InstanceStopper
-    archiver: Archiver
-    autosave: Autosave
-
-
 class Transitions(SessionObserver):
     def __init__(
         self,
         core: SessionCore,
-        steps: Steps,
+        starter: SessionStarter,
+        stopper: InstanceStopper,
+        archiver: Archiver,
+        autosave: Autosave,
         settings: Settings,
     ) -> None:
         self._replica = core.replica
-        self._store = core.replica.store
         self._clock = core.replica.clock
         self._driver = core.driver
         self._records = core.records
         self._instances = core.instances
         self._connections = core.connections
         self._observers = core.observers
-        self._starter = steps.starter
-        self._stopper = steps.stopper
-        self._archiver = steps.archiver
-        self._autosave = steps.autosave
+        self._starter = starter
+        self._stopper = stopper
+        self._archiver = archiver
+        self._autosave = autosave
         self._settings = settings.session
         self._archive = settings.archive
         self._clearing: set[str] = set()
         self._handlers: dict[Step, Callable[[Session], Awaitable[None]]] = {
             Step.START: self._start,
             Step.RESUME: self._start,
-            Step.PAUSE: self._pause,
+            Step.PAUSE: self._freeze,
             Step.STOP: self._stop,
             Step.ARCHIVE: self._move_to_archive,
             Step.HEAL: self._heal,
@@ -183,7 +175,7 @@ class Transitions(SessionObserver):
         changed = dataclasses.replace(
             session,
             failures=failures,
-            retry_at=now + _pause(failures),
+            retry_at=now + retry_delay(failures),
             message=error.message,
             updated_at=now,
         )
@@ -212,13 +204,13 @@ class Transitions(SessionObserver):
     # Steps
 
     async def _start(self, session: Session) -> None:
-        await self._starter.ensure_running(session.id)
+        await self._starter.start(session.id)
 
-    async def _pause(self, session: Session) -> None:
+    async def _freeze(self, session: Session) -> None:
         instance = await self._instances.of(session)
-        if instance is None or not await self._instances.is_running(instance):
+        if instance is None or not await self._instances.ensure_unpaused(instance):
             # There is no memory left that a pause would keep.
-            await self._starter.ensure_running(session.id)
+            await self._starter.start(session.id)
             return
         pausing = require_pausing(self._driver)
         if session.status is not SessionStatus.PAUSING:
@@ -254,7 +246,7 @@ class Transitions(SessionObserver):
         if instance is not None:
             state = await self._instances.state(instance.handle)
         if state is State.RUNNING and session.wanted is Wanted.RUNNING:
-            await self._starter.ensure_running(session.id)
+            await self._starter.start(session.id)
             return
         status = {
             State.RUNNING: SessionStatus.RUNNING,
@@ -270,7 +262,7 @@ class Transitions(SessionObserver):
 
     async def _clear(self, session: Session) -> None:
         """Remove what an ended session has on this node, after a last checkpoint."""
-        await self._autosave.save_last(session)
+        await self._autosave.take_last_checkpoint(session)
         if session.instance_id is not None:
             await self._instances.remove(session.instance_id)
         if session.workspace is not None:
@@ -304,8 +296,8 @@ class Transitions(SessionObserver):
 
     async def leave(self, session_id: str, target: Node) -> Session:
         """
-        Move a session of this node to another: save its files, remove what it has here, and notify
-        the other node. What runs in it is killed.
+        Move a session of this node to another: take a checkpoint, remove what it has here, and
+        notify the other node. What runs in it is killed.
         """
         leases = self._replica.leases
         async with leases.lease(instance_lease(session_id), leases.new_owner()):
@@ -317,8 +309,7 @@ class Transitions(SessionObserver):
             stored = await self._records.move(session, target)
             self._connections.disconnect(session_id)
             if instance is not None:
-                await self._driver.destroy(instance.handle)
-                await self._store.instances.remove(instance.id)
+                await self._instances.remove(instance.id)
             if session.workspace is not None:
                 await self._driver.workspaces.discard(session.workspace)
         await self._records.wake(target.id)
@@ -331,10 +322,11 @@ class Transitions(SessionObserver):
                 await self._archiver.secure(session, instance)
         except TimeoutError:
             raise TemporaryError(
-                f"The workspace of session {session.id} was not saved within {limit}.",
+                f"The workspace of session {session.id} was not saved within "
+                f"{limit.total_seconds():g} s.",
                 code="save_timeout",
             ) from None
 
 
-def _pause(failures: int) -> timedelta:
+def retry_delay(failures: int) -> timedelta:
     return min(timedelta(seconds=RETRY_BACKOFF) * float(2 ** min(failures - 1, 16)), MAX_PAUSE)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import Conflict, InvalidRequest
-from atoll.service.sessions.optional_parts import resize_instance
+from atoll.service.sessions.pausing_and_resizing import resize_instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.model.session import Session
     from atoll.service.sessions.core import SessionCore
-    from atoll.service.sessions.create import SessionCreator
+    from atoll.service.sessions.new_session import SessionBuilder
     from atoll.service.templates.service import Templates
 
 MAX_ENTRIES = {"env_vars": 256, "labels": 64}
@@ -41,7 +41,7 @@ class SessionUpdater:
         self,
         core: SessionCore,
         templates: Templates,
-        creator: SessionCreator,
+        builder: SessionBuilder,
     ) -> None:
         self._clock = core.replica.clock
         self._driver = core.driver
@@ -50,9 +50,7 @@ class SessionUpdater:
         self._connections = core.connections
         self._observers = core.observers
         self._templates = templates
-        self._creator = creator
-        self._templates = templates
-        self._creator = creator
+        self._builder = builder
 
     async def update(self, session_id: str, change: SessionChange) -> Session:
         """Change a session; executions that begin after this use the new values."""
@@ -70,7 +68,7 @@ class SessionUpdater:
         now = self._clock.now()
         fields: dict[str, Any] = dict(change.fields)
         if change.timeout is not None:
-            seconds = self._creator.lifetime(change.timeout)
+            seconds = self._builder.lifetime(change.timeout)
             fields |= {"timeout": seconds, "expires_at": now + timedelta(seconds=seconds)}
         for name, values in (("env_vars", change.env_vars), ("labels", change.labels)):
             if values:

@@ -106,9 +106,6 @@ class BuildLogs:
             return 0, b""
         return int(found[1]), found[2]
 
-    def connection(self, template: Template) -> BuildLog | None:
-        return self._open.get((template.id, template.number))
-
     async def forget(self, template_id: str) -> None:
         await self._blobs.remove_all(f"templates/{template_id}/")
 

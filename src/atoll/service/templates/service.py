@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -36,13 +36,20 @@ if TYPE_CHECKING:
     from atoll.service.replica import Replica
     from atoll.service.templates.build_inputs import BuildInputs
     from atoll.service.templates.build_logs import BuildLogs
-    from atoll.service.templates.observers import TemplateObserver
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 CHANGED = "templates"
 """Topic on which a replica publishes that it has changed a template."""
+
+
+class TemplateObserver(Protocol):
+    def templates_changed(self) -> None:
+        """
+        A template was created, changed, built or removed, on any replica. The call must neither
+        block nor raise.
+        """
 
 
 class Templates:

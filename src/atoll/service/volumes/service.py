@@ -18,6 +18,7 @@ from atoll.drivers.base import NotEmptied
 from atoll.errors import AlreadyExists, AtollError, Conflict, InvalidRequest, NotFound
 from atoll.model.session import WorkspaceMode
 from atoll.model.volume import LOCAL, S3, Volume
+from atoll.stores.batches import by_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from atoll.settings import SessionSettings
     from atoll.stores.base import Store
 
-BATCH = 100
 
 log = structlog.get_logger(__name__)
 
@@ -119,16 +119,13 @@ class Volumes:
         log.info("volume.removed", volume_id=volume_id)
 
     async def _check_unused(self, volume_id: str) -> None:
-        after = ""
-        while batch := await self._store.sessions.unfinished(limit=BATCH, after=after):
-            for session in batch:
-                if any(mount.volume_id == volume_id for mount in session.volumes):
-                    raise Conflict(
-                        f"Session {session.id} uses volume {volume_id}; end it first.",
-                        code="volume_in_use",
-                        session_id=session.id,
-                    )
-            after = batch[-1].id
+        async for session in by_id(self._store.sessions.unfinished):
+            if any(mount.volume_id == volume_id for mount in session.volumes):
+                raise Conflict(
+                    f"Session {session.id} uses volume {volume_id}; end it first.",
+                    code="volume_in_use",
+                    session_id=session.id,
+                )
 
     def _check_here(self, volume: Volume) -> None:
         if volume.node_id not in (None, self._node_id):

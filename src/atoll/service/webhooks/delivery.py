@@ -92,16 +92,14 @@ class WebhookClient:
     ) -> None:
         self._encryption = encryption
         self._clock = clock
-        self._timeout = TIMEOUT
         self._private = settings.webhook_private
         self._client = httpx.AsyncClient(
             verify=tls,
             trust_env=False,
             follow_redirects=False,
-            timeout=self._timeout,
+            timeout=TIMEOUT,
             limits=httpx.Limits(max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
         )
-        self._host = ""
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -109,10 +107,10 @@ class WebhookClient:
     async def send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
         """Never raises because of the receiver."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(TIMEOUT):
                 return await self._send(webhook, event, message_id)
         except TimeoutError:
-            return DeliveryResult(error=f"No response within {self._timeout:g} s.")
+            return DeliveryResult(error=f"No response within {TIMEOUT:g} s.")
         except AtollError as error:
             return DeliveryResult(error=error.message[:MAX_ERROR])
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -120,7 +118,7 @@ class WebhookClient:
 
     async def _send(self, webhook: Webhook, event: Event, message_id: str) -> DeliveryResult:
         target = parse(webhook.url)
-        addresses = await resolve(target, private=self._private, timeout=self._timeout)
+        addresses = await resolve(target, private=self._private, timeout=TIMEOUT)
         secret = await asyncio.to_thread(
             self._encryption.open, webhook.secret, secret_context(webhook.id)
         )

@@ -13,34 +13,19 @@ from atoll.stores.sql.records import Records
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from atoll.stores.sql.engine import Connection, Engine
 
 MAPPER = Mapper(Checkpoint, tables.CHECKPOINTS, rest="backups")
 _EXPIRED = """
     SELECT * FROM checkpoints WHERE kept_until <= :now ORDER BY kept_until, id LIMIT :limit
 """
-_REMOVE = "DELETE FROM checkpoints WHERE id = :id"
 
 
-class SqlCheckpoints:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Checkpoint")
-
-    async def add(self, checkpoint: Checkpoint) -> None:
-        await self._records.add(checkpoint)
-
-    async def get(self, session_id: str) -> Checkpoint | None:
-        return await self._records.get(session_id)
-
-    async def save(self, checkpoint: Checkpoint) -> Checkpoint:
-        return await self._records.save(checkpoint)
+class SqlCheckpoints(Records[Checkpoint]):
+    mapper = MAPPER
+    noun = "Checkpoint"
 
     async def expired(self, now: datetime, *, limit: int) -> list[Checkpoint]:
-        return await self._records.list(_EXPIRED, {"now": micros(now), "limit": limit})
+        return await self._list(_EXPIRED, {"now": micros(now), "limit": limit})
 
     async def remove(self, session_id: str) -> None:
-        def write(connection: Connection) -> None:
-            connection.execute(_REMOVE, {"id": session_id})
-
-        await self._engine.write(write, again=write)
+        await self._remove(session_id, repeat=True)

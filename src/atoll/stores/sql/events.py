@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import AlreadyExists
 from atoll.model.event import Event, FeedPage, FeedRange
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.mapper import Mapper
-from atoll.stores.sql.writes import insert
+from atoll.stores.sql.writes import find_or_insert, insert
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,11 +67,7 @@ class SqlEvents:
         def write(connection: Connection) -> int:
             return _number(connection, limit)
 
-        try:
-            return await self._engine.write(write, again=write)
-        except AlreadyExists:
-            # Another replica created the counter at the same time.
-            return await self._engine.write(write, again=write)
+        return await find_or_insert(self._engine, write)
 
     async def range(self) -> FeedRange:
         return await self._engine.read(_range)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atoll.model.event import Event
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Row
 
 _OUTPUT = ("stdout", "stderr", "return_json", "results_json")
 """Fields of an outcome that have columns of their own."""
@@ -101,13 +101,9 @@ _HELD = """
 _HOLDERS = "SELECT DISTINCT holder FROM executions WHERE status IN ('pending', 'running')"
 
 
-class SqlExecutions:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Execution")
-
-    async def add(self, execution: Execution, *, event: Event | None = None) -> None:
-        await self._records.add(execution, event=event)
+class SqlExecutions(Records[Execution]):
+    mapper = MAPPER
+    noun = "Execution"
 
     async def add_after(
         self, execution: Execution, previous: Execution, *, event: Event | None = None
@@ -127,11 +123,8 @@ class SqlExecutions:
 
         await self._engine.write(write, again=again)
 
-    async def get(self, execution_id: str) -> Execution | None:
-        return await self._records.get(execution_id)
-
     async def save(self, execution: Execution, *, event: Event | None = None) -> Execution:
-        return await self._records.update(_SAVE, execution, changing_row(execution), event)
+        return await self._set(_SAVE, execution, changing_row(execution), event)
 
     async def page(
         self,
@@ -143,7 +136,7 @@ class SqlExecutions:
         limit: int = 50,
     ) -> Page[Execution]:
         where = {"invocation_id": invocation_id, "session_id": session_id, "status": status}
-        return await self._records.page(cursor=cursor, limit=limit, where=where)
+        return await self._page(cursor, limit, where)
 
     async def latest(
         self,
@@ -162,8 +155,8 @@ class SqlExecutions:
     ) -> list[Execution]:
         values = {"after": after, "limit": limit}
         if holder is None:
-            return await self._records.list(_UNFINISHED, values)
-        return await self._records.list(_HELD, {**values, "holder": holder})
+            return await self._list(_UNFINISHED, values)
+        return await self._list(_HELD, {**values, "holder": holder})
 
     async def holders(self) -> set[str | None]:
         return await self._engine.read(

@@ -15,7 +15,7 @@ from atoll.stores.sql.mapper import Mapper
 from atoll.stores.sql.records import Records
 
 if TYPE_CHECKING:
-    from atoll.stores.sql.engine import Connection, Engine
+    from atoll.stores.sql.engine import Connection
 
 MAPPER = Mapper(Instance, tables.INSTANCES)
 _ALL = "SELECT * FROM instances ORDER BY id"
@@ -30,22 +30,14 @@ _CLAIM = """
         AND (holder = :previous_holder OR holder IS NULL AND :nobody = 1)
 """
 _ABANDON = "DELETE FROM instances WHERE id = :id AND session_id IS NULL"
-_REMOVE = "DELETE FROM instances WHERE id = :id"
 
 
-class SqlInstances:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Instance")
-
-    async def add(self, instance: Instance) -> None:
-        await self._records.add(instance)
-
-    async def get(self, instance_id: str) -> Instance | None:
-        return await self._records.get(instance_id)
+class SqlInstances(Records[Instance]):
+    mapper = MAPPER
+    noun = "Instance"
 
     async def all(self) -> list[Instance]:
-        return await self._records.list(_ALL)
+        return await self._list(_ALL)
 
     async def count_unclaimed(self, node_id: str, *, except_holder: str) -> dict[str, int]:
         values = {"node_id": node_id, "except_holder": except_holder}
@@ -74,7 +66,4 @@ class SqlInstances:
         return await self._engine.write(write, again=write)
 
     async def remove(self, instance_id: str) -> None:
-        def write(connection: Connection) -> None:
-            connection.execute(_REMOVE, {"id": instance_id})
-
-        await self._engine.write(write, again=write)
+        await self._remove(instance_id, repeat=True)

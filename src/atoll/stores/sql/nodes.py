@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from atoll.errors import AlreadyExists
 from atoll.model.node import Drain, Node, NodeHealth
 from atoll.stores.sql import tables
 from atoll.stores.sql.events import add_event
 from atoll.stores.sql.json_codec import ObjectCodec, decode, encode
 from atoll.stores.sql.mapper import Mapper, Special
-from atoll.stores.sql.writes import insert
+from atoll.stores.sql.writes import find_or_insert, insert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,11 +56,7 @@ class SqlNodes:
             if found is None or any(found[name] != row[name] for name in ("seen_at", "told")):
                 write(connection)
 
-        try:
-            await self._engine.write(write, again=again)
-        except AlreadyExists:
-            # Another process of the node inserted the row between the update and the insert.
-            await self._engine.write(write, again=again)
+        await find_or_insert(self._engine, write, again)
 
     async def get(self, node_id: str) -> Node | None:
         def read(connection: Connection) -> Node | None:

@@ -1,4 +1,8 @@
-"""What the stores of all nouns have in common: rows of one table as entities."""
+"""
+What the stores of all nouns have in common: rows of one table as entities.
+
+The store of a noun inherits this and adds its own methods. Those with an underscore are for it.
+"""
 
 from __future__ import annotations
 
@@ -24,46 +28,53 @@ if TYPE_CHECKING:
 
 
 class Records(Generic[E]):
-    def __init__(self, engine: Engine, mapper: Mapper[E], noun: str) -> None:
-        """`noun` is what error messages call an entity."""
-        self._engine = engine
-        self._mapper = mapper
-        self._noun = noun
-        self._insert = mapper.insert
-        self._select = mapper.select
-        self._update = mapper.update(mapper.columns)
+    mapper: Mapper[E]
+    noun: str
+    """What error messages call an entity."""
 
-    async def add(
-        self, entity: E, *, event: Event | None = None, first: Operation[object] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._insert = self.mapper.insert
+        self._select = self.mapper.select
+        self._update = self.mapper.update(self.mapper.columns)
+        self._delete = f"DELETE FROM {self.mapper.table.name} WHERE id = :id"  # noqa: S608
+
+    async def add(self, entity: E, *, event: Event | None = None) -> None:
+        await self._add(entity, event, None)
+
+    async def get(self, entity_id: str) -> E | None:
+        return await self._find(self._select, {"id": entity_id})
+
+    async def save(self, entity: E, *, event: Event | None = None) -> E:
+        return await self._save(entity, event, None)
+
+    async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[E]:
+        return await self._page(cursor, limit)
+
+    async def _add(self, entity: E, event: Event | None, first: Operation[object] | None) -> None:
         """
         Insert an entity, and the event if one is given. `first` runs in the same transaction, which
         is then not repeated when its outcome is not known.
         """
-        row = self._mapper.row(entity)
+        row = self.mapper.row(entity)
 
         def write(connection: Connection) -> None:
             if first is not None:
                 first(connection)
-            insert(connection, self._insert, row, self._noun)
+            insert(connection, self._insert, row, self.noun)
             add_event(connection, event)
 
         def again(connection: Connection) -> None:
-            if not was_inserted(connection, self._select, row, self._noun):
+            if not was_inserted(connection, self._select, row, self.noun):
                 write(connection)
 
         await self._engine.write(write, again=again if first is None else None)
 
-    async def get(self, entity_id: str) -> E | None:
-        return await self.find(self._select, {"id": entity_id})
+    async def _save(self, entity: E, event: Event | None, first: Operation[object] | None) -> E:
+        """Compare-and-set of all columns; `event` and `first` as in `_add`."""
+        return await self._set(self._update, entity, self.mapper.row(entity), event, first)
 
-    async def save(
-        self, entity: E, *, event: Event | None = None, first: Operation[object] | None = None
-    ) -> E:
-        """Compare-and-set of all columns; `event` and `first` as in `add`."""
-        return await self.update(self._update, entity, self._mapper.row(entity), event, first)
-
-    async def update(
+    async def _set(
         self,
         statement: str,
         entity: E,
@@ -76,31 +87,42 @@ class Records(Generic[E]):
         def write(connection: Connection) -> None:
             if first is not None:
                 first(connection)
-            compare_and_set(connection, statement, row, self._noun)
+            compare_and_set(connection, statement, row, self.noun)
             add_event(connection, event)
 
         def again(connection: Connection) -> None:
-            if compare_and_set_again(connection, statement, self._select, row, self._noun):
+            if compare_and_set_again(connection, statement, self._select, row, self.noun):
                 add_event(connection, event)
 
         await self._engine.write(write, again=again if first is None else None)
         return replace(entity, version=row["version"] + 1)
 
-    async def find(self, statement: str, values: Mapping[str, Any]) -> E | None:
+    async def _find(self, statement: str, values: Mapping[str, Any]) -> E | None:
         def read(connection: Connection) -> E | None:
             row = connection.execute(statement, values).fetchone()
-            return None if row is None else self._mapper.entity(row)
+            return None if row is None else self.mapper.entity(row)
 
         return await self._engine.read(read)
 
-    async def list(self, statement: str, values: Mapping[str, Any] | None = None) -> list[E]:
-        entity = self._mapper.entity
+    async def _list(self, statement: str, values: Mapping[str, Any] | None = None) -> list[E]:
+        entity = self.mapper.entity
         return await self._engine.read(
             lambda connection: [entity(row) for row in connection.execute(statement, values or {})]
         )
 
-    async def page(
-        self, *, cursor: str | None, limit: int, where: Mapping[str, str | None] | None = None
+    async def _remove(self, entity_id: str, *, repeat: bool = False) -> bool:
+        """
+        Whether it existed. With `repeat`, repeated when the outcome is not known: the entity is
+        then gone, but a false answer means nothing.
+        """
+
+        def write(connection: Connection) -> bool:
+            return connection.execute(self._delete, {"id": entity_id}).rowcount > 0
+
+        return await self._engine.write(write, again=write if repeat else None)
+
+    async def _page(
+        self, cursor: str | None, limit: int, where: Mapping[str, str | None] | None = None
     ) -> Page[E]:
-        query = Query(self._mapper.table.name, where or {}, self._engine.rows_at_once)
-        return await self._engine.read(page_of(query, self._mapper.entity, cursor, limit))
+        query = Query(self.mapper.table.name, where or {}, self._engine.rows_at_once)
+        return await self._engine.read(page_of(query, self.mapper.entity, cursor, limit))

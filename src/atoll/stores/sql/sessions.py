@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from atoll.model.event import Event
     from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Row
 
 
 def _due(session: Session) -> Values:
@@ -81,22 +81,18 @@ _COUNT_ON = (
 _COUNT = "SELECT count(*) AS number FROM sessions WHERE status = :status"
 
 
-class SqlSessions:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Session")
+class SqlSessions(Records[Session]):
+    mapper = MAPPER
+    noun = "Session"
 
     async def add(self, session: Session, *, event: Event | None = None) -> None:
         first = None if session.instance_id is None else partial(_own, session)
-        await self._records.add(session, event=event, first=first)
-
-    async def get(self, session_id: str) -> Session | None:
-        return await self._records.get(session_id)
+        await self._add(session, event, first)
 
     async def save(self, session: Session, *, event: Event | None = None) -> Session:
         alone = session.status.ended or session.instance_id is None
         first = None if alone else partial(_own_unless_owned, session)
-        return await self._records.save(session, event=event, first=first)
+        return await self._save(session, event, first)
 
     async def page(
         self,
@@ -107,15 +103,15 @@ class SqlSessions:
         limit: int = 50,
     ) -> Page[Session]:
         where = {"template_id": template_id, "status": status}
-        return await self._records.page(cursor=cursor, limit=limit, where=where)
+        return await self._page(cursor, limit, where)
 
     async def unsettled(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         values = {"now": micros(now), "node_id": node_id, "limit": limit}
-        return await self._records.list(_UNSETTLED, values)
+        return await self._list(_UNSETTLED, values)
 
     async def timed_out(self, now: datetime, *, node_id: str, limit: int) -> list[Session]:
         values = {"now": micros(now), "node_id": node_id, "limit": limit}
-        return await self._records.list(_TIMED_OUT, values)
+        return await self._list(_TIMED_OUT, values)
 
     async def touch(self, session: Session, at: datetime) -> bool:
         row = {
@@ -135,8 +131,8 @@ class SqlSessions:
     ) -> list[Session]:
         values = {"after": after, "limit": limit}
         if node_id is None:
-            return await self._records.list(_UNFINISHED, values)
-        return await self._records.list(_ON_NODE, {**values, "node_id": node_id})
+            return await self._list(_UNFINISHED, values)
+        return await self._list(_ON_NODE, {**values, "node_id": node_id})
 
     async def holdings(self, node_id: str, *, limit: int, after: str = "") -> list[Holding]:
         values = {"node_id": node_id, "limit": limit, "after": after}

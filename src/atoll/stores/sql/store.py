@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll import ids
-from atoll.errors import AlreadyExists
 from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
+from atoll.stores.sql.idempotency_records import SqlIdempotencyRecords
 from atoll.stores.sql.instances import SqlInstances
-from atoll.stores.sql.keyed_requests import SqlKeyedRequests
 from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.sessions import SqlSessions
@@ -19,7 +18,7 @@ from atoll.stores.sql.sqlite.engine import SqliteEngine
 from atoll.stores.sql.templates import SqlTemplates
 from atoll.stores.sql.volumes import SqlVolumes
 from atoll.stores.sql.webhooks import SqlWebhooks
-from atoll.stores.sql.writes import insert
+from atoll.stores.sql.writes import find_or_insert, insert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
         Checkpoints,
         Events,
         Executions,
+        IdempotencyRecords,
         Instances,
-        KeyedRequests,
         Keys,
         Nodes,
         Sessions,
@@ -58,7 +57,7 @@ class SqlStore:
         self.instances: Instances = SqlInstances(self._engine)
         self.templates: Templates = SqlTemplates(self._engine)
         self.keys: Keys = SqlKeys(self._engine)
-        self.requests: KeyedRequests = SqlKeyedRequests(self._engine)
+        self.idempotency_records: IdempotencyRecords = SqlIdempotencyRecords(self._engine)
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)
         self.nodes: Nodes = SqlNodes(self._engine)
@@ -89,11 +88,7 @@ class SqlStore:
                 return new["value"]
             return str(found["value"])
 
-        try:
-            return await self._engine.write(write, again=write)
-        except AlreadyExists:
-            # Another replica inserted it between the query and the insert.
-            return await self._engine.write(write, again=write)
+        return await find_or_insert(self._engine, write)
 
     async def ping(self) -> None:
         await self._engine.read(lambda connection: connection.execute(_PING).fetchone())

@@ -20,8 +20,7 @@ from atoll.stores.sql.writes import compare_and_set
 
 if TYPE_CHECKING:
     from atoll.model.event import Event
-    from atoll.model.page import Page
-    from atoll.stores.sql.engine import Connection, Engine, Row
+    from atoll.stores.sql.engine import Connection, Row
 
 MAPPER = Mapper(
     Template,
@@ -58,19 +57,9 @@ _MAX_NUMBER = 2**31 - 1
 _NULLS = dict.fromkeys(MAPPER.columns)
 
 
-class SqlTemplates:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Template")
-
-    async def add(self, template: Template, *, event: Event | None = None) -> None:
-        await self._records.add(template, event=event)
-
-    async def get(self, template_id: str) -> Template | None:
-        return await self._records.get(template_id)
-
-    async def save(self, template: Template, *, event: Event | None = None) -> Template:
-        return await self._records.save(template, event=event)
+class SqlTemplates(Records[Template]):
+    mapper = MAPPER
+    noun = "Template"
 
     async def supersede(
         self, before: Template, template: Template, *, event: Event | None = None
@@ -130,7 +119,7 @@ class SqlTemplates:
         await self._engine.write(write, again=write)
 
     async def unbuilt(self, *, limit: int, after: str = "") -> list[Template]:
-        return await self._records.list(_UNBUILT, {"after": after, "limit": limit})
+        return await self._list(_UNBUILT, {"after": after, "limit": limit})
 
     async def remove(self, template_id: str, *, event: Event | None = None) -> bool:
         def write(connection: Connection) -> bool:
@@ -140,9 +129,6 @@ class SqlTemplates:
             return removed
 
         return await self._engine.write(write)
-
-    async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]:
-        return await self._records.page(cursor=cursor, limit=limit)
 
 
 def _version(row: Row) -> Template:

@@ -11,7 +11,7 @@ from atoll.stores.sql.mapper import Mapper, Special, Values
 from atoll.stores.sql.records import Records
 
 if TYPE_CHECKING:
-    from atoll.stores.sql.engine import Engine, Row
+    from atoll.stores.sql.engine import Row
 
 _DELIVERIES = ObjectCodec(Deliveries)
 
@@ -32,27 +32,14 @@ MAPPER = Mapper(
     special=Special(columns={"state"}, write=_write, fields={"enabled", "deliveries"}, read=_read),
 )
 _ALL = "SELECT * FROM webhooks ORDER BY created_at, id"
-_REMOVE = "DELETE FROM webhooks WHERE id = :id"
 
 
-class SqlWebhooks:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._records = Records(engine, MAPPER, "Webhook")
-
-    async def add(self, webhook: Webhook) -> None:
-        await self._records.add(webhook)
-
-    async def get(self, webhook_id: str) -> Webhook | None:
-        return await self._records.get(webhook_id)
-
-    async def save(self, webhook: Webhook) -> Webhook:
-        return await self._records.save(webhook)
+class SqlWebhooks(Records[Webhook]):
+    mapper = MAPPER
+    noun = "Webhook"
 
     async def all(self) -> list[Webhook]:
-        return await self._records.list(_ALL)
+        return await self._list(_ALL)
 
     async def remove(self, webhook_id: str) -> bool:
-        return await self._engine.write(
-            lambda connection: connection.execute(_REMOVE, {"id": webhook_id}).rowcount > 0
-        )
+        return await self._remove(webhook_id)

@@ -8,7 +8,7 @@ connection broke during its commit.
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import AlreadyExists, VersionConflict
 from atoll.stores.sql.engine import UniqueViolation
@@ -16,7 +16,9 @@ from atoll.stores.sql.engine import UniqueViolation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.stores.sql.engine import Connection, Row
+    from atoll.stores.sql.engine import Connection, Engine, Operation, Row
+
+T = TypeVar("T")
 
 _EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
 
@@ -28,6 +30,19 @@ def insert(connection: Connection, statement: str, row: Mapping[str, object], no
         if isinstance(error, sqlite3.IntegrityError) and error.sqlite_errorcode not in _EXISTS:
             raise
         raise _exists(row, noun) from error
+
+
+async def find_or_insert(
+    engine: Engine, write: Operation[T], again: Operation[T] | None = None
+) -> T:
+    """
+    Run an operation that inserts a row if it does not find it, once more if another process inserts
+    the row in between.
+    """
+    try:
+        return await engine.write(write, again=again or write)
+    except AlreadyExists:
+        return await engine.write(write, again=again or write)
 
 
 def was_inserted(connection: Connection, select: str, row: Mapping[str, object], noun: str) -> bool:

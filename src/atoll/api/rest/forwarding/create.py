@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from atoll.api.rest.forwarding.proxy import NodeNotReached, forward
 from atoll.api.rest.forwarding.refusals import CANNOT_CREATE, CANNOT_START, Refusal, RefusalFilter
 from atoll.api.rest.forwarding.request_body import (
-    ClientDisconnected,
     ClientRequest,
     ReplayableBody,
 )
 from atoll.api.rest.forwarding.route_target import TargetKind
+from atoll.api.rest.middleware.bodies import ClientDisconnected
 from atoll.api.rest.problems import problem
 from atoll.api.rest.schemas.sessions import CreateSession
 from atoll.errors import AtollError, InvalidRequest, NodeUnreachable, NotFound, TemporaryError

@@ -21,7 +21,6 @@ from atoll.api.rest.forwarding.create import CreateForwarding
 from atoll.api.rest.forwarding.proxy import NodeNotReached, forward, target_of
 from atoll.api.rest.forwarding.refusals import CANNOT_START, Refusal, RefusalFilter
 from atoll.api.rest.forwarding.request_body import (
-    ClientDisconnected,
     ClientRequest,
     ReplayableBody,
 )
@@ -32,6 +31,8 @@ from atoll.api.rest.forwarding.route_target import (
     TargetKind,
     target_of_request,
 )
+from atoll.api.rest.headers import header_of
+from atoll.api.rest.middleware.bodies import ClientDisconnected
 from atoll.api.rest.problems import problem
 from atoll.api.ws.console import check_origin, deny
 from atoll.api.ws.proxy import WebSocketProxy
@@ -70,7 +71,7 @@ class Forwarding:
         if scope["type"] not in ("http", "websocket") or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
-        token = next((value for name, value in scope["headers"] if name == _HEADER), None)
+        token = header_of(scope, _HEADER)
         if token is None and self._peers.alone:
             await self._app(scope, receive, send)
             return
@@ -276,11 +277,8 @@ class Forwarding:
 
 
 def _authorization(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            authorization: str = value.decode("latin-1")
-            return authorization
-    return None
+    value = header_of(scope, b"authorization")
+    return None if value is None else value.decode("latin-1")
 
 
 def _scheme(scope: Scope, scheme: str) -> str:

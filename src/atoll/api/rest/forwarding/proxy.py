@@ -15,7 +15,7 @@ import httpx
 import structlog
 
 from atoll.api.rest.forwarding.refusals import Refusal
-from atoll.api.rest.forwarding.request_body import ClientDisconnected
+from atoll.api.rest.middleware.bodies import ClientDisconnected
 from atoll.api.rest.problems import NODE_REFUSALS
 from atoll.service.nodes.forward_token import ForwardToken
 from atoll.service.nodes.peers import FORWARD_HEADER

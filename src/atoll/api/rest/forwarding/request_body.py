@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from atoll.api.rest.middleware.bodies import ClientDisconnected
 from atoll.api.rest.middleware.buffering import SMALL
 from atoll.service.nodes.forward_token import Content, body_refused
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.types import Message, Receive, Scope, Send
-
-
-class ClientDisconnected(Exception):
-    """The client left before its request was complete."""
 
 
 class ReplayableBody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from atoll.api.rest.headers import header_of
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import TooLarge
 from atoll.model.json_size import has_at_most
@@ -27,6 +28,21 @@ def is_upload(scope: Any) -> bool:
     if "/files" not in path or not path.startswith("/api/v1/sessions/"):
         return False
     return scope["method"] == "PUT" or path.endswith("/files/upload")
+
+
+class ClientDisconnected(Exception):
+    """The client left before its request was complete."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
 
 
 class JsonByDefault:
@@ -60,10 +76,10 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit = self._upload_limit if is_upload(scope) else self._limit
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
-                await problem(_too_large(limit))(scope, receive, send)
-                return
+        length = header_of(scope, b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            await problem(_too_large(limit))(scope, receive, send)
+            return
         received, responded = 0, False
 
         async def counted_receive() -> Message:
@@ -101,16 +117,10 @@ class ValueLimit:
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS or self._is_short(scope):
             await self._app(scope, receive, send)
             return
-        pieces: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            pieces.append(message.get("body", b""))
-            more = message.get("more_body", False)
-        body = b"".join(pieces)
-        pieces.clear()
+        try:
+            body = await read_body(receive)
+        except ClientDisconnected:
+            return
         if not has_at_most(body, self._limit):
             await problem(_too_many_values(self._limit))(scope, receive, send)
             return

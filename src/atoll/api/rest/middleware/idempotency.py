@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import structlog
 from starlette.responses import Response
 
+from atoll.api.rest.headers import headers_of
 from atoll.api.rest.middleware.buffering import MAX_BUFFERED, BufferedResponse, HashedRequestBody
 from atoll.api.rest.problems import RETRYABLE, SIGNED, problem
 from atoll.blobs.base import OversizedBlob
@@ -48,7 +49,7 @@ from atoll.errors import (
     TooLarge,
 )
 from atoll.ids import Seed
-from atoll.model.keyed_request import KeyedRequest
+from atoll.model.idempotency_record import IdempotencyRecord
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -120,7 +121,7 @@ class Idempotency:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        keys = [value for name, value in scope["headers"] if name == HEADER]
+        keys = headers_of(scope, HEADER)
         path: str = scope["path"]
         # Holders of a signed link have no API key; nothing is stored for them.
         if not keys or not path.startswith(PREFIX) or path.startswith(SIGNED):
@@ -148,7 +149,7 @@ class Idempotency:
         if body.aborted:
             return
         now = self._clock.now()
-        claim = KeyedRequest(
+        claim = IdempotencyRecord(
             id=request_id,
             holder=self._coordination.replica,
             created_at=now,
@@ -156,7 +157,7 @@ class Idempotency:
             fingerprint=body.fingerprint,
         )
         try:
-            found = await self._store.requests.claim(claim)
+            found = await self._store.idempotency_records.claim(claim)
             if found is not None and found.status is not None:
                 response = await self._recorded_response(found, found.status, body)
                 await response(scope, receive, send)
@@ -170,7 +171,7 @@ class Idempotency:
         await self._run(claim, scope, body, send)
 
     async def _recorded_response(
-        self, found: KeyedRequest, status: int, body: HashedRequestBody
+        self, found: IdempotencyRecord, status: int, body: HashedRequestBody
     ) -> Response:
         await body.drain()
         if body.fingerprint != found.fingerprint:
@@ -197,7 +198,9 @@ class Idempotency:
             return content
         return None
 
-    async def _take_over(self, found: KeyedRequest, body: HashedRequestBody) -> KeyedRequest:
+    async def _take_over(
+        self, found: IdempotencyRecord, body: HashedRequestBody
+    ) -> IdempotencyRecord:
         """Make an unanswered claim ours, unless its holder still works on it."""
         if body.complete and found.fingerprint not in (None, body.fingerprint):
             raise _key_reused()
@@ -209,7 +212,7 @@ class Idempotency:
         # The next request with this key is compared with what is known of this one.
         found = replace(found, fingerprint=found.fingerprint or body.fingerprint)
         # Our own claim too: it may have been answered since it was read.
-        if busy or not await self._store.requests.take_over(found, replica):
+        if busy or not await self._store.idempotency_records.take_over(found, replica):
             raise TemporaryError(
                 "The first request with this Idempotency-Key is still in progress. Retry later to "
                 "get its response.",
@@ -219,7 +222,7 @@ class Idempotency:
         return replace(found, holder=replica)
 
     async def _run(
-        self, claim: KeyedRequest, scope: Scope, body: HashedRequestBody, send: Send
+        self, claim: IdempotencyRecord, scope: Scope, body: HashedRequestBody, send: Send
     ) -> None:
         response = BufferedResponse(send, lambda: self._release(claim, body))
         failure: Exception | None = None
@@ -240,29 +243,29 @@ class Idempotency:
             raise failure
 
     async def _settle(
-        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
+        self, claim: IdempotencyRecord, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
-        requests = self._store.requests
+        records = self._store.idempotency_records
         if not body.complete:
-            await requests.forget(claim.id, claim.holder)
+            await records.forget(claim.id, claim.holder)
         elif not response.complete or _retryable_code(response) in _UNCERTAIN:
-            await requests.take_over(claim, NO_HOLDER)
+            await records.take_over(claim, NO_HOLDER)
         elif response.status in RETRYABLE or "retry-after" in response.headers:
-            await requests.forget(claim.id, claim.holder)
+            await records.forget(claim.id, claim.holder)
         else:
             await self._record(claim, body, response)
 
-    async def _release(self, claim: KeyedRequest, body: HashedRequestBody) -> None:
+    async def _release(self, claim: IdempotencyRecord, body: HashedRequestBody) -> None:
         """
         Give the claim up when an event stream starts: what it reports on exists under its seeded
         id. A client that lost the connection can repeat the request before this stream ends.
         """
         with contextlib.suppress(TemporaryError):  # Then `_settle` does it at the end.
             known = replace(claim, fingerprint=claim.fingerprint or body.fingerprint)
-            await self._store.requests.take_over(known, NO_HOLDER)
+            await self._store.idempotency_records.take_over(known, NO_HOLDER)
 
     async def _settle_later(
-        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
+        self, claim: IdempotencyRecord, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
         """Part of the request, although its client has the response: a shutdown waits for it."""
         delay, longest = RECORD_DELAYS
@@ -275,14 +278,14 @@ class Idempotency:
                     await self._settle(claim, body, response)
                 else:
                     response.body.clear()
-                    await self._store.requests.take_over(claim, NO_HOLDER)
+                    await self._store.idempotency_records.take_over(claim, NO_HOLDER)
             except TemporaryError as error:
                 log.warning("request.not_recorded", request_id=claim.id, error=error.message)
             else:
                 return
 
     async def _record(
-        self, claim: KeyedRequest, body: HashedRequestBody, response: BufferedResponse
+        self, claim: IdempotencyRecord, body: HashedRequestBody, response: BufferedResponse
     ) -> None:
         content, blob_key = bytes(response.body), None
         if len(content) > INLINE:
@@ -292,7 +295,7 @@ class Idempotency:
         headers = {
             name: text for name, text in response.headers.items() if name not in _NOT_RECORDED
         }
-        await self._store.requests.answer(
+        await self._store.idempotency_records.answer(
             replace(
                 claim,
                 fingerprint=body.fingerprint,
@@ -308,7 +311,7 @@ async def _digest(content: bytes) -> str:
     return (await asyncio.to_thread(hashlib.sha256, content)).hexdigest()
 
 
-def _seed(claim: KeyedRequest) -> Seed:
+def _seed(claim: IdempotencyRecord) -> Seed:
     text = f"{claim.id} {claim.created_at.isoformat()}"
     return Seed(hashlib.sha256(text.encode()).hexdigest(), claim.created_at)
 

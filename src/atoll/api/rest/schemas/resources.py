@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.api.rest.schemas.base import From, RequestBody, ResponseBody, encoder_of
+from atoll.api.rest.schemas.base import From, RequestBody, ResponseBody
 from atoll.model.resources import Resources, format_cpu, format_size, parse_cpu, parse_size
 
 
@@ -33,6 +33,3 @@ class ResourcesOut(ResponseBody, of=Resources):
     memory: Annotated[str, From(lambda limits: format_size(limits.memory))]
     disk: Annotated[str, From(lambda limits: format_size(limits.disk))]
     max_processes: int
-
-
-resources_out = encoder_of(ResourcesOut)

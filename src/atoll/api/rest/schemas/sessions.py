@@ -40,7 +40,7 @@ from atoll.model.session import (
     Warning,
     WorkspaceMode,
 )
-from atoll.service.sessions.create import NewSession
+from atoll.service.sessions.new_session import NewSession
 from atoll.service.sessions.provisioning import NO_EXTRAS, Extras
 from atoll.service.sessions.secrets import MAX_SECRETS
 from atoll.service.sessions.update import SessionChange

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from atoll.drivers.shared import processes
 
@@ -33,20 +32,25 @@ PERIOD = 100_000
 CONTROLLERS = ("memory", "cpu", "pids")
 
 
-class ControlGroups(Protocol):
-    """The control groups of a node's instances, by the names of the instances."""
+class GroupBusy(Exception):
+    """A process is still in the group."""
 
-    @property
-    def provides(self) -> frozenset[str]:
-        """Names of `template.REQUIREMENTS`."""
 
-    @property
-    def limits_sockets(self) -> bool:
-        """Whether buffers of TCP and UDP sockets are limited."""
+class ControlGroups:
+    """
+    The control groups of a node's instances, by the names of the instances. This class is for a
+    host that has none which Atoll can use: it limits nothing.
+    """
 
-    @property
-    def freezes(self) -> bool:
-        """Whether instances can be frozen."""
+    provides: frozenset[str] = frozenset()
+    """Names of `template.REQUIREMENTS`."""
+    limits_sockets = False
+    """Whether buffers of TCP and UDP sockets are limited."""
+    freezes = False
+    """
+    Whether instances can be frozen. SIGSTOP is no substitute: parents notice it, and a process that
+    was stopped before cannot be told from one that was not.
+    """
 
     def make(self, name: str, resources: Resources) -> None:
         """Make the groups of an instance with its limits; existing groups only get the limits."""
@@ -55,27 +59,33 @@ class ControlGroups(Protocol):
 
     def join_files(self, name: str) -> list[str]:
         """Files to which a process writes its pid to enter the instance's groups."""
+        return []
 
     def confine(self, name: str, pid: int) -> None:
         """Move a process to the group of user code."""
 
     def processes(self, name: str) -> list[int]:
         """All processes of the instance, by their pids on the host."""
+        return []
 
     def kill(self, name: str) -> bool:
         """
         Let the kernel kill all processes of the instance, also those that are being forked. False
         if the kernel cannot.
         """
+        return False
 
     def memory_kills(self, name: str) -> int:
         """How often the kernel has killed a process of user code for lack of memory."""
+        return 0
 
     def supervisor_kills(self, name: str) -> int:
         """How often it has killed a process beside user code, which ends the instance."""
+        return 0
 
     def memory_used(self, name: str) -> int | None:
         """Bytes that the instance uses; None if memory is not counted, or the instance is gone."""
+        return None
 
     def freeze(self, name: str, seconds: float) -> bool:
         """
@@ -83,71 +93,23 @@ class ControlGroups(Protocol):
         and lets them continue, if that takes longer than `seconds` or another process thaws them
         meanwhile.
         """
+        return False
 
     def thaw(self, name: str) -> None:
         """Let a frozen instance run again, if it exists."""
 
     def frozen(self, name: str) -> bool:
         """Whether the instance is frozen or is being frozen."""
+        return False
 
     def remove(self, name: str) -> None:
         """Remove the groups, if they exist. `GroupBusy` while a process is in one of them."""
 
-    def names(self) -> list[str]: ...
-
-    def close(self) -> None:
-        """Remove the groups above the instances' groups if no instance is left."""
-
-
-class GroupBusy(Exception):
-    """A process is still in the group."""
-
-
-@dataclass(frozen=True)
-class NoControlGroups:
-    """Control groups of a host that has none which Atoll can use: nothing is limited."""
-
-    provides: frozenset[str] = frozenset()
-    limits_sockets: bool = False
-    freezes: bool = False
-    """
-    SIGSTOP is no substitute: parents notice it, and a process that was stopped before cannot be
-    told from one that was not.
-    """
-
-    def make(self, name: str, resources: Resources) -> None: ...
-    def limit(self, name: str, resources: Resources) -> None: ...
-    def join_files(self, name: str) -> list[str]:
-        return []
-
-    def confine(self, name: str, pid: int) -> None: ...
-    def processes(self, name: str) -> list[int]:
-        return []
-
-    def kill(self, name: str) -> bool:
-        return False
-
-    def memory_kills(self, name: str) -> int:
-        return 0
-
-    def supervisor_kills(self, name: str) -> int:
-        return 0
-
-    def memory_used(self, name: str) -> int | None:
-        return None
-
-    def freeze(self, name: str, seconds: float) -> bool:
-        return False
-
-    def thaw(self, name: str) -> None: ...
-    def frozen(self, name: str) -> bool:
-        return False
-
-    def remove(self, name: str) -> None: ...
     def names(self) -> list[str]:
         return []
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Remove the groups above the instances' groups if no instance is left."""
 
 
 def uncharged_sockets(resources: Resources) -> int:

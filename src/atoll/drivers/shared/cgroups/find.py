@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared.cgroups.base import CONTROLLERS, ControlGroups, NoControlGroups
+from atoll.drivers.shared.cgroups.base import CONTROLLERS, ControlGroups
 from atoll.drivers.shared.cgroups.files import write
 from atoll.drivers.shared.cgroups.v1 import FREEZER, CgroupV1
 from atoll.drivers.shared.cgroups.v2 import CgroupV2
@@ -49,7 +49,7 @@ def find(root: Path, name: str, own: str) -> ControlGroups:
         if (root / controller / "cgroup.procs").exists()
         and os.access(root / controller, os.W_OK | os.X_OK)
     )
-    return CgroupV1(root, name, usable) if usable else NoControlGroups()
+    return CgroupV1(root, name, usable) if usable else ControlGroups()
 
 
 def _version_two(root: Path, name: str, own: str) -> CgroupV2 | None:

@@ -11,6 +11,7 @@ from atoll.drivers.shared.cgroups.base import (
     OWN_PROCESSES,
     PERIOD,
     SOCKET_SHARE,
+    ControlGroups,
     cpu_quota,
 )
 from atoll.drivers.shared.cgroups.files import (
@@ -38,7 +39,7 @@ MAX_ADOPTIONS = 100
 """Passes over the processes of an instance that forks while it is frozen."""
 
 
-class CgroupV1:
+class CgroupV1(ControlGroups):
     """
     The controllers memory, cpu, pids and freezer, as far as they are mounted and writable. User
     code has its own group in `WITH_USER_GROUP`.
@@ -102,9 +103,6 @@ class CgroupV1:
         for top in self._tops.values():
             found += read_pids(top / name) + read_pids(top / name / "exec")
         return sorted(set(found))
-
-    def kill(self, name: str) -> bool:
-        return False
 
     def memory_kills(self, name: str) -> int:
         if self._memory is None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared.cgroups.base import OVERHEAD, OWN_PROCESSES, PERIOD, cpu_quota
+from atoll.drivers.shared.cgroups.base import (
+    OVERHEAD,
+    OWN_PROCESSES,
+    PERIOD,
+    ControlGroups,
+    cpu_quota,
+)
 from atoll.drivers.shared.cgroups.files import (
     ignore_gone,
     read_counter,
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
 
 
-class CgroupV2:
+class CgroupV2(ControlGroups):
     """An instance's group has the leaves `supervisor` and `exec`."""
 
     def __init__(self, top: Path, controllers: frozenset[str], *, freezes: bool) -> None:

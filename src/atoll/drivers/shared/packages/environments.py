@@ -21,7 +21,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from atoll.drivers.shared import paths
+from atoll.drivers.shared import instance_paths
 from atoll.drivers.shared.file_trees import remove_tree, tree_size
 from atoll.drivers.shared.packages import install_results
 from atoll.drivers.shared.packages.install_results import InstallFailed
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from atoll.model.template import Template
 
 NAME = re.compile(r"[0-9a-f]{16,64}")
-DESCRIBE_SECONDS = 60.0
-DESCRIBE = Resources(cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16)
+DESCRIBE_TIMEOUT = 60.0
+DESCRIBE_RESOURCES = Resources(
+    cpu=1.0, memory=256 * 1024 * 1024, disk=16 * 1024 * 1024, max_processes=16
+)
 INSTALLS = "installs"
 NO_UV = "uv is not installed on this node; install it with: pip install uv"
 
@@ -97,7 +99,7 @@ class NodeEnvironments(Generic[Base]):
         self._installer, self._problem = installer, problem
 
     def inside(self, name: str) -> str:
-        return f"{paths.PACKAGES}/{name}"
+        return f"{instance_paths.PACKAGES}/{name}"
 
     async def check(self) -> None:
         self._require_installer()
@@ -115,11 +117,11 @@ class NodeEnvironments(Generic[Base]):
         order = {"kind": "describe", "hooks": bool(template.root or template.python)}
         try:
             async with (
-                asyncio.timeout(DESCRIBE_SECONDS),
+                asyncio.timeout(DESCRIBE_TIMEOUT),
                 self._require_installer().run(
                     await self._tree(template),
                     order,
-                    resources=DESCRIBE,
+                    resources=DESCRIBE_RESOURCES,
                     handler=None,
                     on_output=on_output,
                 ) as made,
@@ -208,18 +210,18 @@ class NodeEnvironments(Generic[Base]):
 
     @contextlib.asynccontextmanager
     async def downloads(self) -> AsyncIterator[Path]:
-        place = self._installs / f"download_{secrets.token_hex(10)}"
+        directory = self._installs / f"download_{secrets.token_hex(10)}"
 
         def make() -> None:
-            place.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700)
             # If this process is killed, the next one removes the directory, like an installation.
-            record_owner(place)
+            record_owner(directory)
 
         try:
             await asyncio.to_thread(make)
-            yield place
+            yield directory
         finally:
-            await asyncio.shield(asyncio.to_thread(remove_tree, place))
+            await asyncio.shield(asyncio.to_thread(remove_tree, directory))
 
     # What is there
 

@@ -38,7 +38,7 @@ TARGET = BUILD + "/target"
 PROGRAM = "/run/atoll/install.py"
 UV = "/run/atoll/uv"
 GATEWAY = "/run/atoll/gateway.sock"
-PIECE = 256 * 1024
+CHUNK_SIZE = 256 * 1024
 STANDARD = "-"
 """Argument: use the standard streams."""
 FRAME = struct.Struct(">IcI")
@@ -60,7 +60,7 @@ def main() -> None:
     with owner:
         received = []
         while True:
-            data = owner.recv(PIECE)
+            data = owner.recv(CHUNK_SIZE)
             if not data:
                 break
             received.append(data)
@@ -133,7 +133,7 @@ def connect(client: socket.socket) -> None:
 def _pump(source: socket.socket, target: socket.socket) -> None:
     try:
         while True:
-            data = source.recv(PIECE)
+            data = source.recv(CHUNK_SIZE)
             if not data:
                 break
             target.sendall(data)
@@ -178,7 +178,7 @@ class Streams:
     def _forward(self, number: int, client: socket.socket) -> None:
         while True:
             try:
-                data = client.recv(PIECE)
+                data = client.recv(CHUNK_SIZE)
             except OSError:
                 self._send(number, GONE)
                 return
@@ -240,10 +240,10 @@ def install(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
         NO_COLOR="1",
     )
     index = "http://127.0.0.1:%d/simple" % relay(to_gateway)
-    say("Looking for %s." % ", ".join(order["requirements"]))
-    pinned, words = resolve(order, index, order["constraints"])
+    report("Looking for %s." % ", ".join(order["requirements"]))
+    pinned, error = resolve(order, index, order["constraints"])
     if not pinned:
-        return {"error": explain(order, index) or words or "uv found nothing to install."}
+        return {"error": explain(order, index) or error or "uv found nothing to install."}
     have = order["have"]
     wanted = {
         name: (version, lines)
@@ -251,15 +251,15 @@ def install(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
         if have.get(name) != version
     }
     for name in sorted(set(pinned) - set(wanted)):
-        say("%s==%s is the template's." % (name, pinned[name][0]))
+        report("%s==%s is the template's." % (name, pinned[name][0]))
     if wanted:
         put("wanted.txt", "".join(lines for _, lines in wanted.values()))
-        status, words = uv(
+        status, error = uv(
             "install", index, order, "--requirements", BUILD + "/wanted.txt", "--no-deps",
             "--require-hashes", "--target", TARGET, "--compile-bytecode",
         )  # fmt: skip
         if status != 0:
-            return {"error": words or "uv ended with %d." % status}
+            return {"error": error or "uv ended with %d." % status}
     shutil.rmtree(BUILD + "/cache", ignore_errors=True)
     installed = ["%s==%s" % (name, pinned[name][0]) for name in sorted(pinned)]
     return {"installed": installed, "own": bool(wanted)}
@@ -274,7 +274,7 @@ def resolve(
     """
     put("asked.txt", "".join(line + "\n" for line in order["requirements"]))
     put("constraints.txt", "".join(line + "\n" for line in constraints))
-    status, words = uv(
+    status, error = uv(
         "compile", index, order, BUILD + "/asked.txt", "--constraints", BUILD + "/constraints.txt",
         "--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet",
         "--output-file", BUILD + "/pinned.txt",
@@ -282,7 +282,7 @@ def resolve(
     )  # fmt: skip
     pinned: dict[str, tuple[str, str]] = {}
     if status != 0:
-        return pinned, words or "uv ended with %d." % status
+        return pinned, error or "uv ended with %d." % status
     with open(BUILD + "/pinned.txt", encoding="utf-8") as file:
         text = file.read().replace("\\\n", " ")
     for line in text.splitlines():
@@ -297,7 +297,7 @@ def explain(order: dict[str, Any], index: str) -> str:
     """The error if only the template's packages prevent a solution; empty otherwise."""
     if not order["constraints"]:
         return ""
-    say("Checking whether the template's packages cause the conflict.")
+    report("Checking whether the template's packages cause the conflict.")
     free, _ = resolve(order, index, [])
     if not free:
         return ""
@@ -315,16 +315,16 @@ def explain(order: dict[str, Any], index: str) -> str:
 
 def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tuple[int, str]:
     """Run uv; returns its exit code and the end of its output."""
-    words = [
+    command_line = [
         *order.get("uv", [UV]), "pip", command, *arguments, "--python", order["python"],
         "--default-index", index, "--no-config", "--no-python-downloads", "--keyring-provider",
         "disabled",
     ]  # fmt: skip
     if not order["source_builds"]:
-        words.append("--no-build")
+        command_line.append("--no-build")
     tail = b""
     with subprocess.Popen(
-        words,
+        command_line,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -333,7 +333,7 @@ def uv(command: str, index: str, order: dict[str, Any], *arguments: str) -> tupl
     ) as process:
         assert process.stdout is not None
         while True:
-            data = process.stdout.read(PIECE)
+            data = process.stdout.read(CHUNK_SIZE)
             if not data:
                 break
             tail = (tail + data)[-MAX_REASON:]
@@ -350,8 +350,8 @@ def put(name: str, text: str) -> None:
         file.write(text)
 
 
-def say(words: str) -> None:
-    sys.stdout.write(words + "\n")
+def report(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

@@ -92,6 +92,6 @@ def check_held(claimed: Mapping[str, str], has: Mapping[str, str]) -> None:
             )
 
 
-def _plain(words: Any) -> str:
+def _plain(value: Any) -> str:
     """Text without characters that logs or databases reject."""
-    return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd]", "?", str(words)[:MAX_ERROR])
+    return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd]", "?", str(value)[:MAX_ERROR])

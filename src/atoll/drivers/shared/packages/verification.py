@@ -13,7 +13,7 @@ import structlog
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from atoll.drivers.shared import program
+from atoll.drivers.shared import subprogram
 from atoll.drivers.shared.packages import verify_program
 from atoll.drivers.shared.packages.install_results import InstallFailed
 from atoll.drivers.shared.packages.wheel_files import INFO
@@ -60,7 +60,7 @@ async def verify(
 async def _run(request: dict[str, Any]) -> list[tuple[str, str]]:
     """The verified distributions: names of their `.dist-info` and digests of their wheels."""
     process = await asyncio.create_subprocess_exec(
-        *program.command(verify_program),
+        *subprogram.command(verify_program),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

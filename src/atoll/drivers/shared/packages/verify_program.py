@@ -28,7 +28,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared import mount_syscalls
 from atoll.drivers.shared.packages.wheel_files import (
     GENERATED,
     HASHES,
@@ -268,8 +268,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     os.umask(0o022)
     if request["image"]:
-        mount_calls.own_mounts()
-        mount_calls.mount_image(request["image"], request["mount"])
+        mount_syscalls.own_mounts()
+        mount_syscalls.mount_image(request["image"], request["mount"])
     try:
         answer: dict[str, Any] = {"distributions": verify(request)}
     except Rejected as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STAT_SECONDS = 10
 """Seconds that s3fs caches the attributes of an object, which another node may change."""
 STAT_ENTRIES = 20_000
-TRIES = 1
+MAX_RETRIES = 1
 """Retries of a request by s3fs."""
 FUSE = Path("/dev/fuse")
 PROCESSES = 1024
@@ -41,7 +41,7 @@ OPEN_FILES = 4096
 """Open files and connections of one s3fs."""
 DISK_RESERVE = 1024
 """Megabytes of the node's disk that an s3fs without its own file system leaves free."""
-END_SECONDS = 10.0
+KILL_TIMEOUT = 10.0
 GROUP = "mount-"
 """Prefix of the names of control groups of mounts."""
 
@@ -74,7 +74,7 @@ class BucketMounts:
         self._bucket = bucket
         self._passwords = node / "s3fs.passwd"
         self._limits = limits
-        self._groups: cgroups.ControlGroups = cgroups.NoControlGroups()
+        self._groups = cgroups.ControlGroups()
 
     def open(self, groups: cgroups.ControlGroups) -> None:
         """Write the credentials for s3fs; atomically, because other replicas start s3fs too."""
@@ -123,7 +123,7 @@ class BucketMounts:
             owner,
             f"connect_timeout={_seconds(bucket.connect_timeout)}",
             f"readwrite_timeout={_seconds(bucket.timeout)}",
-            f"retries={TRIES}",
+            f"retries={MAX_RETRIES}",
             f"stat_cache_expire={STAT_SECONDS}",
             f"max_stat_cache_size={STAT_ENTRIES}",
             f"tmpdir={top / 'scratch'}",
@@ -181,7 +181,7 @@ class BucketMounts:
         group = GROUP + name
         if self._groups.memory_kills(group):
             log.warning("mount.out_of_memory", name=name, memory=self._limits.memory)
-        return cgroups.kill_and_remove(self._groups, group, END_SECONDS)
+        return cgroups.kill_and_remove(self._groups, group, KILL_TIMEOUT)
 
     def close(self) -> None:
         self._groups.close()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.base import NotEmptied
-from atoll.drivers.shared import bounded_log, mount_calls, processes
+from atoll.drivers.shared import bounded_log, mount_syscalls, processes
 from atoll.drivers.shared.disk_images import (
     loop_device_of,
     make_file_system,
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
     from atoll.drivers.shared.volumes.bucket_mounts import BucketMounts
 
-LOCKS = 64
-POLL_SECONDS = 0.01
-ENDING = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
+LOCK_FILES = 64
+POLL_INTERVAL = 0.01
+KILL_SCHEDULE = ((0.5, signal.SIGTERM), (10.0, signal.SIGKILL), (10.0, signal.SIGKILL))
 """Seconds that an unmounted s3fs may take to end, and the signal that it gets then."""
 STATE = "mount.json"
 """In the directory of a mount by s3fs: the file with its pid."""
 USED = "mounts.json"
 """In an instance's directory: the file with the names of its mounts."""
-MAP_SECONDS = 30.0
+MAP_TIMEOUT = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -228,7 +228,7 @@ class NodeMounts:
         """
         Lock a mount among all replicas. Mounts share a few lock files, which are never removed.
         """
-        number = zlib.crc32(name.encode()) % LOCKS
+        number = zlib.crc32(name.encode()) % LOCK_FILES
         fd = os.open(self._root / f"lock-{number:02}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -246,7 +246,7 @@ class NodeMounts:
                 _hand_over(top / "files", mount.uid, mount.owner)
             return
         if mount.view is not None:
-            mount_calls.mount_view(str(mount.view), str(top / "files"))
+            mount_syscalls.mount_view(str(mount.view), str(top / "files"))
             return
         problem = self._buckets.problem()
         if problem is not None:
@@ -254,7 +254,7 @@ class NodeMounts:
         if self._scratch_size is not None:
             image = top / "scratch.image"
             make_file_system(image, self._scratch_size)
-            mount_calls.mount_image(str(image), str(top / "scratch"))
+            mount_syscalls.mount_image(str(image), str(top / "scratch"))
             image.unlink()  # The kernel frees it with the mount.
         output = bounded_log.create_log()
         try:
@@ -276,8 +276,8 @@ class NodeMounts:
                 if self._answers(name) and process.poll() is None:
                     return
                 break
-            time.sleep(POLL_SECONDS)
-        log.warning("mount.failed", name=name, said=bounded_log.read_log_tail(output))
+            time.sleep(POLL_INTERVAL)
+        log.warning("mount.failed", name=name, output=bounded_log.read_log_tail(output))
         raise TemporaryError(
             f"{name} could not be mounted: the blob store does not answer, or refuses access. See "
             "the output of s3fs in the server's log.",
@@ -354,10 +354,10 @@ class NodeMounts:
         if (known := _process(top)) is None:
             return
         pid, started = known
-        for seconds, number in ENDING:
+        for seconds, number in KILL_SCHEDULE:
             deadline = time.monotonic() + seconds
             while processes.start_time(pid) == started and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+                time.sleep(POLL_INTERVAL)
             if processes.start_time(pid) != started:
                 break
             log.info("mount.ended", name=top.name, pid=pid, signal=number.name)
@@ -383,14 +383,14 @@ def _mount_image(image: Path, target: Path) -> None:
         device = loop_device_of(image)
         if device is None:
             repair_image(image)
-            mount_calls.mount_image(str(image), str(target))
+            mount_syscalls.mount_image(str(image), str(target))
             return
         try:
-            mount_calls.mount_device(device, str(target))
+            mount_syscalls.mount_device(device, str(target))
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EIO, errno.EINVAL, errno.ENOENT):
                 raise
-            time.sleep(POLL_SECONDS)  # It has just been detached.
+            time.sleep(POLL_INTERVAL)  # It has just been detached.
         else:
             return
     raise TemporaryError(f"{image} is being detached.", code="volume_busy")
@@ -399,7 +399,7 @@ def _mount_image(image: Path, target: Path) -> None:
 def _hand_over(top: Path, uid: int, owner: int | None) -> None:
     """Give the files of a mounted file system to a uid."""
     if owner is not None:
-        done = mount_program(mount_calls.MAP, top, owner, uid, timeout=MAP_SECONDS)
+        done = mount_program(mount_syscalls.MAP_OWNER, top, owner, uid, timeout=MAP_TIMEOUT)
         if done.returncode:
             raise OSError(errno.EPERM, f"{top}: {done.stderr.strip()[-500:]}")
     if top.stat().st_uid != uid:

@@ -257,8 +257,8 @@ def _volume_errors(name: str) -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         # The error has paths of this node, which are not for clients.
         log.warning("volume.failed", name=name, error=str(error))
-        words = error.strerror if isinstance(error, OSError) else None
-        message = f"{name}: {words or type(error).__name__}."
+        reason = error.strerror if isinstance(error, OSError) else None
+        message = f"{name}: {reason or type(error).__name__}."
         if full:
             raise NodeFull(message) from error
         raise TemporaryError(message, code="volume_unavailable") from error

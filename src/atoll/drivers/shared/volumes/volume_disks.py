@@ -12,7 +12,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from atoll.drivers.shared import mount_calls
+from atoll.drivers.shared import mount_syscalls
 from atoll.drivers.shared.disk_images import MIN_IMAGE, make_file_system
 from atoll.drivers.shared.file_trees import remove_tree
 from atoll.drivers.shared.mount_points import unmount
@@ -45,22 +45,22 @@ class VolumeDisks:
 
     def make(self, name: str, size: int) -> None:
         """Make an empty volume; remove what is left of an earlier one."""
-        place = self._root / name
+        directory = self._root / name
         self.remove(name)
-        place.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700)
         if not self._images:
             self.directory(name).mkdir(mode=0o755)
             return
-        new = place / "new"
+        new = directory / "new"
         make_file_system(new, max(size, MIN_IMAGE))
-        self._share(new, place / "top")
-        new.rename(place / "disk")
+        self._share(new, directory / "top")
+        new.rename(directory / "disk")
 
     @staticmethod
     def _share(image: Path, top: Path) -> None:
         """Let every uid write to an image that no tenant has written to yet."""
         top.mkdir()
-        mount_calls.mount_image(str(image), str(top))
+        mount_syscalls.mount_image(str(image), str(top))
         try:
             (top / "lost+found").rmdir()
             top.chmod(0o777)

@@ -1,5 +1,6 @@
 """
-The operations of migrations: those of alembic, which on MariaDB skip what exists already.
+Column types of migrations, and their operations: those of alembic, which on MariaDB skip what
+exists already. Both stay as they are, or former migrations would make another schema.
 
 MariaDB commits each operation separately, so an interrupted migration runs again from its start. On
 other databases it leaves nothing behind, and an object that exists already is an error.
@@ -11,11 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.dialects import mysql
 
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def words(length: int) -> sa.String:
+    """Text that compares by its bytes everywhere, as it does in SQLite."""
+    return (
+        sa.String(length)
+        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
+        .with_variant(sa.String(length, collation="C"), "postgresql")
+    )
+
+
+ID = words(64)
+WORD = words(32)
+NAME = words(255)
+TIME = sa.BigInteger()
+JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""Only a column of this type is numbered automatically by SQLite."""
 
 
 def create_table(name: str, *columns: sa.Column[Any]) -> None:

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from atoll.stores.sql.migrations import steps
+from atoll.stores.sql.migrations.steps import BYTES, ID, JSON, NAME, TIME, WORD, words
 
 revision = "0001"
 down_revision = None
-
-
-def words(length: int) -> sa.String:
-    """Text that compares by its bytes everywhere, as it does in SQLite."""
-    return (
-        sa.String(length)
-        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-        .with_variant(sa.String(length, collation="C"), "postgresql")
-    )
-
-
-ID = words(64)
-WORD = words(32)
-NAME = words(255)
-TIME = sa.BigInteger()
-JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 def upgrade() -> None:

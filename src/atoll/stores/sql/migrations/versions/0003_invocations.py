@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from atoll.stores.sql.migrations import steps
+from atoll.stores.sql.migrations.steps import BYTES, ID, JSON
 
 revision = "0003"
 down_revision = "0002"
-
-
-def words(length: int) -> sa.String:
-    """Text that compares by its bytes everywhere, as it does in SQLite."""
-    return (
-        sa.String(length)
-        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-        .with_variant(sa.String(length, collation="C"), "postgresql")
-    )
-
-
-ID = words(64)
-JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 def upgrade() -> None:

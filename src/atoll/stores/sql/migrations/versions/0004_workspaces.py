@@ -5,27 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from atoll.stores.sql.migrations import steps
+from atoll.stores.sql.migrations.steps import ID, JSON, NAME, WORD
 
 revision = "0004"
 down_revision = "0003"
-
-
-def words(length: int) -> sa.String:
-    """Text that compares by its bytes everywhere, as it does in SQLite."""
-    return (
-        sa.String(length)
-        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-        .with_variant(sa.String(length, collation="C"), "postgresql")
-    )
-
-
-ID = words(64)
-WORD = words(32)
-NAME = words(255)
-JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def session_columns() -> list[sa.Column[Any]]:

@@ -6,30 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
 
 from atoll.stores.sql.migrations import steps
+from atoll.stores.sql.migrations.steps import COUNTED, ID, JSON, NAME, TIME, WORD
 
 revision = "0005"
 down_revision = "0004"
-
-
-def words(length: int) -> sa.String:
-    """Text that compares by its bytes everywhere, as it does in SQLite."""
-    return (
-        sa.String(length)
-        .with_variant(mysql.VARCHAR(length, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-        .with_variant(sa.String(length, collation="C"), "postgresql")
-    )
-
-
-ID = words(64)
-WORD = words(32)
-NAME = words(255)
-TIME = sa.BigInteger
-JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""Only a column of this type is numbered automatically by SQLite."""
 
 
 def session_columns() -> list[sa.Column[Any]]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from atoll.stores.sql.migrations import steps
+from atoll.stores.sql.migrations.steps import ID, JSON
 
 revision = "0006"
 down_revision = "0005"
-
-ID = (
-    sa.String(64)
-    .with_variant(mysql.VARCHAR(64, collation="utf8mb4_nopad_bin"), "mysql", "mariadb")
-    .with_variant(sa.String(64, collation="C"), "postgresql")
-)
-JSON = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def columns() -> list[sa.Column[Any]]:

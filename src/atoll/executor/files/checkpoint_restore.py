@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 from ...protocol import frames, minijson
+from .checkpoint_scan import DIRECTORY, LINK
 from .paths import open_below, split, translate
-from .scan import DIRECTORY, LINK
 from .workspace import Workspace
 
 TYPE_CHECKING = False

@@ -14,12 +14,12 @@ import os
 import struct
 import sys
 
-TRY = "try-image"
+TRY_IMAGE = "try-image"
 """
 Program argument, followed by an image and a directory: check that the image can be mounted there.
 Two uids may follow: mount it such that files of the first belong to the second.
 """
-MAP = "map-owner"
+MAP_OWNER = "map-owner"
 """
 Program argument, followed by a mount point and two uids: mount it again such that files of the
 first uid belong to the second.
@@ -177,7 +177,7 @@ def unescaped(path: bytes) -> bytes:
 def main() -> None:
     command, *arguments = sys.argv[1:]
     try:
-        if command == MAP:
+        if command == MAP_OWNER:
             map_owner(arguments[0], int(arguments[1]), int(arguments[2]))
             return
         # In a mount namespace of this process: the mount ends with it.

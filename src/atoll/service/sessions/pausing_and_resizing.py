@@ -1,4 +1,4 @@
-"""Uses the optional parts of a driver, with an error for nodes that lack them."""
+"""Pauses, resumes and resizes instances, where the node's driver can do that."""
 
 from __future__ import annotations
 

@@ -1,8 +1,38 @@
-"""Error messages with the right name for attributes that other sandbox libraries have."""
+"""
+Help for people at a prompt or in a notebook: signatures with all options, and hints for attributes
+that have another name in other sandbox libraries.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def show_options(function: F) -> F:
+    """
+    Expand `**options: Unpack[…]` in the signature that `help()` and notebooks show. Type checkers
+    and editors do that themselves.
+    """
+    from atoll.sdk import options
+
+    kind = function.__annotations__["options"].removeprefix("Unpack[").removesuffix("]")
+    signature = inspect.signature(function)
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named += [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=annotation.__forward_arg__,
+        )
+        for name, annotation in getattr(options, kind).__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return function
 
 
 class AttributeHints:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.executor.runs.limits import disk_use
+from atoll.executor.files.disk_usage import disk_use
 from tests.unit.executor.descriptors import held
 
 BIG = 1024 * 1024

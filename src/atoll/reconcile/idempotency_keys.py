@@ -21,7 +21,7 @@ BATCH = 100
 """Requests removed in one transaction."""
 
 
-class RequestSweep:
+class IdempotencyKeySweep:
     def __init__(self, store: Store, blobs: Blobs, clock: Clock) -> None:
         self._store = store
         self._blobs = blobs
@@ -33,7 +33,7 @@ class RequestSweep:
     async def once(self) -> None:
         """Delete all that have expired. Several replicas may do so at the same time."""
         while True:
-            removed = await self._store.requests.expire(self._clock.now(), limit=BATCH)
+            removed = await self._store.idempotency_records.expire(self._clock.now(), limit=BATCH)
             for request in removed:
                 if request.kept is not None:
                     await self._remove(request.kept)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.executor.files import scan, workspace
+from atoll.executor.files import checkpoint_scan, workspace
 
 
 class Listener:
@@ -32,19 +32,19 @@ def test_a_recently_changed_file_is_read_only_after_the_clock_tick(
     path.write_text("first")
     dated = path.stat().st_ctime_ns
     now = dated
-    monkeypatch.setattr(scan, "coarse_now", lambda: now)
-    listener = Listener()
-    steps = scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], listener)  # type: ignore[arg-type]
+    monkeypatch.setattr(checkpoint_scan, "coarse_now", lambda: now)
+    stream = Listener()
+    steps = checkpoint_scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], stream)  # type: ignore[arg-type]
     for _ in range(5):
         next(steps)
-    assert listener.events == []
+    assert stream.events == []
 
     path.write_text("other")
     now += 4_000_000
     for _ in steps:
         pass
-    assert listener.data == b"other"
-    assert [event["event"] for event in listener.events] == ["file", "over"]
+    assert stream.data == b"other"
+    assert [event["event"] for event in stream.events] == ["file", "over"]
 
 
 def test_a_file_dated_in_the_future_is_read_without_waiting(
@@ -52,8 +52,8 @@ def test_a_file_dated_in_the_future_is_read_without_waiting(
 ) -> None:
     (tmp_path / "file").write_text("first")
     ticks = iter(range(10))
-    monkeypatch.setattr(scan, "coarse_now", lambda: next(ticks))
-    listener = Listener()
-    for _ in scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], listener):  # type: ignore[arg-type]
+    monkeypatch.setattr(checkpoint_scan, "coarse_now", lambda: next(ticks))
+    stream = Listener()
+    for _ in checkpoint_scan.send_contents(workspace.Workspace(str(tmp_path)), ["file"], stream):  # type: ignore[arg-type]
         pass
-    assert listener.data == b"first"
+    assert stream.data == b"first"

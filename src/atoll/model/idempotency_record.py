@@ -7,7 +7,7 @@ from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedRequest:
+class IdempotencyRecord:
     id: str
     """A digest of the client and of the key that it chose."""
     holder: str

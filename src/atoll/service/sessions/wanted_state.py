@@ -16,21 +16,27 @@ from atoll.model.session_changes import wanting
 from atoll.service.sessions.records import not_running
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.transitions import Transitions
 
 
-class Lifecycle:
+class WantedStates:
     def __init__(
         self,
         core: SessionCore,
         transitions: Transitions,
+        *,
+        max_wait: timedelta,
     ) -> None:
+        """`max_wait` limits how long `reach` waits."""
         self._replica = core.replica
         self._clock = core.replica.clock
         self._records = core.records
         self._observers = core.observers
         self._transitions = transitions
+        self._max_wait = max_wait.total_seconds()
 
     async def reach(
         self, session_id: str, wanted: Wanted, cause: Cause | None, *, wait: float
@@ -43,7 +49,7 @@ class Lifecycle:
         settling = self._replica.background.start(
             self._transitions.settle(session_id), f"settle {session_id}"
         )
-        done, _ = await asyncio.wait([settling], timeout=wait)
+        done, _ = await asyncio.wait([settling], timeout=min(wait, self._max_wait))
         if done:
             settling.result()
         session = await self._records.get(session_id)
@@ -83,3 +89,23 @@ class Lifecycle:
             if page.items:
                 return True
         return False
+
+    async def end_all(self) -> None:
+        """End all sessions of this node, because its server ends for good."""
+        node_id, after = self._replica.node_id, ""
+        while unfinished := await self._replica.store.sessions.unfinished(
+            limit=100, after=after, node_id=node_id
+        ):
+            for session in unfinished:
+                await self._records.end_by_id(session.id, SessionStatus.TERMINATED, Cause.SHUTDOWN)
+            after = unfinished[-1].id
+        after = ""
+        while held := await self._replica.store.sessions.holdings(node_id, limit=100, after=after):
+            for holding in held:
+                # It had ended before, and no other process will clear it.
+                if not self._transitions.is_clearing(holding.session_id):
+                    self._replica.background.start(
+                        self._transitions.settle(holding.session_id),
+                        f"clear {holding.session_id}",
+                    )
+            after = held[-1].session_id

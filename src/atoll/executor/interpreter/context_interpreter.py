@@ -19,7 +19,7 @@ import sys
 
 from ...protocol import minijson
 from . import child, jobs
-from .kernel_messages import DONE, DONE_BODY, DROPPED, MAX_PIECE, PIECE, READY, SHOW, SIZE
+from .context_messages import DONE, DONE_BODY, DROPPED, MAX_PIECE, PIECE, READY, SHOW, SIZE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ INTERRUPTED = 130
 def serve(job: dict[str, Any], control: int) -> NoReturn:
     """Never returns: the process is killed, or user code ends it."""
     try:
-        Kernel(_socket.socket(fileno=control)).run(job["env"])
+        ContextInterpreter(_socket.socket(fileno=control)).run(job["env"])
     finally:
         os._exit(70)
 
 
-class Kernel:
+class ContextInterpreter:
     def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()

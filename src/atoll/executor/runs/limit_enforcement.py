@@ -1,7 +1,9 @@
 """
 Limits of memory and disk that the executor enforces itself, by measuring at intervals.
 
-Used where the driver reports that the host has no control group or file system to enforce them.
+Used where the driver reports that the host has no control group or file system to enforce them: a
+workspace in a file system image (`drivers/shared/disk_images.py`) or in an engine's volume with a
+quota (`drivers/docker/volume_storage.py`) is limited by the kernel.
 They are weaker than the kernel's: a burst between two measurements goes unnoticed, and so does a
 file without a name that is mapped but not open.
 
@@ -14,12 +16,11 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import errno
 import os
-import stat
 import time
 
 from .. import processes
 from ..event_loop import Loop
-from ..files import removal
+from ..files.disk_usage import disk_use
 from .runs import Runs
 
 TYPE_CHECKING = False
@@ -34,11 +35,9 @@ PAUSE_FACTOR = 4
 MAX_CLOSED = 5
 """Measurements in a row at which a process may hide its descriptors."""
 MEMORY_DIRECTORIES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
-MAX_WALK = 200_000
 INODE_MEMORY = 1024
 SPARE_DISK = 256 * 1024
 """Bytes that a run in a full workspace may add, for example for a temporary file of its shell."""
-BLOCK = 4096
 ADDRESS_SPACE_PER_TABLE_BYTE = 512
 """The least address space that one byte of page tables maps."""
 LARGE_TABLES = 1 << 20
@@ -149,7 +148,7 @@ class LimitWatch:
         users = [processes.with_memory(process) for process in self._users()]
         descriptors = self._descriptors(users)
         held = (
-            sum(_tmpfs_memory(place) for place in MEMORY_DIRECTORIES)
+            sum(_tmpfs_memory(directory) for directory in MEMORY_DIRECTORIES)
             + descriptors.memory
             + self._counted(kernel_memory.system_v)
             + self._counted(kernel_memory.network_sockets)
@@ -159,7 +158,7 @@ class LimitWatch:
         used = sum(process.resident for process in users) + held
         if used <= self._memory:
             return used
-        devices = {os.stat(place).st_dev for place in MEMORY_DIRECTORIES}
+        devices = {os.stat(directory).st_dev for directory in MEMORY_DIRECTORIES}
         mappings = kernel_memory.Mappings(descriptors.files, devices)
         for process in users:
             private, shared = processes.share(process)
@@ -236,120 +235,8 @@ def _page_tables(process: processes.Process) -> int:
     return most if most < LARGE_TABLES else kernel_memory.page_tables(process.pid)
 
 
-def _tmpfs_memory(place: str) -> int:
+def _tmpfs_memory(directory: str) -> int:
     """Bytes of memory that a tmpfs uses, including the kernel's data for each file."""
-    status = os.statvfs(place)
+    status = os.statvfs(directory)
     blocks = (status.f_blocks - status.f_bfree) * status.f_frsize
     return blocks + (status.f_files - status.f_ffree) * INODE_MEMORY
-
-
-def disk_use(root: str) -> tuple[int, bool]:
-    """
-    Bytes that the tree's files occupy, counting each inode once and at least one block for it; and
-    whether that is complete, or the tree has more files than are measured.
-
-    Moves by descriptors, because a path may be longer than the kernel accepts. No change that user
-    code makes to the tree meanwhile is an error.
-    """
-    total = seen = 0
-    linked: set[int] = set()
-    levels: list[tuple[int, list[str]]] = []
-    here = _enter(None, root)
-    try:
-        while here >= 0:
-            size, count, names = _measure_directory(here, linked, MAX_WALK - seen)
-            total += size
-            seen += count
-            levels.append((os.fstat(here).st_ino, names))
-            below = -1
-            while below < 0:
-                if seen >= MAX_WALK:
-                    return total, False
-                names = levels[-1][1]
-                if names:
-                    below = _enter(here, names.pop())
-                    continue
-                levels.pop()
-                if not levels:
-                    return total, True
-                above = _leave(here, levels[-1][0])
-                os.close(here)
-                here = above
-                if here < 0:
-                    # Moved or closed by user code meanwhile: continue from the top.
-                    del levels[1:]
-                    here = _enter(None, root)
-                    if here < 0:
-                        return total, False
-            os.close(here)
-            here = below
-        return total, False
-    finally:
-        if here >= 0:
-            os.close(here)
-
-
-def _enter(here: int | None, name: str) -> int:
-    """
-    Open a directory in a directory; -1 if it is gone. If user code removed its own rights to hide
-    files, they are restored: read for listing, search for measuring and for going up again.
-    """
-    try:
-        try:
-            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
-        except PermissionError:
-            os.chmod(name, 0o700, dir_fd=here)
-            fd = os.open(name, removal.DIRECTORY, dir_fd=here)
-    except OSError:
-        return -1  # Removed, or not a directory any more.
-    try:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        if mode & 0o500 != 0o500:
-            os.fchmod(fd, mode | 0o500)
-    except OSError:
-        pass  # Of another owner; what can be read of it still counts.
-    return fd
-
-
-def _leave(here: int, inode: int) -> int:
-    """Open the directory above; -1 if it does not have this inode number any more."""
-    try:
-        fd = os.open("..", removal.DIRECTORY, dir_fd=here)
-    except OSError:
-        return -1
-    if os.fstat(fd).st_ino == inode:
-        return fd
-    os.close(fd)
-    return -1
-
-
-def _measure_directory(here: int, linked: set[int], limit: int) -> tuple[int, int, list[str]]:
-    """Bytes, number of entries, and names of the directories in one directory."""
-    total = seen = 0
-    names: list[str] = []
-    try:
-        with os.scandir(here) as items:
-            for item in items:
-                seen += 1
-                if seen > limit:
-                    break
-                try:
-                    status = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                except OSError:
-                    # It exists, and occupies at least this much.
-                    total += BLOCK
-                    if item.is_dir(follow_symlinks=False):
-                        names.append(item.name)
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    names.append(item.name)
-                elif status.st_nlink > 1:
-                    if status.st_ino in linked:
-                        continue
-                    linked.add(status.st_ino)
-                total += max(status.st_blocks * 512, BLOCK)
-    except OSError:
-        pass  # As far as it could be read.
-    return total, seen, names

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.errors import AlreadyExists
-from atoll.model.keyed_request import KeyedRequest
+from atoll.model.idempotency_record import IdempotencyRecord
 from atoll.stores.sql import tables
 from atoll.stores.sql.json_codec import micros
 from atoll.stores.sql.mapper import Mapper, Special, Values
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.stores.sql.engine import Connection, Engine, Row
 
 MAPPER = Mapper(
-    KeyedRequest, tables.KEYED_REQUESTS, special=Special(never_null={"headers", "body"})
+    IdempotencyRecord, tables.KEYED_REQUESTS, special=Special(never_null={"headers", "body"})
 )
 _DROP_EXPIRED = "DELETE FROM keyed_requests WHERE id = :id AND expires_at <= :created_at"
 _TAKE_OVER = """
@@ -43,19 +43,19 @@ _EXPIRED = """
 _REMOVE = "DELETE FROM keyed_requests WHERE id = :id AND expires_at <= :now"
 
 
-class SqlKeyedRequests:
+class SqlIdempotencyRecords:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def claim(self, request: KeyedRequest) -> KeyedRequest | None:
-        row = MAPPER.row(request)
+    async def claim(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
+        row = MAPPER.row(record)
 
-        def write(connection: Connection) -> KeyedRequest | None:
+        def write(connection: Connection) -> IdempotencyRecord | None:
             connection.execute(_DROP_EXPIRED, row)
             found = connection.execute(MAPPER.select, row).fetchone()
             if found is not None:
                 return MAPPER.entity(found)
-            insert(connection, MAPPER.insert, row, "Request")
+            insert(connection, MAPPER.insert, row, "Idempotency record")
             return None
 
         while True:
@@ -64,19 +64,19 @@ class SqlKeyedRequests:
             except AlreadyExists:
                 continue  # Another replica inserted it between the query and the insert.
 
-    async def take_over(self, request: KeyedRequest, holder: str) -> bool:
+    async def take_over(self, record: IdempotencyRecord, holder: str) -> bool:
         values = {
-            "id": request.id,
-            "holder": request.holder,
+            "id": record.id,
+            "holder": record.holder,
             "new_holder": holder,
-            "fingerprint": request.fingerprint,
+            "fingerprint": record.fingerprint,
         }
         return await self._engine.write(
             lambda connection: connection.execute(_TAKE_OVER, values).rowcount > 0
         )
 
-    async def answer(self, request: KeyedRequest) -> bool:
-        row = MAPPER.row(request)
+    async def answer(self, record: IdempotencyRecord) -> bool:
+        row = MAPPER.row(record)
 
         def write(connection: Connection) -> bool:
             return connection.execute(_ANSWER, row).rowcount > 0
@@ -88,14 +88,14 @@ class SqlKeyedRequests:
 
         return await self._engine.write(write, again=again)
 
-    async def forget(self, request_id: str, holder: str) -> None:
-        values = {"id": request_id, "holder": holder}
+    async def forget(self, record_id: str, holder: str) -> None:
+        values = {"id": record_id, "holder": holder}
         await self._engine.write(lambda connection: connection.execute(_FORGET, values).rowcount)
 
-    async def expire(self, now: datetime, *, limit: int) -> list[KeyedRequest]:
+    async def expire(self, now: datetime, *, limit: int) -> list[IdempotencyRecord]:
         values = {"now": micros(now), "limit": limit}
 
-        def write(connection: Connection) -> list[KeyedRequest]:
+        def write(connection: Connection) -> list[IdempotencyRecord]:
             return [
                 MAPPER.entity(row)
                 for row in connection.execute(_EXPIRED, values).fetchall()
