@@ -281,10 +281,10 @@ def test_a_missing_function_fails_with_function_not_found(
 ) -> None:
     outcome = invoked(api, session, **fields)
 
-    assert told["status"] == "failed"
-    assert told["result"]["error"]["code"] == "function_not_found"
+    assert outcome["status"] == "failed"
+    assert outcome["result"]["error"]["code"] == "function_not_found"
     problem = "cannot be called" if fields["function_name"] == "x" else "does not exist"
-    assert problem in told["result"]["error"]["message"]
+    assert problem in outcome["result"]["error"]["message"]
 
 
 def test_a_missing_module_fails_with_function_not_found(api: Api, session: str) -> None:

@@ -129,7 +129,7 @@ def test_a_node_without_free_memory_fills_no_pool(bubblewrap: str, tmp_path: Pat
         assert api.pools()["own"]["misses"] == 1
 
 
-def test_ready_instances_are_replaced_when_they_are_old(bubblewrap: str, tmp_path: Path) -> None:
+def test_old_ready_instances_are_replaced(bubblewrap: str, tmp_path: Path) -> None:
     with serving(tmp_path, size=2, max_size=2, constants={MAX_AGE: 1}) as (server, api):
         first = instances(server)
 

@@ -111,7 +111,7 @@ def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     cluster[0].pause()
     wait_for_takeover(cluster, runs, waits)
     cluster[0].resume()
-    eventually(lambda: says(cluster[0], "execution.owned_elsewhere", runs), LONG)
+    eventually(lambda: logs_event(cluster[0], "execution.owned_elsewhere", runs), LONG)
     # Still under way: neither has ended it.
     assert b.http.get(f"{V1}/executions/{runs}/result").status_code == 409
     b.put(session, "go")

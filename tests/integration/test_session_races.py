@@ -227,7 +227,7 @@ async def with_files_of_another(parts: Parts) -> Session:
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
     await parts.checkpoint_requests.take(session.id)
-    return await parts.sessions.clone(session.id, SessionChange(_as_they_are))
+    return await parts.sessions.clone(session.id, SessionChange(_unchanged))
 
 
 async def test_a_session_lost_before_its_first_save_has_its_initial_files(

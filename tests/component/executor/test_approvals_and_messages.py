@@ -1,4 +1,4 @@
-"""Questions and messages between user code and the link, with a separate supervisor."""
+"""Questions and messages between user code and the link, through a supervisor of its own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.anyio
 INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
-class Output:
-    """Collects output and questions of a run, and notifies waiters."""
+class Heard:
+    """Gathers a run's output and questions, and tells who waits for them."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -66,11 +66,9 @@ class Box:
         self.name = name
         self.path = path
 
-    async def start(
-        self, run_id: str, code: str, **fields: Any
-    ) -> tuple[Output, asyncio.Task[Any]]:
+    async def start(self, run_id: str, code: str, **fields: Any) -> tuple[Heard, asyncio.Task[Any]]:
         """Run Python code that finds `atoll_session` imported."""
-        output = Output()
+        output = Heard()
         code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
         request: dict[str, Any] = {
             "id": run_id, "kind": "python", "code": code, "command": None, "event": {},
@@ -78,18 +76,18 @@ class Box:
             "output_limit": 1 << 20, "return_limit": 1 << 20, "artifact_limit": 10, "limits": {},
             "watch": {},
         }  # fmt: skip
-        running = asyncio.create_task(run_over(self.link, request | fields, heard))
+        running = asyncio.create_task(run_over(self.link, request | fields, output))
         await asyncio.sleep(0)  # Until it is sent.
         return output, running
 
     async def run(self, run_id: str, code: str, **fields: Any) -> str:
-        """The output of code that succeeded."""
+        """What code printed that has come to a good end."""
         output, running = await self.start(run_id, code, **fields)
         result = await asyncio.wait_for(running, 60)
         assert result["exit_code"] == 0, output.text.decode()
         return output.text.decode()
 
-    async def send_message(self, run_id: str, text: str = "") -> None:
+    async def tell(self, run_id: str, text: str = "") -> None:
         await self.link.call("message", id=run_id, text=text)
 
     async def answer(self, run_id: str, approval: str, **answer: Any) -> None:
@@ -185,7 +183,7 @@ async def test_a_question_of_a_process_whose_execution_ends_is_refused(box: Box)
     code = "import os\nif os.fork() == 0: a.ask('?')\nelse: a.messages(wait=20)"
     output, running = await box.start("one", code)
     first = await output.approval()
-    await box.send_message("one")
+    await box.tell("one")
     second = await output.approval()
     assert (first["state"], second["state"], second["reason"]) == ("asked", "refused", "ended")
     await running
@@ -201,7 +199,7 @@ async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
     )
     output, running = await box.start("one", code)
     states = [await output.approval()]
-    await box.send_message("one")
+    await box.tell("one")
     states += [await output.approval() for _ in range(2)]
     gone = next(entry for entry in states if entry["state"] == "refused")
     assert gone["reason"] == "gone"
@@ -243,7 +241,7 @@ async def test_the_number_of_open_questions_is_limited(box: Box) -> None:
     output, running = await box.start("one", code)
     for _ in range(8):
         await output.approval()
-    await box.send_message("one")
+    await box.tell("one")
     await running
     assert output.text == b"too_many_questions\n"
 
@@ -290,7 +288,7 @@ async def test_an_invalid_request_gets_an_error(box: Box, line: bytes) -> None:
 
 async def test_messages_are_read_in_order_once(box: Box) -> None:
     output, running = await box.start("one", "print(a.messages(wait=20))\nprint(a.messages())")
-    await box.send_message("one", "é\n1")
+    await box.tell("one", "é\n1")
     assert await output.line() == "['é\\n1']"
     assert await output.line() == "[]"
     await running
@@ -387,7 +385,7 @@ async def test_a_shutdown_refuses_open_questions(box: Box) -> None:
     await output.approval()
     await box.link.call("shutdown")
     assert (await output.approval())["reason"] == "shutdown"
-    with contextlib.suppress(LinkLost):  # The link may be lost before the response arrives.
+    with contextlib.suppress(LinkLost):  # It may come to its end before its sandbox does.
         await running
 
 

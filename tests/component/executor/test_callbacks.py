@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
 
 class Address:
-    """Accepts reports, with configured responses for each path."""
+    """Takes reports, and answers each path as it is told to."""
 
     def __init__(self) -> None:
         self.posts: queue.Queue[Post] = queue.Queue()
@@ -111,7 +111,7 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     link = await program.connect_released()
     output = Heard()
     code = "input()\nprint('x' * 200_000)\ndef handler(event): return 1"
-    running = asyncio.create_task(run_over(link, job("one", code, stdin_open=True), heard))
+    running = asyncio.create_task(run_over(link, job("one", code, stdin_open=True), output))
     status = await address.next(path("one", "status"))
     assert status.body == {"status": "running"}
     await link.call("stdin", id="one", data=base64.b64encode(b"\n").decode())
@@ -158,7 +158,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
         await address.next(path("one", "result"))
     with pytest.raises(queue.Empty):
         await address.next(path("one", "result"), 1.5)
-    # Whatever the receiver did with it, the link still finds it.
+    # Whatever the address made of it, the link still finds it.
     assert (await link.attach("one", 0, Heard()))["exit_code"] == 0
     link.close()
 
@@ -196,7 +196,7 @@ async def test_running_executions_are_reported_by_heartbeats(
     link.close()
 
 
-def pids_named(program: Executor, name: str) -> list[int]:
+def named(program: Executor, name: str) -> list[int]:
     every = processes()
     return [pid for pid in below(program.process.pid) if every.get(pid, (0, "", ""))[2] == name]
 
@@ -205,7 +205,7 @@ async def test_a_reporter_killed_by_user_code_is_replaced(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
-    (before,) = pids_named(program, "reporter")
+    (before,) = named(program, "reporter")
     link = await program.connect_released()
     kill = (
         "import os, signal\n"
@@ -215,7 +215,7 @@ async def test_a_reporter_killed_by_user_code_is_replaced(
     )
     assert (await run_over(link, job("one", kill), Heard()))["exit_code"] == 0
     await address.next(path("one", "result"))
-    (after,) = pids_named(program, "reporter")
+    (after,) = named(program, "reporter")
     assert after != before
     link.close()
 
@@ -224,7 +224,7 @@ async def test_a_reporter_stopped_by_user_code_blocks_nothing_else(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
-    (reporter,) = pids_named(program, "reporter")
+    (reporter,) = named(program, "reporter")
     link = await program.connect_released()
     stand_still(reporter)
     for number in range(3):
@@ -278,7 +278,7 @@ print(found)
 async def test_user_code_cannot_find_the_token(
     program: Executor, address: Address, replaced: bool
 ) -> None:
-    # This program runs as root and may read all memory: only the reporter has the token.
+    # This program runs as root, which may read all: nobody but the reporter has it in memory.
     await address.next("/at/internal/instances/inst_1/ready")
     link = await program.connect_released()
     if replaced:
@@ -289,10 +289,10 @@ async def test_user_code_cannot_find_the_token(
         await run_over(link, job("kill", kill), Heard())
         await link.call("release", zygote=await renewed)
         await address.next(path("kill", "result"))
-    heard = Heard()
-    result = await run_over(link, job("look", SEARCH, env={"NOBODY": "1"}), heard)
-    assert result["exit_code"] == 0, heard.log
-    assert b"".join(data for _, channel, data in heard.log if channel == 1) == b"[]\n"
+    output = Heard()
+    result = await run_over(link, job("look", SEARCH, env={"NOBODY": "1"}), output)
+    assert result["exit_code"] == 0, output.log
+    assert b"".join(data for _, channel, data in output.log if channel == 1) == b"[]\n"
     link.close()
 
 

@@ -80,8 +80,8 @@ async def scanned(link: Link, freeze: float | bool = True) -> tuple[list[str], d
     return [json.loads(line)[0] for line in text.splitlines()], answer
 
 
-async def consistent_list(link: Link) -> list[str]:
-    """A list for which all processes were frozen; on a busy machine some attempts fail."""
+async def of_one_moment(link: Link) -> list[str]:
+    """A list for which all stood still; on a busy machine not each time in time."""
     for _ in range(TRIES):
         paths, answer = await scanned(link)
         assert not answer["cut"]
@@ -90,12 +90,12 @@ async def consistent_list(link: Link) -> list[str]:
     pytest.fail("They do not stand still.")
 
 
-async def stop_task(task: asyncio.Task[Any]) -> None:
+async def ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def wait_for_progress(path: Path) -> None:
+async def goes_on(path: Path) -> None:
     """Wait until what counts in a file has counted further."""
     await asyncio.to_thread(_counts, path)
 
@@ -109,12 +109,12 @@ def _counts(path: Path) -> None:
 async def test_a_list_is_consistent(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     for _ in range(5):
-        paths = await consistent_list(link)
+        paths = await of_one_moment(link)
         assert [path for path in paths if path.endswith("token")] in (["a/token"], ["z/token"])
     _, answer = await scanned(link, freeze=False)
     assert not answer["frozen"]
     assert not task.done()
-    await stop_task(task)
+    await ended(task)
     link.close()
 
 
@@ -122,12 +122,12 @@ async def test_a_list_is_consistent(executor: Executor) -> None:
 async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
-    # Code that continuously wakes other processes is eventually stopped, but not in every attempt.
+    # One who wakes all others all the time is stopped in the end, not each time in time.
     if not any(good):
-        await consistent_list(link)
+        await of_one_moment(link)
     await link.call("cancel", id="one", grace=0)
     assert (await asyncio.wait_for(task, 60))["reason"] == "cancelled"
-    await consistent_list(link)
+    await of_one_moment(link)
     link.close()
 
 
@@ -149,8 +149,8 @@ child.kill()
     link, task, output = await running(executor, code)
     workspace = executor.path.parent / "workspace"
     for _ in range(3):
-        await consistent_list(link)
-        await wait_for_progress(workspace / "n")
+        await of_one_moment(link)
+        await goes_on(workspace / "n")
     (workspace / "end").touch()
     await asyncio.wait_for(task, 60)
     await output.until(b"T None\n")
@@ -172,7 +172,7 @@ print('stopped' if b'Stopped' in said else 'fine', flush=True)
 """
     link, task, output = await running(executor, code)
     for _ in range(20):
-        await consistent_list(link)
+        await of_one_moment(link)
     (executor.path.parent / "workspace/end").touch()
     await asyncio.wait_for(task, 60)
     await output.until(b"fine\n")
@@ -189,13 +189,13 @@ async def test_user_code_continues_when_the_holder_disconnects(executor: Executo
     other.close()
     with contextlib.suppress(LinkLost):
         await stream.aclose()  # type: ignore[attr-defined]
-    await wait_for_progress(counted)
-    # Also for clients that stop reading and stay connected.
+    await goes_on(counted)
+    # And for those who stop listening and stay connected.
     stream = link.pull("scan", freeze=True)
     assert await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    await wait_for_progress(counted)
-    await stop_task(task)
+    await goes_on(counted)
+    await ended(task)
     link.close()
 
 
@@ -205,12 +205,12 @@ async def test_all_processes_continue_after_the_time_limit(executor: Executor) -
     other = await executor.connect()
     stream = other.pull("scan", freeze=0.2)
     assert await anext(stream)
-    await wait_for_progress(executor.path.parent / "workspace/n")
+    await goes_on(executor.path.parent / "workspace/n")
     answer: Any = None
     async for item in stream:
         answer = item
     assert answer == {"cut": False, "frozen": False}
-    await stop_task(task)
+    await ended(task)
     other.close()
     link.close()
 
@@ -227,7 +227,7 @@ async def test_two_holds_share_one_freeze(executor: Executor) -> None:
             break
     else:
         pytest.fail("They do not stand still together.")
-    await stop_task(task)
+    await ended(task)
     link.close()
     other.close()
 
@@ -252,8 +252,8 @@ async def test_runs_that_are_requested_meanwhile_run_afterwards(executor: Execut
     await task
     zygote = link.hello["zygote"]
     for number in range(TRIES):
-        told = link.pull("scan", freeze=True)
-        assert await anext(told)
+        stream = link.pull("scan", freeze=True)
+        assert await anext(stream)
         second = asyncio.create_task(run_over(link, job(f"two-{number}", "print(2)"), Output()))
         done, _ = await asyncio.wait([second], timeout=0.2)
         answer: Any = None

@@ -105,7 +105,7 @@ async def test_a_lost_job_that_is_cancelled_does_not_start(executor: Executor) -
     running = await lose(link, executor, job("one", "print(1)"), output)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
-    assert (result["reason"], result["exit_code"], heard.log) == ("cancelled", None, [])
+    assert (result["reason"], result["exit_code"], output.log) == ("cancelled", None, [])
     assert (await run_over(link, job("two", "pass"), Heard()))["exit_code"] == 0
     link.close()
 

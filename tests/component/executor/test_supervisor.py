@@ -94,15 +94,15 @@ while True: time.sleep(1000)
             printed.set()
 
     running = asyncio.create_task(run_over(link, job("one", code), Listening()))
-    await asyncio.wait_for(said.wait(), 60)
+    await asyncio.wait_for(printed.wait(), 60)
     await link.call("quiet")
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
     async with asyncio.timeout(60):
-        # They are killed together, but reaped and reported one by one.
+        # Killed they are at once; that each is reaped is told one by one.
         while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    # It still serves files.
+    # It goes on to serve files.
     assert [item async for item in link.pull("scan")] == [{"cut": False, "frozen": False}]
     link.close()
 
@@ -117,7 +117,7 @@ async def test_a_virtual_environment_has_only_its_own_packages(
     code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
     with executors.executor(bubblewrap, tmp_path, python=python) as started:
         link = await started.connect_released()
-        await run_over(link, job("one", code), heard)
+        await run_over(link, job("one", code), output)
         link.close()
 
     word, *path = b"".join(data for _, _, data in output.log).decode().splitlines()
@@ -203,8 +203,8 @@ async def test_other_connections_are_closed_and_their_runs_continue(
     first, second = await executor.connect_released(), await executor.connect()
     output = Output()
     code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
-    running = asyncio.create_task(run_over(first, job("one", code, stdin_open=True), heard))
-    await heard.until(b"on\n")
+    running = asyncio.create_task(run_over(first, job("one", code, stdin_open=True), output))
+    await output.until(b"on\n")
     for _ in range(2):
         await second.call("detach")
     with pytest.raises(LinkLost):

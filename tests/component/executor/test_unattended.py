@@ -69,9 +69,9 @@ async def test_busy_user_code_that_ignores_signals_ends_with_the_executor(
         link = await started.connect(limits(0.1, 0.1))
         await link.call("release", zygote=link.hello["zygote"])
         link.announce_end(0)
-        heard = Output()
-        run = asyncio.create_task(run_over(link, job("one", HOSTILE), heard))
-        await heard.until(b"busy")
+        output = Output()
+        run = asyncio.create_task(run_over(link, job("one", HOSTILE), output))
+        await output.until(b"busy")
         link.close()
         with pytest.raises(LinkLost):
             await run

@@ -248,7 +248,7 @@ async def test_a_missing_hello_times_out(tmp_path: Path) -> None:
 
 
 async def test_a_zygote_replaced_before_the_hello_is_not_a_violation(tmp_path: Path) -> None:
-    """An executor reports it on every connection, also before the hello."""
+    """An executor reports it on every connection, also on one that has not greeted yet."""
 
     async def replace(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frames.encode_json(0, frames.EVENT, {"event": "zygote", "pid": 9}))
@@ -345,8 +345,8 @@ async def test_at_most_the_limit_of_400_megabytes_of_output_is_accepted(channel:
     received = Heard()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await run_over(link, job("exec_1", "1"), heard)
-    assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
+            await run_over(link, job("exec_1", "1"), received)
+    assert received.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 
 async def test_unread_data_is_not_sent_without_credit() -> None:

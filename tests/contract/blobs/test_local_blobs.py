@@ -138,7 +138,7 @@ async def test_another_process_finds_the_blobs_and_other_users_do_not(tmp_path: 
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
-async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+async def test_no_directory_is_created_before_the_first_use(tmp_path: Path) -> None:
     await open_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []

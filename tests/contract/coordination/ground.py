@@ -1,8 +1,8 @@
 """
-Two replicas and operations of a test on them, the same on every back-end.
+Two replicas and what a test can do to them from outside, the same on every back-end.
 
-The replicas send heartbeats automatically until they are lost. Time-outs in the tests are long:
-they only bound a failure.
+The replicas beat by themselves until they are lost. Time-outs in the tests are long ones: they say
+when a test has failed, and are not waited for when it passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONG = 60.0
 SHORT_PRESENCE = timedelta(seconds=6)
-"""For waiters that detect a lost replica by polling: they poll after a third of it."""
+"""For who finds by waiting that a replica is lost: they look again after a third of it."""
 EXECUTION_TTL = timedelta(hours=1)
 
 
@@ -79,14 +79,14 @@ class Ground(ABC):
         """How many wait for a lease."""
 
     @abstractmethod
-    async def is_empty(self) -> bool:
+    async def nothing_left(self) -> bool:
         """Whether the back-end holds nothing at all."""
 
     async def until_in_line(self, key: str, count: int) -> None:
-        async def has_length() -> bool:
+        async def as_many() -> bool:
             return await self.in_line(key) == count
 
-        await until(has_length)
+        await until(as_many)
 
 
 class MemoryGround(Ground):
@@ -119,7 +119,7 @@ class MemoryGround(Ground):
     async def in_line(self, key: str) -> int:
         return len(self.state.waiters.get(key, ()))
 
-    async def is_empty(self) -> bool:
+    async def nothing_left(self) -> bool:
         state = self.state
         shelves = (state.leases, state.approvals, state.cancellations, state.present)
         return not any((*(s.all() for s in shelves), state.waiters, state.listeners))
@@ -176,7 +176,7 @@ class RedisGround(Ground):
         count: int = await self.client.zcard(self.key(key, "line"))
         return count
 
-    async def is_empty(self) -> bool:
+    async def nothing_left(self) -> bool:
         keys = await self.keys("*")
         for key in keys:
             assert await self.client.pttl(key) != -1, f"{key} never expires"

@@ -20,10 +20,10 @@ NO: dict[str, Any] = {"approved": False, "reason": "no"}
 
 
 async def until_asked(ground: Ground, execution_id: str = "e") -> None:
-    async def is_asked() -> bool:
+    async def asked() -> bool:
         return await ground.b.question(execution_id) is not None
 
-    await until(is_asked)
+    await until(asked)
 
 
 async def test_an_answer_from_another_replica_arrives_and_counts_once(ground: Ground) -> None:
@@ -159,7 +159,7 @@ async def test_a_later_question_replaces_an_earlier_one(ground: Ground) -> None:
     assert await later == YES
 
 
-async def test_too_long_a_question_or_answer_is_refused(ground: Ground) -> None:
+async def test_an_oversized_question_or_answer_is_refused(ground: Ground) -> None:
     long = {"text": "ø" * MAX_PAYLOAD_SIZE}
     with pytest.raises(TooLarge):
         await ground.a.ask("e", long, timeout=LONG)
@@ -174,7 +174,7 @@ async def test_another_replica_that_repeats_a_question_gets_the_stored_answer(
     await until_asked(ground)
     assert await ground.b.resolve("e", YES) == "resolved"
     assert await asked == YES
-    # Before it passed the answer on.
+    # Before it told anybody.
     await ground.die(ground.a)
 
     assert await ground.b.ask("e", QUESTION, timeout=LONG) == YES

@@ -1,4 +1,4 @@
-"""Differences between the back-ends: speed in memory, keys and addresses of Redis."""
+"""What is not the same on every back-end: speed in memory, keys and addresses of Redis."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_every_key_has_a_hash_tag_and_expires(redis_server: RedisServer) -
         await ground.until_in_line("s", 1)
         await ground.a.cancel("e", "user")
         await ground.a.ask("e", {}, timeout=LONG)
-        assert not await ground.is_empty()
+        assert not await ground.nothing_left()
         kinds = {key.partition("}:")[2] for key in await ground.keys("*")}
         assert kinds == {"alive", "approval", "cancel", "lease", "line", "places"}
         await ground.a.release("s", "e")
@@ -108,7 +108,7 @@ async def test_a_claim_with_a_lost_response_is_undone_by_a_heartbeat(
     a = RedisCoordination("a", redis_server.url, hasty, EXECUTION_TTL)
     await a.open()
 
-    async def is_undone() -> bool:
+    async def taken_back() -> bool:
         with suppress(TemporaryError):
             return await a.heartbeat() and await a.acquire("s", "z") is None
         return False

@@ -1,4 +1,4 @@
-"""Leases: their holders, their queues, and lost or leaving replicas."""
+"""Who holds what, in which order, and what becomes of it when somebody goes away."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ async def test_a_free_lease_is_acquired_and_others_get_its_holder(ground: Ground
     assert await ground.holder("s") is None
     assert await ground.a.acquire("s", "x") is None
 
-    told = LeaseHolder("a", "x")
-    assert await ground.holder("s") == told
-    assert await ground.b.acquire("s", "y") == told
-    assert await ground.a.acquire("s", "y") == told
+    holder = LeaseHolder("a", "x")
+    assert await ground.holder("s") == holder
+    assert await ground.b.acquire("s", "y") == holder
+    assert await ground.a.acquire("s", "y") == holder
     assert await ground.b.acquire("another", "y") is None
 
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls on two replicas, compared with simple models."""
+"""Any order of calls on two replicas, against simple models of what they should say."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class LeaseMachine(Machine):
     def waits(self, me: LeaseHolder) -> bool:
         return any(me == waiter for waiter, _ in self.line)
 
-    def current_holder(self, me: LeaseHolder) -> LeaseHolder | None:
-        """The holder before a request of `me`, in the model."""
+    def ask_for(self, me: LeaseHolder) -> LeaseHolder | None:
+        """Who has it before `me`, by the model."""
         holder = self.holder
         if holder is not None and holder.replica in self.lost - {me.replica}:
             holder = None
@@ -102,14 +102,14 @@ class LeaseMachine(Machine):
     def acquire(self, me: LeaseHolder) -> None:
         if not self.waits(me):
             holder = self.run(self.replica(me.replica).acquire("s", me.owner))
-            assert holder == self.current_holder(me)
+            assert holder == self.ask_for(me)
 
     @rule(me=st.sampled_from(OWNERS))
     def wait(self, me: LeaseHolder) -> None:
         if me.replica in self.lost or self.waits(me):
             return
         task = self.start(self.replica(me.replica).acquire("s", me.owner, wait=LONG))
-        if self.current_holder(me) is None:
+        if self.ask_for(me) is None:
             assert self.run(self.result(task)) is None
         else:
             self.line.append((me, task))
@@ -134,7 +134,7 @@ class LeaseMachine(Machine):
         assert self.run(self.replica(me.replica).renew("s", me.owner)) == (self.holder == me)
 
     def nudge(self, replica: str) -> None:
-        """A request may find a lost holder that was not noticed yet; but waiters come first."""
+        """Somebody asks, who finds what nobody has noticed; but those in line come first."""
         if self.line:
             holder = self.run(self.replica(replica).acquire("s", "nudge"))
             assert holder == self.line[0][0]
@@ -178,7 +178,7 @@ class ExecutionMachine(Machine):
         self.reason: str | None = None
         self.number = 0
 
-    def expect_answer(self, answer: dict[str, Any] | None) -> None:
+    def told(self, answer: dict[str, Any] | None) -> None:
         if self.asked is not None:
             assert self.run(self.result(self.asked)) == answer
             self.answered = answer is not None
@@ -189,7 +189,7 @@ class ExecutionMachine(Machine):
         question = {"number": self.number}
         task = self.start(self.replica(replica).ask(self.execution, question, timeout=10 * LONG))
         if self.reason is None:
-            self.expect_answer(None)
+            self.told(None)
             self.question = question
             self.answered = False
         else:
@@ -201,7 +201,7 @@ class ExecutionMachine(Machine):
         former = self.asked
         self.put(replica)
         if self.reason is not None:
-            self.expect_answer(CANCELLED)
+            self.told(CANCELLED)
             return
 
         async def put() -> bool:
@@ -220,7 +220,7 @@ class ExecutionMachine(Machine):
             return await self.replica(other).resolve(self.execution, answer) == "resolved"
 
         self.run(until(resolved))
-        self.expect_answer(answer)
+        self.told(answer)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def resolve(self, replica: str) -> None:
@@ -229,7 +229,7 @@ class ExecutionMachine(Machine):
         resolution = self.run(self.replica(replica).resolve(self.execution, answer))
         if self.asked is not None:
             assert resolution == "resolved"
-            self.expect_answer(answer)
+            self.told(answer)
         else:
             assert resolution == ("already" if self.answered else "gone")
 
@@ -246,7 +246,7 @@ class ExecutionMachine(Machine):
     def cancel(self, replica: str, reason: str) -> None:
         self.run(self.replica(replica).cancel(self.execution, reason))
         self.reason = self.reason or reason
-        self.expect_answer(CANCELLED)
+        self.told(CANCELLED)
 
     @rule()
     def begin_another(self) -> None:

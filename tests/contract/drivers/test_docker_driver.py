@@ -23,9 +23,9 @@ from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
+    Heard,
     MiB,
     Node,
-    Output,
     job,
     on,
     printed,
@@ -49,7 +49,7 @@ UNAVAILABLE = "engine_unavailable"
 
 @pytest.fixture
 async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with its own engine."""
+    """A node with an engine of its own."""
     node = Node("docker", tmp_path / "data", own_dockerd)
     await node.driver.open()
     yield node
@@ -141,7 +141,7 @@ async def test_a_container_without_its_directory_is_found_and_removed(node: Node
         await driver.connect(handle)
     await driver.destroy(handle)
     assert await driver.handles() == []
-    assert await node.is_empty()
+    assert await node.alone()
 
 
 @on("docker")
@@ -233,7 +233,7 @@ async def test_the_executor_refuses_a_client_without_its_token(node: Node, tmp_p
 # The engine
 
 
-async def assert_refused(node: Node, handle: Handle) -> None:
+async def refused(node: Node, handle: Handle) -> None:
     """All calls fail with a temporary error, and no instance is observed as gone."""
     driver = node.driver
     assert (await driver.observe(handle)).state is State.UNKNOWN
@@ -264,7 +264,7 @@ async def test_a_node_is_unhealthy_while_its_engine_is_stopped(mortal: Node) -> 
     mortal.engine.stop()
     try:
         await link.closed
-        await assert_refused(mortal, handle)
+        await refused(mortal, handle)
     finally:
         mortal.engine.start()
     assert (await mortal.driver.status()).problem is None
@@ -366,9 +366,9 @@ async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
 async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
-    output = Output()
+    output = Heard()
     request = job(node.driver, code, stdin_open=True)
-    running = asyncio.create_task(run_over(link, request, heard))
+    running = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -401,7 +401,7 @@ async def test_the_error_contains_the_output_of_a_failing_interpreter(node: Node
         await node.driver.ensure(spec(template=template(image=reference)))
     assert caught.value.code == "instance_failed"
     assert await node.driver.handles() == []
-    assert await node.is_empty()
+    assert await node.alone()
 
 
 @on("docker")

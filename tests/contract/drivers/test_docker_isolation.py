@@ -21,8 +21,8 @@ from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
+    Heard,
     Node,
-    Output,
     job,
     on,
     printed,
@@ -66,7 +66,7 @@ def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
     return reference
 
 
-def details(node: Node, handle: Handle) -> dict[str, Any]:
+def told(node: Node, handle: Handle) -> dict[str, Any]:
     return node.engine.inspect(str(handle.data["container"]))
 
 
@@ -75,7 +75,7 @@ def details(node: Node, handle: Handle) -> dict[str, Any]:
 
 async def test_containers_are_created_with_all_confinement_options(node: Node) -> None:
     handle = await node.driver.ensure(spec())
-    about = details(node, handle)
+    about = told(node, handle)
     config, host = about["Config"], about["HostConfig"]
     uid = int(handle.data["uid"])
     assert uid in range(LOCAL.uid_base, LOCAL.uid_base + LOCAL.uid_count)
@@ -108,7 +108,7 @@ async def test_docker_inspect_shows_no_secret(node: Node) -> None:
     token = driver._identity.token(handle.instance_id)
     process = Path(f"/proc/{node.pid_1(handle)}")
     seen = [
-        json.dumps(details(node, handle)),
+        json.dumps(told(node, handle)),
         json.dumps(node.engine.containers()),
         node.engine.logs(str(handle.data["container"])),
         (process / "cmdline").read_text(),
@@ -178,10 +178,10 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    heard = Heard()
-    result = await run_over(link, wanted, heard)
-    assert result["exit_code"] == 0, heard.pieces
-    assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
+    output = Heard()
+    result = await run_over(link, wanted, output)
+    assert result["exit_code"] == 0, output.pieces
+    assert output.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
     run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
     run += "import os; os.chmod('/tmp/x', 0o755); print(subprocess.check_output('/tmp/x'))"
     assert await printed(node.driver, link, run) == "b'ran\\n'"
@@ -323,7 +323,7 @@ async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: N
         mine="content",
     )
     handle, link = await started(node.driver, spec(template=template(image=reference)))
-    about = details(node, handle)
+    about = told(node, handle)
     config = about["Config"]
     uid = handle.data["uid"]
     assert config["User"] == f"{uid}:{uid}"
@@ -337,7 +337,7 @@ async def test_the_configuration_of_an_image_does_not_weaken_confinement(node: N
     plain, other = await started(node.driver, spec())
     unlike = {
         name
-        for name, value in details(node, plain)["HostConfig"].items()
+        for name, value in told(node, plain)["HostConfig"].items()
         if value != about["HostConfig"][name]
     }
     assert unlike == {"Mounts", "Tmpfs"}

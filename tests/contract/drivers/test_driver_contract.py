@@ -24,8 +24,8 @@ from atoll.model.template import REQUIREMENTS
 from tests import unprivileged
 from tests.contract.drivers.conftest import (
     LIMITS,
+    Heard,
     MiB,
-    Output,
     everywhere,
     job,
     on,
@@ -126,7 +126,7 @@ async def test_a_repeated_call_cleans_up_after_a_cancelled_ensure(node: Node, tu
     assert await node.driver.handles() == []
     assert await node.driver.workspaces.names() == []
 
-    await until(node.is_empty, "the end of what was cancelled")
+    await until(node.alone, "the end of what was cancelled")
 
 
 @cancelled(local=[0, 2, 5, 13, 40], docker=[1, 13, 100])
@@ -142,7 +142,7 @@ async def test_destroying_the_handle_cleans_up_after_a_cancelled_ensure(
         await node.driver.destroy(handle)
     assert await node.driver.handles() == []
 
-    await until(node.is_empty, "the end of what was cancelled")
+    await until(node.alone, "the end of what was cancelled")
 
 
 @everywhere
@@ -151,10 +151,10 @@ async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
     os.kill(node.pid_1(handle), signal.SIGKILL)
     await until(lambda: gone(node, handle), "its end")
 
-    async def has_exited() -> bool:
+    async def told() -> bool:
         return (await node.driver.observe(handle)).state is State.EXITED
 
-    await until(has_exited, "how it ended")
+    await until(told, "how it ended")
     assert (await node.driver.observe(handle)).cause is Cause.SIGNAL
     with pytest.raises((LinkLost, PermanentError)):
         await node.driver.connect(handle)
@@ -167,14 +167,14 @@ async def test_an_instance_that_shuts_down_is_observed_as_exited(node: Node) -> 
         await link.call("shutdown")
     await link.closed
 
-    async def has_exited() -> bool:
+    async def told() -> bool:
         return (await node.driver.observe(handle)).state is State.EXITED
 
-    await until(has_exited, "how it ended")
+    await until(told, "how it ended")
     exited = Observation(State.EXITED, Cause.EXIT)
     assert await node.driver.observe(handle) == exited
     driver = await node.take_over()
-    # If only the process of the driver was notified, the cause is lost with it.
+    # Where only the driver's process heard of it, nobody is left who knows.
     assert await driver.observe(handle) == (
         Observation(State.GONE) if node.kind == "local" else exited
     )
@@ -503,8 +503,8 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
         "    if n == 200: sys.stdin.readline()"
     )
     request = job(node.driver, code, stdin_open=True)
-    heard = Heard()
-    running = asyncio.create_task(run_over(link, request, heard))
+    output = Heard()
+    running = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
         return b"\n20\n" in output.stdout
@@ -530,8 +530,8 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
 async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
-    request, heard, again = job(node.driver, code), Heard(), Heard()
-    result = await run_over(link, request, heard)
+    request, received, again = job(node.driver, code), Heard(), Heard()
+    result = await run_over(link, request, received)
     assert await link.attach(request["id"], 0, again) == result
     assert again.pieces == received.pieces
     assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
@@ -549,7 +549,7 @@ async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
     first = await run_over(link, request, Heard())
     for _ in range(2):
-        again = Output()
+        again = Heard()
         assert await link.attach(request["id"], 0, again) == first
         assert again.stdout == b"once\n"
     # The same request once more is the same run, not a second one.
@@ -559,7 +559,7 @@ async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node
     # Answered in order: what comes after it sees it done.
     await link.call("processes")
     with pytest.raises(ExecutorError):
-        await link.attach(request["id"], 0, Output())
+        await link.attach(request["id"], 0, Heard())
     link.close()
     second = await node.driver.connect(handle)
     assert second.hello["runs"] == []

@@ -1,4 +1,4 @@
-"""Instances that are paused and resumed with their memory, on a real node."""
+"""Instances that stand still and go on, with their memory, on a real node."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from atoll.drivers.shared import cgroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import (
-    Node,
-    Output,
-    everywhere,
-    job,
-    on,
-    printed,
-    spec,
-    started,
-)
+from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
@@ -74,10 +65,10 @@ def ticks(node: Node, handle: Handle) -> int:
     return total
 
 
-async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Output]:
-    output = Output()
+async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
+    output = Heard()
     request = job(node.driver, code, timeout=120.0)
-    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, heard))
+    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -86,7 +77,7 @@ async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[objec
     return task, output
 
 
-async def stop_task(task: asyncio.Task[object]) -> None:
+async def ended(task: asyncio.Task[object]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -119,12 +110,12 @@ async def test_a_paused_instance_uses_no_cpu_and_continues_after_a_resume(pausin
         await pausing_of(pausing.driver).resume(handle)
         assert await state(pausing, handle) is State.RUNNING
 
-    async def has_more_output() -> bool:
+    async def further() -> bool:
         return ticks(pausing, handle) > before and len(output.pieces) > spent + 1
 
-    await until(has_more_output, "more of the loop")
+    await until(further, "more of the loop")
     assert not task.done()
-    await stop_task(task)
+    await ended(task)
     link.close()
 
 
@@ -140,8 +131,8 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    heard = Heard()
-    task = asyncio.create_task(run_over(link, request, heard))
+    output = Heard()
+    task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -149,7 +140,7 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
-    # A request to a paused instance arrives after the resume, on the same connection.
+    # Sent to one that stands still: it is there when it goes on, on the same connection.
     sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
     done, _ = await asyncio.wait([sending, task], timeout=0.2)
     assert not done
@@ -166,8 +157,8 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    heard = Heard()
-    task = asyncio.create_task(run_over(link, request, heard))
+    output = Heard()
+    task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
         return b"on" in output.stdout
@@ -183,7 +174,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     assert await state(pausing, handle) is State.PAUSED
     await pausing_of(driver).resume(handle)
     second = await driver.connect(handle)
-    again = Output()
+    again = Heard()
     assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
     assert again.stdout == b"on\n7\n"
     second.close()
@@ -239,7 +230,7 @@ async def test_code_that_forks_and_ignores_signals_is_paused(
             pass
         assert (pausing.inside(handle), ticks(pausing, handle)) == (inside, before)
         await pausing_of(pausing.driver).resume(handle)
-    await stop_task(task)
+    await ended(task)
     assert await printed(pausing.driver, link, "print(1)") == "1"
     link.close()
 
@@ -296,7 +287,7 @@ async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: No
     group = groups._freezer / handle.instance_id
     outside = groups._freezer.parent / "cgroup.procs"
 
-    async def is_empty() -> bool:
+    async def alone() -> bool:
         for pid in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 outside.write_text(pid)
@@ -304,7 +295,7 @@ async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: No
             group.rmdir()
         return not group.exists()
 
-    await until(is_empty, "an empty group")
+    await until(alone, "an empty group")
     assert await state(pausing, handle) is State.RUNNING
     task, _ = await running(pausing, link, BUSY)
     await pausing_of(driver).pause(handle)
@@ -314,7 +305,7 @@ async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: No
         pass
     assert ticks(pausing, handle) == before
     await pausing_of(driver).resume(handle)
-    await stop_task(task)
+    await ended(task)
     link.close()
 
 

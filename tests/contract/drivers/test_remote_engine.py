@@ -32,9 +32,9 @@ from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
+    Heard,
     MiB,
     Node,
-    Output,
     job,
     make_driver,
     on,
@@ -65,7 +65,7 @@ async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 300_000]
 
 
-class FirstOutput(Output):
+class FirstWord(Heard):
     """Sets an event at the first output."""
 
     def __init__(self) -> None:
@@ -128,19 +128,19 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
-    running = asyncio.create_task(run_over(link, wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, received = job(node.driver, code, stdin_open=True), FirstWord()
+    running = asyncio.create_task(run_over(link, wanted, received))
+    await asyncio.wait_for(received.came.wait(), 30)
 
     link._transport.abort()
     with pytest.raises(LinkLost):
         await running
     link = await node.driver.connect(handle)
-    attached = asyncio.create_task(link.attach(wanted["id"], output.last, output))
+    attached = asyncio.create_task(link.attach(wanted["id"], received.last, received))
     await link.call("stdin", id=wanted["id"], data="Cg==", eof=True)
     result = await attached
     assert result["exit_code"] == 0
-    assert output.stdout.decode().split() == [str(number) for number in range(60)]
+    assert received.stdout.decode().split() == [str(number) for number in range(60)]
     link.close()
 
 
@@ -269,9 +269,9 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    heard = Heard()
-    result = await run_over(link, job(node.driver, HOSTILE), heard)
-    assert result["exit_code"] == 0, heard.pieces
+    output = Heard()
+    result = await run_over(link, job(node.driver, HOSTILE), output)
+    assert result["exit_code"] == 0, output.pieces
     # It still runs and accepts links.
     again = await node.driver.connect(handle)
     assert await printed(node.driver, again, "print('well')") == "well"
@@ -282,9 +282,9 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, heard = job(node.driver, FLOOD), FirstWord()
-    running = asyncio.create_task(run_over(link, wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, received = job(node.driver, FLOOD), FirstWord()
+    running = asyncio.create_task(run_over(link, wanted, received))
+    await asyncio.wait_for(received.came.wait(), 30)
     other = await node.driver.connect(handle)
     assert await other.call("stat", path=".")
     other.close()
@@ -448,7 +448,7 @@ async def test_leftovers_of_a_start_do_not_block_removing_a_workspace(node: Node
     node.engine.remove(other)
     await node.driver.workspaces.discard(workspace)
     assert await node.driver.workspaces.names() == []
-    assert await node.is_empty()
+    assert await node.alone()
 
 
 @on("remote")
@@ -543,7 +543,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
         living.close()
 
 
-async def open_error(driver: DockerDriver) -> AtollError:
+async def trouble(driver: DockerDriver) -> AtollError:
     try:
         with pytest.raises(AtollError) as refused:
             await driver.open()
@@ -566,11 +566,11 @@ async def test_engine_and_driver_verify_each_others_certificates(
             {"url": right["url"], "tls_ca": right["tls_ca"]},
             {"url": right["url"]},
         ):
-            error = await open_error(driver_at(tmp_path / "data", **wrong))
+            error = await trouble(driver_at(tmp_path / "data", **wrong))
             assert error.code in ("engine_unavailable", "engine_refused"), error.message
-        error = await open_error(driver_at(tmp_path / "data", **right | {"tls_cert": "/nothing"}))
+        error = await trouble(driver_at(tmp_path / "data", **right | {"tls_cert": "/nothing"}))
         assert error.code == "engine_insecure"
-        error = await open_error(driver_at(tmp_path / "data", url="tcp://192.0.2.1:2375"))
+        error = await trouble(driver_at(tmp_path / "data", url="tcp://192.0.2.1:2375"))
         assert error.code == "engine_insecure"
         assert isinstance(error, PermanentError)
     finally:

@@ -237,7 +237,7 @@ async def test_a_build_cannot_fill_the_disk(site: Site) -> None:
     assert not site.layer.exists()
 
 
-async def test_it_cannot_take_longer_than_it_may(site: Site) -> None:
+async def test_a_build_ends_at_its_timeout(site: Site) -> None:
     with pytest.raises(PermanentError, match="not installed within 4 s"):
         await site.install("sleep 1000", seconds=4)
 
