@@ -11,7 +11,7 @@ from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.settings import DockerSettings, Settings
-from tests.component.reconcile.test_orphans import ground
+from tests.component.reconcile.test_orphans import environment
 from tests.e2e.test_docker import create_orphan, names
 from tests.servers.images import PYTHON
 
@@ -34,7 +34,7 @@ async def test_an_orphaned_container_is_removed_after_a_delay(
     create_orphan(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
     create_orphan(dockerd, stranger, "somebody else's")
     try:
-        async with ground(tmp_path, driver=driver) as found:
+        async with environment(tmp_path, driver=driver) as found:
             await found.sweep.once()
             assert {orphan, stranger} <= names(dockerd), "it may be on its way to somebody"
             found.clock.time += timedelta(seconds=ORPHAN_AGE)

@@ -137,7 +137,7 @@ class Environment:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def ground(
+def environment(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
     place = tmp_path_factory.mktemp("outage")
@@ -248,21 +248,21 @@ class Load:
             assert sorted(ran) == sorted(accepted)
 
 
-def end_pending(ground: Environment, accepted: set[str]) -> None:
+def end_pending(environment: Environment, accepted: set[str]) -> None:
     """
     What reached the table though it was refused is ended too; made older than it is, because that
     takes a minute.
     """
-    strays = set(ground.pending())
+    strays = set(environment.pending())
     assert not strays & accepted
     age = int(STRAY_AGE.total_seconds() * 1e6)
-    ground.ask(
+    environment.ask(
         f"UPDATE executions SET created_at = created_at - :age WHERE {UNFINISHED}",
         age=age,
     )
-    eventually(lambda: not ground.pending(), RECOVERED)
+    eventually(lambda: not environment.pending(), RECOVERED)
     for execution_id in strays:
-        with ground.calling() as api:
+        with environment.calling() as api:
             assert api.execution(execution_id)["status"] == "crashed"
 
 
@@ -296,7 +296,7 @@ class Bounded(httpx.BaseTransport):
 class Known:
     """State from before the outage."""
 
-    def __init__(self, ground: Environment, api: Api) -> None:
+    def __init__(self, environment: Environment, api: Api) -> None:
         self.session = api.create(timeout=900)
         self.execution_id = api.run(self.session["id"], "print(7)")["execution_id"]
         self.execution = api.execution(self.execution_id)
@@ -311,7 +311,7 @@ class Known:
         code = note(self.token) + f"import time\nwhile {twice}: time.sleep(0.01)\n"
         self.doomed = api.submit(self.doomed_session, code, timeout=120)
         eventually(lambda: "ran" in api.names(self.doomed_session))
-        (row,) = ground.ask(
+        (row,) = environment.ask(
             "SELECT instance_id FROM sessions WHERE id = :id", id=self.doomed_session
         )
         self.instance_id: str = row["instance_id"]
@@ -325,10 +325,10 @@ class Known:
         )
 
 
-def check_outage(ground: Environment, known: Known) -> None:
+def check_outage(environment: Environment, known: Known) -> None:
     """Every kind of response while the database is known to be unavailable."""
     transport = Bounded()
-    with ground.server.client(transport=transport) as http:
+    with environment.server.client(transport=transport) as http:
         api, session_id = Api(http), known.session["id"]
 
         path = f"{V1}/executions/{known.execution_id}"
@@ -358,7 +358,7 @@ def check_outage(ground: Environment, known: Known) -> None:
             assert [result.result() for result in results] == [known.result] * 2
 
             # None of the writes uses a ready instance.
-            instances = ground.instances()
+            instances = environment.instances()
             refused += [threads.submit(http.post, f"{V1}/sessions", json={}) for _ in range(3)]
             refused += [
                 threads.submit(api.execute, session_id, code="print(1)"),
@@ -369,7 +369,7 @@ def check_outage(ground: Environment, known: Known) -> None:
             for response in refused:
                 problem(response.result(), 503, "database_unavailable")
                 assert int(response.result().headers["retry-after"]) >= 1
-            assert ground.instances() == instances
+            assert environment.instances() == instances
 
         # Authentication and liveness
         assert http.get("/health").status_code == 200
@@ -381,7 +381,7 @@ def check_outage(ground: Environment, known: Known) -> None:
         # it is stored.
         result = f"{V1}/executions/{known.long}/result"
         problem(http.get(result), 409, "execution_not_finished")
-        ground.kill_instance(known.instance_id)
+        environment.kill_instance(known.instance_id)
         api.put(known.long_session, "go")
         eventually(lambda: "ran" in api.names(known.long_session), BOUNDED)
         record = api.execution(known.long)
@@ -390,9 +390,9 @@ def check_outage(ground: Environment, known: Known) -> None:
     print(f"slowest answer during the outage: {transport.slowest:.1f} s")
 
 
-def check_recovery(ground: Environment, known: Known, waiting: Future[dict[str, Any]]) -> None:
+def check_recovery(environment: Environment, known: Known, waiting: Future[dict[str, Any]]) -> None:
     began = time.monotonic()
-    with ground.calling() as api:
+    with environment.calling() as api:
         eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
         ready = time.monotonic() - began
         result = waiting.result(RECOVERED)
@@ -419,81 +419,83 @@ def check_recovery(ground: Environment, known: Known, waiting: Future[dict[str, 
     assert ended < RECOVERED
 
 
-def test_a_short_outage_of_the_database_loses_no_accepted_execution(ground: Environment) -> None:
-    pid = ground.pid
-    with Load([ground.calling] * 4) as load, ground.calling() as api:
+def test_a_short_outage_of_the_database_loses_no_accepted_execution(
+    environment: Environment,
+) -> None:
+    pid = environment.pid
+    with Load([environment.calling] * 4) as load, environment.calling() as api:
         session = api.create(timeout=900)["id"]
         token = uuid.uuid4().hex
         long = api.submit(session, until("go") + note(token), timeout=120)
         api.await_status(long, "running")
         load.more()
 
-        ground.database.kill()
-        ground.database.start()
+        environment.database.kill()
+        environment.database.start()
         api.put(session, "go")
 
         load.more()
         result = api.result(long, wait=RECOVERED)
         assert (result["status"], result["stdout"]) == ("success", f"{token}\n")
-    with ground.calling() as api:
+    with environment.calling() as api:
         load.check(api)
         for session_id in (session, *load.sessions):
             api.end(session_id)
-    end_pending(ground, set(load.accepted))
-    assert ground.pid == pid
+    end_pending(environment, set(load.accepted))
+    assert environment.pid == pid
 
 
 @pytest.mark.parametrize("way", ["killed", "silent"])
 def test_the_server_recovers_from_a_long_outage_of_the_database(
-    ground: Environment, way: str
+    environment: Environment, way: str
 ) -> None:
-    pid = ground.pid
+    pid = environment.pid
     with (
-        Load([ground.calling] * 4) as load,
-        ground.calling() as api,
-        ground.calling() as other,
+        Load([environment.calling] * 4) as load,
+        environment.calling() as api,
+        environment.calling() as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        known = Known(ground, api)
+        known = Known(environment, api)
         waiting = threads.submit(other.result, known.long, wait=2 * RECOVERED)
         load.more()
         # Otherwise additional instances would be started.
-        eventually(lambda: ground.ready() == 2, BOUNDED)
+        eventually(lambda: environment.ready() == 2, BOUNDED)
         if way == "killed":
-            ground.database.kill()
+            environment.database.kill()
         else:
-            ground.database.pause()
+            environment.database.pause()
         try:
             until_retries_are_over = time.monotonic() + RETRIES
             load.until_refused()
-            check_outage(ground, known)
+            check_outage(environment, known)
             # Those that were under way when it went have given up too.
             eventually(lambda: time.monotonic() > until_retries_are_over, BOUNDED)
         finally:
             if way == "killed":
-                ground.database.start()
+                environment.database.start()
             else:
-                ground.database.resume()
-        check_recovery(ground, known, waiting)
+                environment.database.resume()
+        check_recovery(environment, known, waiting)
         load.more()
     print(f"slowest refusal: {load.slowest:.1f} s")
-    with ground.calling() as api:
+    with environment.calling() as api:
         load.check(api)
         for session_id in load.sessions:
             api.end(session_id)
-    end_pending(ground, set(load.accepted))
-    assert ground.pid == pid
+    end_pending(environment, set(load.accepted))
+    assert environment.pid == pid
 
 
 def test_a_refused_but_recorded_execution_neither_runs_nor_stays(
-    ground: Environment, tmp_path: Path
+    environment: Environment, tmp_path: Path
 ) -> None:
-    url = ground.database.new_database()
+    url = environment.database.new_database()
     upgrade(url)
-    with Proxy(ground.database.port) as proxy:
-        url = url.replace(f":{ground.database.port}/", f":{proxy.port}/")
+    with Proxy(environment.database.port) as proxy:
+        url = url.replace(f":{environment.database.port}/", f":{proxy.port}/")
         with Server(tmp_path, ATOLL_DATABASE_URL=url, **SETTINGS) as server:
-            there = Environment(ground.database, server, name=url.rpartition("/")[2])
+            there = Environment(environment.database, server, name=url.rpartition("/")[2])
             with there.calling() as api:
                 eventually(lambda: there.ready() == 2, BOUNDED)
                 session = api.create(timeout=900)["id"]
@@ -614,9 +616,9 @@ def test_replicas_keep_their_leases_while_the_database_is_unavailable(
             Replica(tmp_path, "second", **settings) as second,
         ):
             grounds = [Environment(database, first), Environment(database, second)]
-            pids = [ground.pid for ground in grounds]
+            pids = [environment.pid for environment in grounds]
             with (
-                Load([ground.calling for ground in grounds * 2]) as load,
+                Load([environment.calling for environment in grounds * 2]) as load,
                 grounds[0].calling() as api,
                 grounds[1].calling() as other,
             ):
@@ -660,7 +662,7 @@ def test_replicas_keep_their_leases_while_the_database_is_unavailable(
                 for session in (*load.sessions, *(session for session, _ in runs)):
                     api.end(session)
             end_pending(grounds[0], set(load.accepted))
-            assert [ground.pid for ground in grounds] == pids
+            assert [environment.pid for environment in grounds] == pids
             for words in ("execution.adopted", "lease.lost", "replica.was_lost"):
                 assert words not in first.stderr()
             assert second.stop() == 0

@@ -176,7 +176,7 @@ def test_the_data_directory_follows_the_desktop_s_rule(monkeypatch: pytest.Monke
     assert Settings.read().data_dir == Path("/data/atoll")
 
 
-def test_the_data_directory_is_a_real_and_absolute_place(
+def test_the_data_directory_is_a_real_and_absolute_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = tmp_path.resolve() / "real"

@@ -59,7 +59,7 @@ class NodeWorkspaces(LocalWorkspaces):
     async def discard(self, name: str) -> None: ...
 
 
-class Ground:
+class Environment:
     def __init__(self, node: Node, parts: Parts, sweep: OrphanedInstanceSweep) -> None:
         self.node = node
         self.store = parts.store
@@ -74,9 +74,9 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(
+async def environment(
     place: Path, *there: Instance, driver: Driver | None = None
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[Environment]:
     settings = Settings(data_dir=place)
     node = Node(place, settings, *there)
     parts = put_together(place, ManualClock(), settings=settings, driver=driver or node)
@@ -85,7 +85,7 @@ async def ground(
     try:
         for instance in there:
             await parts.store.instances.add(instance)
-        yield Ground(node, parts, parts.sweep(await parts.store.cluster()))
+        yield Environment(node, parts, parts.sweep(await parts.store.cluster()))
         await parts.background.settle(30)
     finally:
         await parts.close()
@@ -95,7 +95,7 @@ async def test_an_instance_assigned_to_a_session_during_the_sweep_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = make_instance(holder=OTHER)
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         await found.sweep.once()  # Its replica seems to be lost.
         found.clock.time += timedelta(seconds=ORPHAN_AGE)
         all_of_them = found.store.instances.all
@@ -119,7 +119,7 @@ async def test_an_instance_of_an_ended_session_is_removed_by_the_next_sweep(
     tmp_path: Path,
 ) -> None:
     instance, other = make_instance(session_id="sess_ended"), make_instance(session_id="sess_new")
-    async with ground(tmp_path, instance, other) as found:
+    async with environment(tmp_path, instance, other) as found:
         await found.store.sessions.add(
             make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
@@ -134,7 +134,7 @@ async def test_an_instance_stays_while_its_files_are_being_saved(
     tmp_path: Path, here: bool
 ) -> None:
     instance = make_instance(session_id="sess_ended")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         await found.store.sessions.add(
             make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
@@ -156,7 +156,7 @@ async def test_an_instance_stays_while_its_files_are_being_saved(
 
 async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: Path) -> None:
     instance = make_instance(session_id="sess_ended", workspace="files")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         session = make_session(
             id="sess_ended",
             instance_id=instance.id,
@@ -177,7 +177,7 @@ async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: 
 
 async def test_a_sweep_skips_sessions_of_other_nodes(tmp_path: Path) -> None:
     instance = make_instance(node_id="elsewhere", session_id="sess_1")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         session = make_session(
             id="sess_1", runtime_node="elsewhere", instance_id=instance.id, workspace="w"
         )

@@ -109,7 +109,7 @@ class NodeLimits(LocalLimits):
         return self.node.idle
 
 
-class Ground:
+class Environment:
     def __init__(
         self,
         node: Node,
@@ -163,7 +163,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
+async def environment(place: Path, **given: Any) -> AsyncIterator[Environment]:
     settings, clock = Settings(data_dir=place, pool=PoolSettings(**given)), ManualClock()
     node = Node(place, settings)
     store = SqlStore(
@@ -180,7 +180,7 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
     maker = InstanceMaker(replica, node, NothingToBuild(), pool.stats)
     refill = PoolRefill(pool, maker, store, node, settings.pool, clock)
     try:
-        yield Ground(node, store, clock, pool, maker, refill)
+        yield Environment(node, store, clock, pool, maker, refill)
     finally:
         making = [task for task in asyncio.all_tasks() if task.get_name() == "pool"]
         for task in making:
@@ -190,14 +190,14 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
 
 
 async def test_without_demand_a_pool_has_its_minimum_and_the_refill_sleeps(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == timedelta(hours=1).total_seconds()
         assert found.pool.sizes() == {template.id: 3}
 
 
 async def test_a_template_without_a_pool_gets_none(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=0)
         await found.settle()
         found.burst(template, 5)
@@ -206,7 +206,7 @@ async def test_a_template_without_a_pool_gets_none(tmp_path: Path) -> None:
 
 
 async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=0, pool_max=4)
         await found.settle()
         assert found.pool.sizes().get(template.id, 0) == 0
@@ -224,7 +224,7 @@ async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path
 
 
 async def test_a_burst_grows_a_pool_and_inactivity_shrinks_it(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         found.burst(template, 10)
@@ -242,7 +242,7 @@ async def test_a_burst_grows_a_pool_and_inactivity_shrinks_it(tmp_path: Path) ->
 
 
 async def test_the_oldest_instances_are_removed_first(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         found.pass_time(30)
@@ -259,7 +259,7 @@ async def test_the_oldest_instances_are_removed_first(tmp_path: Path) -> None:
 
 
 async def test_a_pool_stays_below_its_maximum_and_reports_that(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1, pool_max=4)
         await found.settle()
         found.burst(template, 20)
@@ -270,7 +270,7 @@ async def test_a_pool_stays_below_its_maximum_and_reports_that(tmp_path: Path) -
 
 async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
     # 250 MiB: 25 of 10 MiB, of which 4 and 1 are minimums.
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         one, other = await found.add(pool_size=4), await found.add(pool_size=1)
         await found.settle()
         found.burst(one, 30)
@@ -284,7 +284,7 @@ async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
 async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         for _ in range(20):
             await found.store.instances.add(
@@ -299,7 +299,7 @@ async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
 
 
 async def test_an_instance_without_a_measurement_counts_with_its_limit(tmp_path: Path) -> None:
-    async with ground(tmp_path, memory_share=1.0) as found:
+    async with environment(tmp_path, memory_share=1.0) as found:
         found.node.idle = None
         found.node.total = 4 * 512 * MiB
         template = await found.add(pool_size=1)
@@ -310,7 +310,7 @@ async def test_an_instance_without_a_measurement_counts_with_its_limit(tmp_path:
 
 
 async def test_a_node_with_little_free_memory_is_not_filled(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         found.node.usage = 0.97
         template = await found.add(pool_size=2)
         assert await found.settle() == FULL_INTERVAL
@@ -327,7 +327,7 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{pool.__name__}.MAX_AGE", 100.0)
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == 100
         first = set(found.node.lines)
@@ -343,7 +343,7 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
 
 
 async def test_a_dead_instance_is_removed_and_replaced(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         dead = next(iter(found.node.lines))
@@ -356,7 +356,7 @@ async def test_a_dead_instance_is_removed_and_replaced(tmp_path: Path) -> None:
 
 
 async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         newest = list(found.node.lines)[-1]
@@ -371,7 +371,7 @@ async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> N
 async def test_a_changed_template_empties_its_pool_even_during_a_start(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         old = set(found.node.lines)
@@ -394,7 +394,7 @@ async def test_a_changed_template_empties_its_pool_even_during_a_start(
 
 
 async def test_a_changed_template_starts_with_the_current_demand(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=4)
         await found.settle()
         found.burst(template, 3)
@@ -408,7 +408,7 @@ async def test_a_changed_template_starts_with_the_current_demand(tmp_path: Path)
 
 
 async def test_a_slow_template_does_not_delay_others(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         slow = await found.add(id="a-slow", pool_size=1)
         found.node.slow[slow.id] = asyncio.Event()
         quick = await found.add(id="b-quick", pool_size=3)
@@ -419,7 +419,7 @@ async def test_a_slow_template_does_not_delay_others(tmp_path: Path) -> None:
 async def test_a_template_that_does_not_start_is_retried_with_growing_delays(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         found.node.broken.add(template.id)
         waits = []
@@ -438,7 +438,7 @@ async def test_a_template_that_does_not_start_is_retried_with_growing_delays(
 
 
 async def test_a_session_with_another_disk_does_not_count_as_demand(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         await found.settle()
         other = replace(template.default_resources, disk=MiB)

@@ -28,7 +28,7 @@ async def take_now(queue: Queue) -> str | None:
     return None
 
 
-async def test_a_key_is_given_out_once_however_often_it_was_added() -> None:
+async def test_a_key_added_repeatedly_is_handed_out_once() -> None:
     queue = Queue()
     for _ in range(5):
         queue.add("a")

@@ -37,7 +37,7 @@ class Executor:
         raise NotFound("over meanwhile")
 
 
-class Ground:
+class Environment:
     def __init__(self) -> None:
         clock = SystemClock()
         self.coordination = MemoryCoordination(
@@ -66,33 +66,33 @@ class Ground:
 
 
 async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> None:
-    ground = Ground()
-    ground.ask("may I?")
-    ground.ask("and this?", "2")
-    await ground.shown("may I?")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
+    environment = Environment()
+    environment.ask("may I?")
+    environment.ask("and this?", "2")
+    await environment.shown("may I?")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)
     with pytest.raises(Conflict):
-        await ground.approvals.resume("exec_1", {"approved": True}, approval=None, status="")
-    ground.ask("something else?")
-    await ground.shown("something else?")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
-    assert ground.executor.told.empty()
+        await environment.approvals.resume("exec_1", {"approved": True}, approval=None, status="")
+    environment.ask("something else?")
+    await environment.shown("something else?")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)
+    assert environment.executor.told.empty()
 
 
 async def test_an_oversized_question_is_refused_at_once() -> None:
-    ground = Ground()
+    environment = Environment()
     # Short in the encoding of the executor, and long in ours.
-    ground.ask("?", data=[1e15] * 5000)
-    response = await asyncio.wait_for(ground.executor.told.get(), 60)
+    environment.ask("?", data=[1e15] * 5000)
+    response = await asyncio.wait_for(environment.executor.told.get(), 60)
     answer = {"approved": False, "answer": None, "reason": "message_too_large"}
     assert response == {"id": "exec_1", "approval": "1", "answer": answer}
 
 
 async def test_a_question_of_the_maximum_size_of_an_executor_is_accepted() -> None:
-    ground = Ground()
-    ground.ask("large", data=[1] * 32_000)
-    await ground.shown("large")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
+    environment = Environment()
+    environment.ask("large", data=[1] * 32_000)
+    await environment.shown("large")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)

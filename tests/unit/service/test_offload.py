@@ -47,7 +47,7 @@ ODD = make.completed(
 )
 
 
-class Shelf(ObstoreBlobs):
+class MemoryBlobs(ObstoreBlobs):
     """A blob store in a dictionary, which can be unavailable."""
 
     def __init__(self) -> None:
@@ -84,13 +84,13 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def blobs() -> MemoryBlobs:
+    return MemoryBlobs()
 
 
 @pytest.fixture
-def bulk(shelf: Shelf) -> Offload:
-    return Offload(shelf, inline_limit=LIMIT, head=HEAD)
+def bulk(blobs: MemoryBlobs) -> Offload:
+    return Offload(blobs, inline_limit=LIMIT, head=HEAD)
 
 
 def run_now(coroutine: Any) -> Any:
@@ -125,18 +125,18 @@ everything = settings(
 def test_an_offloaded_execution_is_restored_unchanged(
     runner: asyncio.Runner, execution: Execution, limit: int, head: int
 ) -> None:
-    shelf = Shelf()
-    bulk = Offload(shelf, inline_limit=limit, head=head)
+    blobs = MemoryBlobs()
+    bulk = Offload(blobs, inline_limit=limit, head=head)
 
     row = runner.run(bulk.store(execution))
 
     assert runner.run(bulk.fetch(row)) == execution
     assert runner.run(bulk.request_of(row)) == execution.request
-    assert set(shelf.objects) == set(row.kept.values())
+    assert set(blobs.objects) == set(row.kept.values())
     # A second time changes nothing: the beginning of a part is not offloaded instead.
-    puts = shelf.puts
+    puts = blobs.puts
     assert runner.run(bulk.store(row)) is row
-    assert shelf.puts == puts
+    assert blobs.puts == puts
 
 
 @everything
@@ -144,7 +144,7 @@ def test_an_offloaded_execution_is_restored_unchanged(
 def test_no_part_of_a_row_exceeds_the_limit_and_the_head(
     runner: asyncio.Runner, execution: Execution, limit: int
 ) -> None:
-    bulk = Offload(Shelf(), inline_limit=limit, head=5)
+    bulk = Offload(MemoryBlobs(), inline_limit=limit, head=5)
 
     row = runner.run(bulk.store(execution))
 
@@ -171,7 +171,7 @@ def test_no_part_of_a_row_exceeds_the_limit_and_the_head(
 
 @pytest.mark.parametrize("part", OUTPUTS)
 def test_output_at_the_limit_stays_in_the_row_and_longer_output_is_offloaded(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, part: str
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner, part: str
 ) -> None:
     at_bound = make.completed(make.make_execution(), **{part: b"x" * LIMIT})
     beyond = make.completed(make.make_execution(), **{part: b"x" * (LIMIT + 1)})
@@ -180,7 +180,7 @@ def test_output_at_the_limit_stays_in_the_row_and_longer_output_is_offloaded(
     row = runner.run(bulk.store(beyond))
 
     assert set(row.kept) == {part}
-    assert list(shelf.objects.values()) == [b"x" * (LIMIT + 1)]
+    assert list(blobs.objects.values()) == [b"x" * (LIMIT + 1)]
     left = None if part.endswith("_json") else b"x" * HEAD
     assert getattr(row.outcome, part) == left
 
@@ -225,7 +225,7 @@ def test_a_large_event_is_detected_wherever_its_size_comes_from(
 
 
 def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
     many = make.completed(make.make_execution(), log=((1, 10), (2, 7)) * LIMIT)
@@ -238,7 +238,7 @@ def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
     assert row.outcome.log is None
     assert shortened(row) == []
     assert runner.run(bulk.fetch(row)) == many
-    shelf.objects.clear()
+    blobs.objects.clear()
     assert runner.run(bulk.fetch(row)) == row
 
 
@@ -255,8 +255,10 @@ def test_a_large_body_is_offloaded_with_the_request(bulk: Offload, runner: async
     assert runner.run(bulk.fetch(row)) == execution
 
 
-def test_a_small_execution_is_unchanged_and_nothing_is_awaited(bulk: Offload, shelf: Shelf) -> None:
-    shelf.away = True
+def test_a_small_execution_is_unchanged_and_nothing_is_awaited(
+    bulk: Offload, blobs: MemoryBlobs
+) -> None:
+    blobs.away = True
     execution = make.completed(make.make_execution(), stdout=b"42\n", stdout_size=3)
 
     assert run_now(bulk.store(execution)) is execution
@@ -277,14 +279,14 @@ def test_a_row_with_an_offloaded_request_keeps_it_when_it_ends(
 
 
 def test_the_same_save_repeated_writes_the_same_objects(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE)
 
     rows = [runner.run(bulk.store(execution)) for _ in range(3)]
 
     assert rows[0] == rows[1] == rows[2]
-    assert len(shelf.objects) == 2
+    assert len(blobs.objects) == 2
 
 
 def test_two_results_of_one_execution_are_independent(
@@ -301,15 +303,15 @@ def test_two_results_of_one_execution_are_independent(
 
 @pytest.mark.parametrize("damage", [None, b"", LARGE[:-1]], ids=["gone", "empty", "cut"])
 def test_the_beginning_of_a_lost_part_remains_and_it_is_marked(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner, damage: bytes | None
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE, return_json=LARGE)
     row = runner.run(bulk.store(execution))
     for part in ("stdout", "return_json"):
         if damage is None:
-            del shelf.objects[row.kept[part]]
+            del blobs.objects[row.kept[part]]
         else:
-            shelf.objects[row.kept[part]] = damage
+            blobs.objects[row.kept[part]] = damage
 
     got = runner.run(bulk.fetch(row))
 
@@ -321,10 +323,10 @@ def test_the_beginning_of_a_lost_part_remains_and_it_is_marked(
 
 
 def test_an_incomplete_request_is_never_returned(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     row = runner.run(bulk.store(make.make_execution(request=Request(code="x" * 5000))))
-    shelf.objects.clear()
+    blobs.objects.clear()
 
     with pytest.raises(PermanentError, match=row.id) as caught:
         runner.run(bulk.request_of(row))
@@ -334,11 +336,11 @@ def test_an_incomplete_request_is_never_returned(
 
 
 def test_an_unavailable_store_is_reported(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE)
     row = runner.run(bulk.store(execution))
-    shelf.away = True
+    blobs.away = True
 
     for call in (bulk.store(execution), bulk.fetch(row)):
         with pytest.raises(TemporaryError) as caught:
