@@ -21,7 +21,7 @@ from atoll.link.client import Link
 from atoll.settings import LinkSettings
 
 
-class Heard:
+class RunOutput:
     """Receives the output of a run."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.quick
 
-Told = tuple[str, str, dict[str, Any]]
+EventTuple = tuple[str, str, dict[str, Any]]
 STEPS = 6
 STEPWISE = """
 import os, sys, time
@@ -40,7 +40,7 @@ def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def all_of(api: Api, execution_id: str, after: str | None = None) -> list[Told]:
+def all_of(api: Api, execution_id: str, after: str | None = None) -> list[EventTuple]:
     return [event for event in api.events(execution_id, after) if event[1] != "queued"]
 
 
@@ -49,9 +49,11 @@ def go(api: Api, session: str, steps: range) -> None:
         api.put(session, f"go{step}")
 
 
-def listen_until(api: Api, execution_id: str, text: str, after: str | None = None) -> list[Told]:
+def listen_until(
+    api: Api, execution_id: str, text: str, after: str | None = None
+) -> list[EventTuple]:
     """Events up to a piece of output."""
-    received: list[Told] = []
+    received: list[EventTuple] = []
     for event in api.events(execution_id, after):
         if event[1] != "queued":
             received.append(event)
@@ -60,13 +62,13 @@ def listen_until(api: Api, execution_id: str, text: str, after: str | None = Non
     return received
 
 
-def check_resumed(api: Api, execution_id: str, whole: list[Told]) -> None:
+def check_resumed(api: Api, execution_id: str, expected: list[EventTuple]) -> None:
     """Every received id resumes the stream with exactly the remaining events."""
-    numbers = [int(number) for number, _, _ in whole]
+    numbers = [int(number) for number, _, _ in expected]
     assert numbers == sorted(set(numbers))
-    assert all_of(api, execution_id) == whole
-    for place, (number, _, _) in enumerate(whole):
-        assert all_of(api, execution_id, number) == whole[place + 1 :]
+    assert all_of(api, execution_id) == expected
+    for place, (number, _, _) in enumerate(expected):
+        assert all_of(api, execution_id, number) == expected[place + 1 :]
 
 
 def test_every_event_id_resumes_the_stream_during_and_after_the_execution(
@@ -77,7 +79,7 @@ def test_every_event_id_resumes_the_stream_during_and_after_the_execution(
     events = listen_until(api, execution_id, "err 2")
     with ThreadPoolExecutor(len(events) + 1) as threads:
 
-        def rest(after: str | None) -> list[Told]:
+        def rest(after: str | None) -> list[EventTuple]:
             with server.client() as http:
                 return all_of(Api(http), execution_id, after)
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
-from tests.executors import Heard, executor, job
+from tests.executors import RunOutput, executor, job
 from tests.harness import Server
 from tests.runs import run_over
 
@@ -113,7 +113,7 @@ async def test_a_result_arrives_while_the_link_is_cut(
     code = "print('x' * 100_000)\ndef handler(event): return {'reported': event}"
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
-        await run_over(link, job(waiting.id, code, event=7), Heard())
+        await run_over(link, job(waiting.id, code, event=7), RunOutput())
         link.close()
         eventually(lambda: waiting.record()["status"] == "completed")
 

@@ -26,7 +26,7 @@ Script = Callable[[str], list[Said]]
 GREETING = say(frames.HELLO, HELLO, 0)
 
 
-class Heard:
+class RunOutput:
     """Keeps what it is given, and counts it."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ async def linked(
             await executor.over.wait()
 
 
-async def request(link: Link, op: str, heard: Heard) -> Any:
+async def request(link: Link, op: str, heard: RunOutput) -> Any:
     """One request of a kind; what came of it."""
     if op == "run":
         wanted = job("exec_1", "1", output_limit=LIMIT, return_limit=LIMIT)
@@ -124,7 +124,7 @@ async def play(op: str, script: list[Said], greeting: Said = GREETING) -> None:
     """
     broken: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
-    output = Heard()
+    output = RunOutput()
     try:
         async with asyncio.timeout(30), linked(lambda _: script, greeting) as link:
             clean(await request(link, op, output))
@@ -148,4 +148,4 @@ def clean(value: Any) -> None:
     text.encode("utf-8", "surrogateescape")
 
 
-__all__ = ["GREETING", "OWN", "Executor", "Heard", "linked", "play", "request"]
+__all__ = ["GREETING", "OWN", "Executor", "RunOutput", "linked", "play", "request"]

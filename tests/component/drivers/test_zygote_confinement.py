@@ -41,7 +41,7 @@ class Executor:
     """Zygotes reported together with the hello."""
     script: list[tuple[list[int], str]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    release_received: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A link may be closed before it has read all.
@@ -67,7 +67,7 @@ class Executor:
 
     def answer(self, number: int, request: dict[str, Any]) -> bytes:
         self.released.append(request["zygote"])
-        self.heard.set()
+        self.release_received.set()
         events, code = self.script.pop(0) if self.script else ([], "")
         message = b"".join(map(self.event, events))
         if code:
@@ -94,8 +94,8 @@ async def connected(tmp_path: Path) -> Link:
 async def until_released(executor: Executor, zygotes: list[int]) -> None:
     async with asyncio.timeout(60):
         while executor.released != zygotes:
-            executor.heard.clear()
-            await executor.heard.wait()
+            executor.release_received.clear()
+            await executor.release_received.wait()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
-class Heard:
+class RunOutput:
     """Gathers a run's output and questions, and tells who waits for them."""
 
     def __init__(self) -> None:
@@ -66,9 +66,11 @@ class Box:
         self.name = name
         self.path = path
 
-    async def start(self, run_id: str, code: str, **fields: Any) -> tuple[Heard, asyncio.Task[Any]]:
+    async def start(
+        self, run_id: str, code: str, **fields: Any
+    ) -> tuple[RunOutput, asyncio.Task[Any]]:
         """Run Python code that finds `atoll_session` imported."""
-        output = Heard()
+        output = RunOutput()
         code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
         request: dict[str, Any] = {
             "id": run_id, "kind": "python", "code": code, "command": None, "event": {},

@@ -14,7 +14,7 @@ from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames
 from tests import executors
 from tests.component.executor.test_interaction import Output
-from tests.executors import Executor, Heard, job
+from tests.executors import Executor, RunOutput, job
 from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
     link = await executor.connect()
-    running = asyncio.create_task(run_over(link, job("one", "print(1)"), Heard()))
+    running = asyncio.create_task(run_over(link, job("one", "print(1)"), RunOutput()))
     await asyncio.sleep(0)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
@@ -31,21 +31,21 @@ async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor)
     with pytest.raises(ExecutorError):
         await link.call("cancel", id="one")
     await link.call("release", zygote=link.hello["zygote"])
-    assert (await run_over(link, job("two", "print(2)"), Heard()))["exit_code"] == 0
+    assert (await run_over(link, job("two", "print(2)"), RunOutput()))["exit_code"] == 0
     link.close()
 
 
 async def test_a_run_waiting_for_the_zygote_can_time_out(executor: Executor) -> None:
     link = await executor.connect()
     request = job("one", "print(1)", timeout=0.1)
-    result = await asyncio.wait_for(run_over(link, request, Heard()), 60)
+    result = await asyncio.wait_for(run_over(link, request, RunOutput()), 60)
     assert result["reason"] == "timeout"
     link.close()
 
 
 async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Executor) -> None:
     first = await executor.connect()
-    running = asyncio.create_task(run_over(first, job("one", "print(1)", stdin="in"), Heard()))
+    running = asyncio.create_task(run_over(first, job("one", "print(1)", stdin="in"), RunOutput()))
     await asyncio.sleep(0)
     await first.call("processes")
     first.close()
@@ -53,7 +53,7 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
         await running
     second = await executor.connect()
     assert second.hello["runs"] == [{"id": "one", "ended": False}]
-    output = Heard()
+    output = RunOutput()
     attached = asyncio.create_task(second.attach("one", 0, output))
     await second.call("release", zygote=second.hello["zygote"])
     assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
@@ -64,7 +64,7 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
 async def test_more_runs_can_wait_than_are_sent_at_a_time(executor: Executor) -> None:
     link = await executor.connect()
     code = "pass\n#" + "x" * 60_000
-    jobs = [run_over(link, job(str(number), code), Heard()) for number in range(16)]
+    jobs = [run_over(link, job(str(number), code), RunOutput()) for number in range(16)]
     running = [asyncio.create_task(run) for run in jobs]
     await asyncio.sleep(0)
     await link.call("release", zygote=link.hello["zygote"])
@@ -89,7 +89,7 @@ while True: time.sleep(1000)
 """
     printed = asyncio.Event()
 
-    class Listening(Heard):
+    class Listening(RunOutput):
         def output(self, sequence: int, channel: int, data: bytes) -> None:
             printed.set()
 
@@ -113,7 +113,7 @@ async def test_a_virtual_environment_has_only_its_own_packages(
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
     packages = next((tmp_path / "environment").glob("lib/python*/site-packages"))
     (packages / "mine.py").write_text("word = 'mine'\n")
-    output, python = Heard(), tmp_path / "environment" / "bin" / "python"
+    output, python = RunOutput(), tmp_path / "environment" / "bin" / "python"
     code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
     with executors.executor(bubblewrap, tmp_path, python=python) as started:
         link = await started.connect_released()
@@ -157,11 +157,11 @@ async def test_pipes_held_open_by_a_program_keep_no_data_of_their_runs(
 ) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
-    await run_over(link, job("keeper", KEEPER), Heard())
+    await run_over(link, job("keeper", KEEPER), RunOutput())
     link.acknowledge("keeper")
 
     async def run(name: str) -> None:
-        assert (await run_over(link, job(name, KEPT), Heard()))["exit_code"] == 0
+        assert (await run_over(link, job(name, KEPT), RunOutput()))["exit_code"] == 0
         link.acknowledge(name)
 
     for number in range(5):
@@ -190,7 +190,7 @@ async def test_a_context_keeps_no_results_of_its_executions(executor: Executor) 
     for number in range(6):
         name = f"run-{number}"
         request = job(name, code, context="c", results_limit=8 << 20)
-        assert (await run_over(link, request, Heard()))["exit_code"] == 0
+        assert (await run_over(link, request, RunOutput()))["exit_code"] == 0
         link.acknowledge(name)
         sizes.append(executor.supervisor()[0])
     assert sizes[-1] - sizes[0] < 20 << 20
@@ -211,7 +211,7 @@ async def test_other_connections_are_closed_and_their_runs_continue(
         await asyncio.wait_for(running, 60)
     await asyncio.wait_for(first.closed, 60)
     assert second.alive
-    again = Heard()
+    again = RunOutput()
     attached = asyncio.create_task(second.attach("one", 0, again))
     await second.call("stdin", id="one", data="bW9yZQo=")
     assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0

@@ -33,7 +33,7 @@ from tests.fuzz.hostile import (
     scripts,
 )
 from tests.fuzz.hostile import output as piece
-from tests.fuzz.links import Heard, linked, play, request
+from tests.fuzz.links import RunOutput, linked, play, request
 from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +145,7 @@ def _fewer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("script", RUNS.values(), ids=RUNS.keys())
 async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[Said]) -> None:
-    received = Heard()
+    received = RunOutput()
     async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
             await request(link, "run", received)
@@ -157,7 +157,7 @@ async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[
 async def test_any_other_request_ends_with_the_violation_too(op: str, script: list[Said]) -> None:
     async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await request(link, op, Heard())
+            await request(link, op, RunOutput())
         assert link.violation is not None
 
 
@@ -166,10 +166,10 @@ async def test_all_requests_in_progress_end_with_the_violation() -> None:
         return [Said(77, frames.END, b"{}")] if op == "stat" else [STARTED]
 
     async with linked(script, stays=True) as link:
-        running = asyncio.create_task(request(link, "run", Heard()))
+        running = asyncio.create_task(request(link, "run", RunOutput()))
         await asyncio.sleep(0)
         with pytest.raises(ProtocolViolation):
-            await request(link, "stat", Heard())
+            await request(link, "stat", RunOutput())
         with pytest.raises(ProtocolViolation):
             await running
 
@@ -178,21 +178,21 @@ async def test_all_requests_in_progress_end_with_the_violation() -> None:
 async def test_an_honest_reply_is_accepted(op: str) -> None:
     frames_sent = [say(frames.EVENT, event) for event in EVENTS.get(op, [])]
     async with linked(lambda _: [*frames_sent, say(frames.END, ANSWERS[op])]) as link:
-        await request(link, op, Heard())
+        await request(link, op, RunOutput())
         assert link.violation is None
 
 
 async def test_a_result_needs_no_start_and_later_messages_are_dropped() -> None:
     async with linked(lambda _: [END, END, STARTED], stays=True) as link:
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
         assert link.violation is None
 
 
 async def test_a_result_sent_repeatedly_is_a_violation() -> None:
     count = credit.LATE_ROOM // len(END.payload) + 2
     async with linked(lambda _: [END] * count, stays=True) as link:
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
         await asyncio.wait_for(asyncio.shield(link.closed), 20)
         assert link.violation is not None
 
@@ -202,14 +202,14 @@ async def test_a_reported_size_counts_only_where_output_was_dropped() -> None:
         return [piece(b"ab"), say(frames.END, {**RESULT, "sizes": {"1": 419430400, "2": 7}})]
 
     async with linked(script) as link:
-        response = await request(link, "run", Heard())
+        response = await request(link, "run", RunOutput())
     assert response["sizes"] == {"1": 2, "2": 0}
 
 
 async def test_output_beyond_the_limits_of_an_earlier_run_is_dropped() -> None:
     limits = output.RunLimits(output=10, value=10, results=10, artifacts=1)
     intake = output.Intake(limits, requested=False)
-    received = Heard()
+    received = RunOutput()
     many = {**RESULT, "artifacts": [ARTIFACT] * 3, "sizes": {"1": 16}}
     script = [piece(b"x" * 8), piece(b"x" * 8, 2), say(frames.END, many)]
     async with linked(lambda _: script) as link:
@@ -290,7 +290,7 @@ async def deaf(place: Path) -> AsyncIterator[Link]:
 async def test_no_upload_waits_forever_for_an_executor_that_does_not_read(tmp_path: Path) -> None:
     async with asyncio.timeout(20), deaf(tmp_path) as link:
         ended = await asyncio.gather(
-            *(request(link, "write", Heard()) for _ in range(4)), return_exceptions=True
+            *(request(link, "write", RunOutput()) for _ in range(4)), return_exceptions=True
         )
         assert [type(error) for error in ended] == [LinkLost] * 4
         link.close()
@@ -342,7 +342,7 @@ async def test_an_invalid_hello_is_a_violation(greeting: dict[str, Any]) -> None
 @pytest.mark.parametrize("channel", [frames.STDOUT, frames.VALUE, frames.DISPLAY])
 async def test_at_most_the_limit_of_400_megabytes_of_output_is_accepted(channel: int) -> None:
     many = [piece(CHUNK, number, channel) for number in range(1, 6400)]
-    received = Heard()
+    received = RunOutput()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
             await run_over(link, job("exec_1", "1"), received)

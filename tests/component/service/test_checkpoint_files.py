@@ -27,7 +27,7 @@ CONTENT = b"0123456789"
 ENTRY = FileInfo("a", "file", 10, 0o644, datetime(2026, 1, 1, tzinfo=UTC), "tag")
 
 
-class Shelf:
+class StoredFiles:
     """What was kept: one file of every session."""
 
     async def open(
@@ -64,7 +64,7 @@ async def test_files_of_an_unavailable_session_are_read_from_the_checkpoint(
             found.access,
             found.driver,
             work_timeout=work_timeout,
-            checkpoint_files=cast("CheckpointFiles", Shelf()),
+            checkpoint_files=cast("CheckpointFiles", StoredFiles()),
         )
 
         assert await read(files, session.id) == CONTENT

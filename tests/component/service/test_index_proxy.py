@@ -37,10 +37,10 @@ def index() -> Iterator[Index]:
 
 
 class World:
-    def __init__(self, client: httpx.AsyncClient, said: list[str], gateway: IndexProxy) -> None:
+    def __init__(self, client: httpx.AsyncClient, messages: list[str], gateway: IndexProxy) -> None:
         self.client = client
         self.gateway = gateway
-        self.said = said
+        self.messages = messages
 
     async def link(self, name: str = "plain") -> str:
         """URL of the first file of a package, according to the gateway."""
@@ -157,7 +157,7 @@ async def test_redirects_stay_on_the_requested_host(index: Index, tmp_path: Path
             file = (302, {"Location": f"{elsewhere.url}{WHEEL}"}, b"")
             index.odd[f"/files/{WHEEL}"] = file
             assert (await world.client.get(link)).status_code == 403
-            assert any("redirects" in words for words in world.said)
+            assert any("redirects" in words for words in world.messages)
         assert elsewhere.asked == []
 
 
@@ -186,7 +186,7 @@ async def test_a_file_that_is_too_large_is_refused(
     index.add("large", "1.0", files={"large.txt": "x" * (2 * 1024 * 1024)})
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get(await world.link("large"))).status_code == 413
-        assert any("larger than" in words for words in world.said)
+        assert any("larger than" in words for words in world.messages)
 
 
 async def test_a_download_larger_than_announced_is_aborted(index: Index, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_a_download_larger_than_announced_is_aborted(index: Index, tmp_pat
             await world.client.get(await world.link("large"))
         assert any(
             "limit was exceeded" in words or "larger than the allowed" in words
-            for words in world.said
+            for words in world.messages
         )
 
 
@@ -206,7 +206,7 @@ async def test_a_broken_index_is_reported(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/broken/")).status_code == 502
         assert (await world.client.get("/simple/garbled/")).status_code == 502
-        assert len(world.said) == 2
+        assert len(world.messages) == 2
         assert (await world.client.get("/simple/plain/")).status_code == 200
 
 
@@ -224,7 +224,7 @@ async def test_a_link_with_an_invalid_address_is_reported(
         if answer.status_code == 200 and (listed := answer.json()["files"]):
             answer = await world.client.get(listed[0]["url"])
         assert answer.status_code in (200, 502)
-        assert (answer.status_code == 200) == (not world.said)
+        assert (answer.status_code == 200) == (not world.messages)
 
 
 async def test_a_deeply_nested_page_is_refused(index: Index, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ async def test_a_page_that_is_slow_to_parse_blocks_nothing_else(
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/hostile/")).status_code == 502
         assert (await world.client.get("/simple/larger/")).status_code == 413
-        assert "hostile" in world.said[0]
+        assert "hostile" in world.messages[0]
     after = resource.getrusage(resource.RUSAGE_SELF)
     # KiB: what reading it here would have taken is a gigabyte.
     assert after.ru_maxrss - used.ru_maxrss < 300 * 1024
@@ -276,7 +276,7 @@ async def test_a_link_to_an_address_that_is_not_public_is_refused(
             assert (await world.client.get(link_)).status_code == 403
             assert (await world.client.head(link_)).status_code == 403
             assert (await world.client.get(link_ + ".metadata")).status_code == 403
-            assert "whose address is not public" in world.said[0]
+            assert "whose address is not public" in world.messages[0]
         assert elsewhere.asked == []
 
 
@@ -299,7 +299,7 @@ async def test_a_wheel_is_kept_if_it_matches_its_hash(index: Index, tmp_path: Pa
         with pytest.raises(httpx.HTTPError):
             await world.client.get(link)
         assert world.gateway.wheels() == []
-        assert "hashes" in world.said[0]
+        assert "hashes" in world.messages[0]
 
 
 async def test_a_silent_index_is_reported(
@@ -309,7 +309,7 @@ async def test_a_silent_index_is_reported(
     monkeypatch.setattr(package_proxy, "READ_TIMEOUT", 0.2)
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
-        assert world.said == ["The package index does not answer (ReadTimeout)."]
+        assert world.messages == ["The package index does not answer (ReadTimeout)."]
 
 
 async def test_data_that_is_not_http_gets_no_response(index: Index, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await made.clear()
 
 
-class Heard:
+class RunOutput:
     """What a run said, in the order it came."""
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
-    output = Heard()
+    output = RunOutput()
     result = await run_over(link, job(driver, code), output)
     assert result["exit_code"] == 0, (result, output.pieces)
     return output.stdout.decode().strip()

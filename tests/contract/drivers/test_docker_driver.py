@@ -23,9 +23,9 @@ from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    RunOutput,
     job,
     on,
     printed,
@@ -366,7 +366,7 @@ async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
 async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
-    output = Heard()
+    output = RunOutput()
     request = job(node.driver, code, stdin_open=True)
     running = asyncio.create_task(run_over(link, request, output))
 

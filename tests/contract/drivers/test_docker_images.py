@@ -43,7 +43,7 @@ SIZE = 3_000_000
 
 class Environment(NamedTuple):
     templates: DockerImages
-    said: list[bytes]
+    output: list[bytes]
 
     @property
     def images(self) -> EngineImages:
@@ -55,7 +55,7 @@ class Environment(NamedTuple):
 
     @property
     def text(self) -> str:
-        return b"".join(self.said).decode()
+        return b"".join(self.output).decode()
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
     environment: Environment, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
     found = await environment.puller.pull_and_tag(
-        pulled, "abc", right(registry), timeout=LONG, on_output=environment.said.append
+        pulled, "abc", right(registry), timeout=LONG, on_output=environment.output.append
     )
 
     assert found.entrypoint == ("/bin/tool",)
@@ -226,7 +226,7 @@ async def test_a_failed_pull_reports_its_cause(
     auth = None if password is None else right(registry, password)
     with refused(PermanentError, code) as caught:
         await environment.puller.pull(
-            f"{registry.server}/{name}", auth, timeout=LONG, on_output=environment.said.append
+            f"{registry.server}/{name}", auth, timeout=LONG, on_output=environment.output.append
         )
     assert PASSWORD not in str(caught.value)
 
@@ -240,7 +240,7 @@ async def test_credentials_are_only_sent_to_their_own_server(
             pulled,
             RegistryAuth("elsewhere.example.com", USER, PASSWORD),
             timeout=LONG,
-            on_output=environment.said.append,
+            on_output=environment.output.append,
         )
 
 
@@ -250,11 +250,11 @@ async def test_an_unreachable_registry_is_a_temporary_error(
     registry.stop()
     with refused(TemporaryError, "registry_unavailable"):
         await environment.puller.pull(
-            pulled, right(registry), timeout=LONG, on_output=environment.said.append
+            pulled, right(registry), timeout=LONG, on_output=environment.output.append
         )
     registry.start()
     await environment.puller.pull_and_tag(
-        pulled, "a", right(registry), timeout=LONG, on_output=environment.said.append
+        pulled, "a", right(registry), timeout=LONG, on_output=environment.output.append
     )
 
 
@@ -265,11 +265,11 @@ async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
     short = timedelta(milliseconds=200)
     with refused(PermanentError, "build_failed"):
         await environment.puller.pull(
-            pulled, right(registry), timeout=short, on_output=environment.said.append
+            pulled, right(registry), timeout=short, on_output=environment.output.append
         )
     pulling = asyncio.ensure_future(
         environment.puller.pull(
-            pulled, right(registry), timeout=LONG, on_output=environment.said.append
+            pulled, right(registry), timeout=LONG, on_output=environment.output.append
         )
     )
     await asyncio.sleep(0.2)
@@ -287,7 +287,7 @@ def building(
     environment: Environment, dockerfile: str, context: BuildFiles | None = None, **given: Any
 ) -> Any:
     build = ImageBuild(dockerfile, "built", ImageInputs(files=context), fresh=False)
-    options: dict[str, Any] = {"timeout": LONG, "on_output": environment.said.append}
+    options: dict[str, Any] = {"timeout": LONG, "on_output": environment.output.append}
     return environment.templates.builder.build(build, **options | given)
 
 
@@ -438,7 +438,7 @@ async def build(
     environment: Environment, template: Template, inputs: ImageInputs | None = None
 ) -> None:
     await environment.templates.build(
-        template, timeout=LONG, on_output=environment.said.append, inputs=inputs or ImageInputs()
+        template, timeout=LONG, on_output=environment.output.append, inputs=inputs or ImageInputs()
     )
 
 
@@ -531,11 +531,11 @@ async def test_the_same_dockerfile_is_built_once(environment: Environment) -> No
     text = f"FROM {SHELL}\nRUN echo once-{os.urandom(4).hex()}\n"
     one, two = (settled(environment, make_template(dockerfile=text)) for _ in range(2))
     await build(environment, one)
-    printed = len(environment.said)
+    printed = len(environment.output)
     await build(environment, two)
 
     assert one.layers == two.layers
-    assert len(environment.said) == printed
+    assert len(environment.output) == printed
     other = settled(environment, make_template(dockerfile=text, build_context="0" * 64))
     assert other.layers != one.layers
 

@@ -21,8 +21,8 @@ from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     Node,
+    RunOutput,
     job,
     on,
     printed,
@@ -178,7 +178,7 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    output = Heard()
+    output = RunOutput()
     result = await run_over(link, wanted, output)
     assert result["exit_code"] == 0, output.pieces
     assert output.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
@@ -274,7 +274,7 @@ except OSError as error:
     # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    result = await run_over(link, job(node.driver, bomb, timeout=1.0), Heard())
+    result = await run_over(link, job(node.driver, bomb, timeout=1.0), RunOutput())
     assert result["exit_code"] != 0
     # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
@@ -293,7 +293,7 @@ for _ in range(4):
 held = []
 while True: held.append(bytearray(1 << 20))
 """
-    result = await run_over(link, job(node.driver, hogs), Heard())
+    result = await run_over(link, job(node.driver, hogs), RunOutput())
     assert result["exit_code"] != 0
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print('on')") == "on"

@@ -24,8 +24,8 @@ from atoll.model.template import REQUIREMENTS
 from tests import unprivileged
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
+    RunOutput,
     everywhere,
     job,
     on,
@@ -352,7 +352,7 @@ async def test_a_memory_kill_is_reported_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    result = await run_over(link, request, Heard())
+    result = await run_over(link, request, RunOutput())
     assert result["exit_code"] != 0
     if "cgroup_memory" in node.driver.capabilities.provides:
         assert await node.driver.limits.out_of_memory(handle)
@@ -372,7 +372,7 @@ async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
     link = await driver.connect(handle)
     assert not await driver.limits.out_of_memory(handle)
     request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert (await run_over(link, request, Heard()))["exit_code"] != 0
+    assert (await run_over(link, request, RunOutput()))["exit_code"] != 0
     assert await driver.limits.out_of_memory(handle)
     assert 1 * MiB < (await driver.limits.memory_used(handle) or 0) < LIMITS.memory
     link.close()
@@ -405,7 +405,7 @@ for number in range(3 * LIMIT >> 20):
 time.sleep(20)
 """
     request = job(node.driver, code.replace("LIMIT", str(LIMITS.disk)))
-    assert (await run_over(link, request, Heard()))["reason"] == "disk"
+    assert (await run_over(link, request, RunOutput()))["reason"] == "disk"
     link.close()
 
 
@@ -503,7 +503,7 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
         "    if n == 200: sys.stdin.readline()"
     )
     request = job(node.driver, code, stdin_open=True)
-    output = Heard()
+    output = RunOutput()
     running = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
@@ -530,7 +530,7 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
 async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
-    request, received, again = job(node.driver, code), Heard(), Heard()
+    request, received, again = job(node.driver, code), RunOutput(), RunOutput()
     result = await run_over(link, request, received)
     assert await link.attach(request["id"], 0, again) == result
     assert again.pieces == received.pieces
@@ -547,19 +547,19 @@ async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
 async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
-    first = await run_over(link, request, Heard())
+    first = await run_over(link, request, RunOutput())
     for _ in range(2):
-        again = Heard()
+        again = RunOutput()
         assert await link.attach(request["id"], 0, again) == first
         assert again.stdout == b"once\n"
     # The same request once more is the same run, not a second one.
-    repeated = Heard()
+    repeated = RunOutput()
     assert await run_over(link, request, repeated) == first
     link.acknowledge(request["id"])
     # Answered in order: what comes after it sees it done.
     await link.call("processes")
     with pytest.raises(ExecutorError):
-        await link.attach(request["id"], 0, Heard())
+        await link.attach(request["id"], 0, RunOutput())
     link.close()
     second = await node.driver.connect(handle)
     assert second.hello["runs"] == []
@@ -630,7 +630,7 @@ async def test_a_template_can_have_its_own_root_file_system(node: Node) -> None:
         "open('/workspace/x', 'w').write('x')"
     )
     assert await printed(node.driver, link, code) == "from the image /usr/local/bin/python3 False"
-    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), Heard())
+    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), RunOutput())
     assert result["exit_code"] == 1
     assert (image / "etc/mark").read_text() == "from the image"
     show = "import atoll_session; print(atoll_session.messages(), end='')"

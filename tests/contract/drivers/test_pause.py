@@ -19,7 +19,16 @@ from atoll.drivers.shared import cgroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
+from tests.contract.drivers.conftest import (
+    Node,
+    RunOutput,
+    everywhere,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+)
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
@@ -65,8 +74,8 @@ def ticks(node: Node, handle: Handle) -> int:
     return total
 
 
-async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
-    output = Heard()
+async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], RunOutput]:
+    output = RunOutput()
     request = job(node.driver, code, timeout=120.0)
     task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, output))
 
@@ -131,7 +140,7 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    output = Heard()
+    output = RunOutput()
     task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
@@ -157,7 +166,7 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    output = Heard()
+    output = RunOutput()
     task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
@@ -174,7 +183,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     assert await state(pausing, handle) is State.PAUSED
     await pausing_of(driver).resume(handle)
     second = await driver.connect(handle)
-    again = Heard()
+    again = RunOutput()
     assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
     assert again.stdout == b"on\n7\n"
     second.close()

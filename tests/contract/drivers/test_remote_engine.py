@@ -32,9 +32,9 @@ from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    RunOutput,
     job,
     make_driver,
     on,
@@ -65,7 +65,7 @@ async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 300_000]
 
 
-class FirstWord(Heard):
+class FirstOutput(RunOutput):
     """Sets an event at the first output."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, received = job(node.driver, code, stdin_open=True), FirstWord()
+    wanted, received = job(node.driver, code, stdin_open=True), FirstOutput()
     running = asyncio.create_task(run_over(link, wanted, received))
     await asyncio.wait_for(received.came.wait(), 30)
 
@@ -269,7 +269,7 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    output = Heard()
+    output = RunOutput()
     result = await run_over(link, job(node.driver, HOSTILE), output)
     assert result["exit_code"] == 0, output.pieces
     # It still runs and accepts links.
@@ -282,7 +282,7 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, received = job(node.driver, FLOOD), FirstWord()
+    wanted, received = job(node.driver, FLOOD), FirstOutput()
     running = asyncio.create_task(run_over(link, wanted, received))
     await asyncio.wait_for(received.came.wait(), 30)
     other = await node.driver.connect(handle)
@@ -535,7 +535,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
     ):
         handle, link = await started(driver, spec())
         _, living = await started(driver, spec())
-        running = asyncio.create_task(run_over(link, job(driver, "input()"), Heard()))
+        running = asyncio.create_task(run_over(link, job(driver, "input()"), RunOutput()))
         dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
         with pytest.raises(LinkLost):
             await asyncio.wait_for(running, 60)

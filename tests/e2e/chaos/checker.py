@@ -1,7 +1,7 @@
 """
 Compares the guarantees with the recorded responses and the runs.
 
-`told` holds what clients received, `record` the final state on the server, and `runs` the tokens
+`received` holds what clients received, `record` the final state on the server, and `runs` the tokens
 that the code left. A violation contains the job that it concerns.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from atoll.model.execution import ExecutionStatus, may_become
 from tests.e2e.chaos import code
 from tests.e2e.chaos.code import Run
-from tests.e2e.chaos.history import Done, Heard, History, Told
+from tests.e2e.chaos.history import Done, History, Received, ReceivedEvent
 from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan, Style
 
 RETRIES = 3
@@ -37,7 +37,7 @@ class Case:
     """All that is known of one execution."""
 
     job: Job
-    told: Told
+    received: Received
     record: dict[str, Any]
     runs: list[Run]
     """In order."""
@@ -109,9 +109,9 @@ def _job_of(record: dict[str, Any]) -> int:
 
 
 def _submits(
-    job: Job, told: Told, executions: set[str], by_id: dict[str, dict[str, Any]]
+    job: Job, received: Received, executions: set[str], by_id: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
-    for execution_id in told.accepted - set(by_id):
+    for execution_id in received.accepted - set(by_id):
         yield f"{execution_id} was accepted and has no record"
     if len(executions) > 1:
         yield f"it became {len(executions)} executions: {sorted(executions)}"
@@ -149,12 +149,12 @@ def has_a_correct_result(case: Case) -> Iterator[str]:
             yield "it timed out, and had time enough"
     elif case.status is ExecutionStatus.CRASHED:
         given_up = record["retry_count"] >= RETRIES and record["cause"] in RETRIED_CAUSES
-        if not given_up and not case.told.cancel_sent:
+        if not given_up and not case.received.cancel_sent:
             yield (
                 f"it crashed ({record['cause']}, {record['error']}) "
                 f"after {record['retry_count']} retries"
             )
-    elif case.status is ExecutionStatus.CANCELLED and not case.told.cancel_sent:
+    elif case.status is ExecutionStatus.CANCELLED and not case.received.cancel_sent:
         yield "it was cancelled, and nobody asked for that"
 
 
@@ -224,7 +224,7 @@ def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
 
 
 def stays_cancelled(case: Case) -> Iterator[str]:
-    at = case.told.cancelled_at
+    at = case.received.cancelled_at
     if at is None:
         return
     if case.status is not ExecutionStatus.CANCELLED:
@@ -235,14 +235,14 @@ def stays_cancelled(case: Case) -> Iterator[str]:
 
 
 def reports_one_result(case: Case) -> Iterator[str]:
-    for result in case.told.results:
+    for result in case.received.results:
         for name in RESULT_FIELDS:
             if name in result and name in case.record and result[name] != case.record[name]:
-                yield f"{name} was told as {result[name]!r} and is {case.record[name]!r}"
+                yield f"{name} was reported as {result[name]!r} and is {case.record[name]!r}"
 
 
 def changes_status_as_allowed(case: Case) -> Iterator[str]:
-    statuses = [ExecutionStatus(status) for status in case.told.statuses]
+    statuses = [ExecutionStatus(status) for status in case.received.statuses]
     for before, after in pairwise([*statuses, case.status]):
         if not may_become(before, after):
             yield f"it was {before} and then {after}"
@@ -250,25 +250,25 @@ def changes_status_as_allowed(case: Case) -> Iterator[str]:
 
 def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
     """Despite disconnects, a reader receives each event once and the complete last attempt."""
-    numbered = [event for event in case.told.heard if event.number is not None]
+    numbered = [event for event in case.received.events if event.number is not None]
     numbers = [event.number for event in numbered if event.number is not None]
     for before, after in pairwise(numbers):
         if after <= before:
-            yield f"event {after} was heard after {before}"
-    if not case.told.read_to_end or case.status is ExecutionStatus.CRASHED:
+            yield f"event {after} was received after {before}"
+    if not case.received.read_to_end or case.status is ExecutionStatus.CRASHED:
         return
     attempt = case.record["retry_count"]
     for name in ("stdout", "stderr"):
         text = "".join(_text(event) for event in numbered if _is_of(event, name, attempt))
         if text != case.record[name]:
-            yield f"{name} was heard as {text!r} and is {case.record[name]!r}"
+            yield f"{name} was received as {text!r} and is {case.record[name]!r}"
 
 
-def _is_of(event: Heard, name: str, attempt: int) -> bool:
+def _is_of(event: ReceivedEvent, name: str, attempt: int) -> bool:
     return event.name == name and event.number is not None and event.number >> 32 == attempt
 
 
-def _text(event: Heard) -> str:
+def _text(event: ReceivedEvent) -> str:
     return str(event.content["text"])
 
 

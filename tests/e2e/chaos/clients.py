@@ -18,7 +18,7 @@ import httpx
 
 from tests.e2e.api import V1
 from tests.e2e.chaos import code
-from tests.e2e.chaos.history import Heard, History, Told
+from tests.e2e.chaos.history import History, Received, ReceivedEvent
 from tests.e2e.chaos.plan import Door, Follow, Job, Naming
 from tests.e2e.chaos.world import World
 
@@ -44,7 +44,7 @@ class Client:
         self._job = job
         self._world = world
         self._history = history
-        self._told: Told = history.jobs[job.number]
+        self._received: Received = history.jobs[job.number]
         self._http = http
         self._chance = random.Random(job.number)
         self._session = world.sessions[job.session]
@@ -53,10 +53,10 @@ class Client:
     async def work(self) -> None:
         job = self._job
         await self._world.until(job.at)
-        self._told.submitted_at = time.monotonic_ns()
+        self._received.submitted_at = time.monotonic_ns()
         sends = [self._submit() for _ in range(1 + job.repeats)]
         await asyncio.gather(*sends)
-        if self._told.accepted and job.repeats:
+        if self._received.accepted and job.repeats:
             await self._submit()  # Sent long afterwards: the outcome must be the same.
 
     # Submitting
@@ -107,8 +107,8 @@ class Client:
         execution_id = str(answer.get("execution_id"))
         result = answer if "stdout" in answer else answer.get("result")
         self._note(f"accepted as {execution_id}{'' if result is None else ', and has ended'}")
-        first = not self._told.accepted
-        self._told.accepted.add(execution_id)
+        first = not self._received.accepted
+        self._received.accepted.add(execution_id)
         if result is not None:
             self._record_result(result)
         if first:
@@ -122,12 +122,12 @@ class Client:
                 async for event in events:
                     if event.name == "accepted":
                         execution_id = str(event.content["execution_id"])
-                        if self._told.accepted:
+                        if self._received.accepted:
                             # A repeat, whose events another one reads.
-                            self._told.accepted.add(execution_id)
+                            self._received.accepted.add(execution_id)
                             return
                         self._note(f"accepted as {execution_id}, on a stream")
-                        self._told.accepted.add(execution_id)
+                        self._received.accepted.add(execution_id)
                         continue
                     last = self._receive(event, last)
                     if event.name == "result":
@@ -155,7 +155,7 @@ class Client:
         async with asyncio.TaskGroup() as tasks:
             if self._job.cancel_after is not None:
                 tasks.create_task(self._cancel(execution_id, self._job.cancel_after))
-            if self._told.read_to_end:
+            if self._received.read_to_end:
                 return
             if self._job.follow is Follow.READ or self._job.door is Door.STREAM:
                 tasks.create_task(self._read(execution_id, last))
@@ -179,9 +179,9 @@ class Client:
             answer = await self._get(f"executions/{execution_id}/status")
             if answer.status_code == 200:
                 status = str(answer.json()["status"])
-                if self._told.statuses[-1:] != [status]:
+                if self._received.statuses[-1:] != [status]:
                     self._note(f"is {status}")
-                    self._told.statuses.append(status)
+                    self._received.statuses.append(status)
                 ended += status in ENDS
             elif not self._may_retry(answer):
                 return
@@ -189,7 +189,7 @@ class Client:
 
     async def _cancel(self, execution_id: str, after: float) -> None:
         await asyncio.sleep(after)
-        self._told.cancel_sent = True
+        self._received.cancel_sent = True
         while True:
             try:
                 answer = await self._request_until_sent(
@@ -201,7 +201,7 @@ class Client:
             self._note(f"cancel: {answer.status_code} {answer.text[:120]}")
             if answer.status_code == 200 and answer.json()["status"] in ENDS:
                 if answer.json()["status"] == "cancelled":
-                    self._told.cancelled_at = time.monotonic_ns()
+                    self._received.cancelled_at = time.monotonic_ns()
                 return
             if _code(answer) == "execution_ended":
                 return
@@ -211,7 +211,7 @@ class Client:
 
     async def _read(self, execution_id: str, last: int) -> None:
         breaks = list(self._job.breaks)
-        while not self._told.read_to_end:
+        while not self._received.read_to_end:
             left = breaks.pop(0) if breaks else None
             headers = {"Last-Event-ID": str(last)} if last else {}
             try:
@@ -231,18 +231,18 @@ class Client:
                     return
             await asyncio.sleep(PAUSE)
 
-    def _receive(self, heard: Heard, last: int) -> int:
-        self._told.heard.append(heard)
-        if heard.name in ("started", "retry", "result"):
-            self._note(f"heard {heard.name} ({heard.number})")
-        if heard.name == "result":
-            self._told.read_to_end = True
-            self._record_result(heard.content)
-        return last if heard.number is None else heard.number
+    def _receive(self, event: ReceivedEvent, last: int) -> int:
+        self._received.events.append(event)
+        if event.name in ("started", "retry", "result"):
+            self._note(f"received {event.name} ({event.number})")
+        if event.name == "result":
+            self._received.read_to_end = True
+            self._record_result(event.content)
+        return last if event.number is None else event.number
 
     def _record_result(self, result: dict[str, Any]) -> None:
-        self._note(f"told the result: {result['status']}, {result.get('cause')}")
-        self._told.results.append(result)
+        self._note(f"received the result: {result['status']}, {result.get('cause')}")
+        self._received.results.append(result)
 
     # Requests
 
@@ -267,9 +267,9 @@ class Client:
                 options["headers"] = headers
                 continue
             except httpx.TransportError as error:
-                self._told.sent += method == "POST"
+                self._received.sent += method == "POST"
                 raise Unanswered from error
-            self._told.sent += method == "POST"
+            self._received.sent += method == "POST"
             return answer
 
     def _address(self) -> tuple[str, dict[str, str]]:
@@ -284,7 +284,7 @@ class Client:
     def _may_retry(self, answer: httpx.Response) -> bool:
         if answer.status_code in AGAIN and _code(answer) in AGAIN_CODES:
             return True
-        self._told.odd.append(
+        self._received.odd.append(
             f"{answer.request.url.path}: {answer.status_code} {answer.text[:300]}"
         )
         return False
@@ -305,7 +305,7 @@ class _Events:
     def __init__(self, opening: Any) -> None:
         self._opening = opening
 
-    async def __aenter__(self) -> AsyncIterator[Heard]:
+    async def __aenter__(self) -> AsyncIterator[ReceivedEvent]:
         try:
             response = await self._opening.__aenter__()
         except httpx.TransportError as error:
@@ -324,7 +324,7 @@ class _Events:
         await self._opening.__aexit__(*error)
 
     @staticmethod
-    async def _events(response: httpx.Response) -> AsyncIterator[Heard]:
+    async def _events(response: httpx.Response) -> AsyncIterator[ReceivedEvent]:
         fields: dict[str, str] = {}
         try:
             async for line in response.aiter_lines():
@@ -333,7 +333,7 @@ class _Events:
                     fields[name] = value
                 elif "event" in fields:
                     number = int(fields["id"]) if "id" in fields else None
-                    yield Heard(number, fields["event"], json.loads(fields["data"]))
+                    yield ReceivedEvent(number, fields["event"], json.loads(fields["data"]))
                     fields = {}
         except httpx.TransportError as error:
             raise Unanswered from error

@@ -11,7 +11,7 @@ from tests.e2e.chaos.plan import Kind
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedEvent:
     """An event that a reader received."""
 
     number: int | None
@@ -33,7 +33,7 @@ class Done:
 
 
 @dataclass
-class Told:
+class Received:
     """Everything that clients received about one job."""
 
     sent: int = 0
@@ -43,7 +43,7 @@ class Told:
     submitted_at: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
-    heard: list[Heard] = field(default_factory=list)
+    events: list[ReceivedEvent] = field(default_factory=list)
     read_to_end: bool = False
     cancel_sent: bool = False
     cancelled_at: int | None = None
@@ -55,7 +55,7 @@ class Told:
 class History:
     def __init__(self) -> None:
         self.start = time.monotonic_ns()
-        self.jobs: dict[int, Told] = defaultdict(Told)
+        self.jobs: dict[int, Received] = defaultdict(Received)
         self.faults: list[Done] = []
         self.odd: list[str] = []
         self._lines: list[tuple[int, int | None, str]] = []

@@ -87,10 +87,10 @@ class Job:
 
 class Kind(StrEnum):
     KILL_SERVER = "the server is killed"
-    END_SERVER = "the server is told to end"
+    END_SERVER = "the server shuts down"
     KILL_BOTH = "the server and an executor are killed"
     KILL_EXECUTOR = "an executor is killed"
-    END_EXECUTOR = "an executor is told to end"
+    END_EXECUTOR = "an executor gets SIGTERM"
     KILL_INSTANCE = "an instance is killed, all of it"
     KILL_STARTER = "the process that started an instance is killed"
     KILL_ZYGOTE = "a zygote is killed"

@@ -28,7 +28,7 @@ SETTINGS = {
 GLANCE = 0.02
 """Seconds."""
 ENDING = 15_000_000_000
-"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
+"""Nanoseconds for an executor to shut down, including time while it is suspended."""
 BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
 """What no log may have in it, whatever happens."""
 
@@ -122,7 +122,7 @@ class World(Cluster):
         if fault.kind is Kind.END_SERVER:
             code = await asyncio.to_thread(member.stop)
             if code != 0:
-                self._history.odd.append(f"{member.name} ended with {code} when told to end")
+                self._history.odd.append(f"{member.name} ended with {code} after SIGTERM")
         else:
             await asyncio.to_thread(member.kill)
         self._history.note(f"-- {member.name} is down")
@@ -160,7 +160,7 @@ class World(Cluster):
         self._record(fault, instance_id, began)
 
     async def _end_instance(
-        self, fault: Fault, told: str = "child", number: int = signal.SIGTERM
+        self, fault: Fault, target: str = "child", number: int = signal.SIGTERM
     ) -> None:
         """Signal until the instance ends: it may be suspended now and receive the signal later."""
         began = time.monotonic_ns()
@@ -170,11 +170,11 @@ class World(Cluster):
             return
         child = (handle["child"], handle["child_started"])
         starter = (handle["pid"], handle["started"])
-        if not processes.send(*(child if told == "child" else starter), number):
+        if not processes.send(*(child if target == "child" else starter), number):
             return
         while processes.started(child[0]) == child[1]:
             if time.monotonic_ns() - began > ENDING:
-                self._history.odd.append(f"{instance_id} was told to end and does not")
+                self._history.odd.append(f"{instance_id} got a signal and does not end")
                 break
             await asyncio.sleep(GLANCE)
         self._history.note(f"-- {instance_id} has ended")

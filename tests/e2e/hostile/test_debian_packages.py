@@ -73,7 +73,7 @@ class Site:
         self.groups = cgroups.node_groups(self.local, place)
         host = SandboxHost("/usr/bin/bwrap", self.groups, hidden, place / "filter", "", True)
         self.layers.open(host, None)
-        self.said = bytearray()
+        self.output = bytearray()
 
     async def install(self, script: str, *, seconds: float = 60.0) -> str:
         """Install a package with this script; what the script printed."""
@@ -83,9 +83,9 @@ class Site:
             (),
             Layer(NAME, ("evil",)),
             timeout=timedelta(seconds=seconds),
-            on_output=self.said.extend,
+            on_output=self.output.extend,
         )
-        return self.said.decode()
+        return self.output.decode()
 
     @property
     def layer(self) -> Path:
@@ -233,7 +233,7 @@ async def test_a_build_cannot_fill_the_disk(site: Site) -> None:
         await site.install(script)
 
     assert caught.value.code == "build_failed"
-    assert "TOO LARGE" in site.said.decode()
+    assert "TOO LARGE" in site.output.decode()
     assert not site.layer.exists()
 
 
@@ -264,11 +264,11 @@ async def test_a_cancelled_build_leaves_nothing(site: Site) -> None:
     began = asyncio.Event()
 
     def say(data: bytes) -> None:
-        site.said.extend(data)
-        if b"Setting up" in site.said:
+        site.output.extend(data)
+        if b"Setting up" in site.output:
             began.set()
 
-    site.said = bytearray()
+    site.output = bytearray()
     site.repository.add("slow", postinst="sleep 1000")
     building = asyncio.create_task(
         site.layers.build(

@@ -22,7 +22,7 @@ class Listener:
     """Sockets of the host that record every client."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.name = f"atoll-{secrets.token_hex(8)}"
         self.tcp = socket.create_server(("0.0.0.0", 0))
         self.tcp6 = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -42,7 +42,7 @@ class Listener:
                 connection, _ = getattr(self, kind).accept()
             except OSError:
                 return
-            self.heard.append(kind)
+            self.received.append(kind)
             connection.close()
 
     def _receive(self) -> None:
@@ -51,7 +51,7 @@ class Listener:
                 self.udp.recvfrom(64)
             except OSError:
                 return
-            self.heard.append("udp")
+            self.received.append("udp")
 
     def close(self) -> None:
         for listener in self._sockets:
@@ -94,7 +94,7 @@ for address in ("::1", "fe80::1", "2001:db8::1", "fd00:ec2::254"):
         pass
 """
     assert shared.printed(code) == ""
-    assert host_listener.heard == []
+    assert host_listener.received == []
 
 
 def test_no_datagram_leaves(shared: Box, host_listener: Listener) -> None:
@@ -110,7 +110,7 @@ for address in {addresses()!r} + ["169.254.169.254", "192.0.2.1", "255.255.255.2
         pass
 """
     assert shared.printed(code) == ""
-    assert host_listener.heard == []
+    assert host_listener.received == []
 
 
 def test_abstract_sockets_of_the_host_are_unreachable(shared: Box, host_listener: Listener) -> None:
@@ -126,7 +126,7 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
 print(open("/proc/net/unix").read().count("{host_listener.name}"))
 """
     assert shared.printed(code) == "0"
-    assert host_listener.heard == []
+    assert host_listener.received == []
 
 
 def test_loopback_is_the_only_interface_and_no_route_exists(shared: Box) -> None:

@@ -27,13 +27,13 @@ class Executor:
 
     def __init__(self) -> None:
         self.link = self
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def reachable(self, session_id: str) -> Executor:
         return self
 
     async def call(self, op: str, **fields: Any) -> None:
-        self.told.put_nowait(fields)
+        self.answers.put_nowait(fields)
         raise NotFound("over meanwhile")
 
 
@@ -78,14 +78,14 @@ async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> N
     await environment.shown("something else?")
     environment.approvals.forget(environment.running)
     await environment.shown(None)
-    assert environment.executor.told.empty()
+    assert environment.executor.answers.empty()
 
 
 async def test_an_oversized_question_is_refused_at_once() -> None:
     environment = Environment()
     # Short in the encoding of the executor, and long in ours.
     environment.ask("?", data=[1e15] * 5000)
-    response = await asyncio.wait_for(environment.executor.told.get(), 60)
+    response = await asyncio.wait_for(environment.executor.answers.get(), 60)
     answer = {"approved": False, "answer": None, "reason": "message_too_large"}
     assert response == {"id": "exec_1", "approval": "1", "answer": answer}
 
