@@ -1,10 +1,10 @@
 """
-Starts `atoll` quickly: forks of one process that has imported the application.
+Starts `atoll` quickly, as a fork of a process that has imported the application.
 
 A new interpreter needs about a second to import it, and tests start it a thousand times. A fork
-runs the same code in a process of its own, with the arguments, environment and output that it is
-given. But its command line and environment in /proc are those of the process that was forked: tests
-that look there start a program instead.
+runs the same code in its own process, with the given arguments, environment and output. But its
+command line and environment in /proc are those of the original process: tests that read them start
+a program instead.
 """
 
 from __future__ import annotations

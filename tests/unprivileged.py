@@ -1,10 +1,10 @@
 """
-The same programs as an ordinary user.
+Runs the same programs as an ordinary user.
 
-As root, a command is given an unused uid and a mount namespace in which that uid can reach what it
-needs: the interpreter, which may live in a closed home directory, and this checkout. A closed
-directory on the way is covered, for this command alone, by an empty one in which only what is
-needed is bound. Run by somebody who is not root, the command stays as it is.
+Started by root, a command gets an unused uid and a mount namespace in which that uid can reach the
+required files: the interpreter, which may be in a closed home directory, and this checkout. A
+closed directory on the path is covered, for this command only, by an empty one with bind mounts of
+the required files. Started by an ordinary user, the command is unchanged.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Member(Server):
         self.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Suspend it: it answers nothing, and its clock seems to stand still when it resumes."""
+        """Suspend it: it answers nothing, and does not notice the time that passes."""
         eventually(self._freeze, LONG)
 
     def _freeze(self) -> bool:

@@ -1,9 +1,9 @@
 """
-What the database servers of the tests have in common: one process and those that it starts.
+The common part of the database servers of the tests: one process and its children.
 
-Its data is in a short place of its own, because the path of a socket is limited to 107 bytes and
-because, run by root, the server is somebody else, who must be able to reach it. The log is in the
-directory that the test gave. The port stays the same over restarts.
+Its data is in a directory with a short path, because the path of a socket is limited to 107 bytes
+and because, started by root, the server runs as another user, who must be able to reach it. The log
+is in the directory of the test. The port stays the same over restarts.
 """
 
 from __future__ import annotations

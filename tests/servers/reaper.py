@@ -1,13 +1,13 @@
 """
-Runs a server that leaves things behind, and leaves nothing of it in the end.
+Runs a server that leaves processes and mounts behind, and removes all of them in the end.
 
-Started as `reaper.py DIRECTORY CGROUP` and told on its standard input, one line each: `run` with a
-command in JSON starts it, with the error output for a log, and answers with its process id; `kill`
-ends every process that came of it, and answers when they are gone. When the input ends, as it does
-too when the tests are killed, it kills, unmounts what is mounted in the directory, and removes that
-and the control groups.
+Started as `reaper.py DIRECTORY CGROUP`, it reads commands from its standard input, one per line:
+`run` with a command in JSON starts it, with the error output as its log, and responds with its
+process id; `kill` kills all its descendants, and responds when they have ended. When the input
+ends, also because the tests were killed, it kills them, unmounts everything in the directory, and
+removes that and the control groups.
 
-A process that loses its parent becomes its child, so it knows them all without asking the server.
+Orphaned descendants become its children, so it knows all of them without the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-An S3 server: SeaweedFS, all of it in one process.
+An S3 server: SeaweedFS in one process.
 
-Its data is in a short place of its own, because the path of a socket is limited to 107 bytes. Port
-and data stay the same over restarts, and what was answered survives `kill`.
+Its data is in a directory with a short path, because the path of a socket is limited to 107 bytes.
+Port and data stay the same over restarts, and acknowledged writes survive `kill`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions and messages between user code and the link, through a supervisor of its own."""
+"""Questions and messages between user code and the link, with a separate supervisor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
 class RunOutput:
-    """Gathers a run's output and questions, and tells who waits for them."""
+    """Collects output and questions of a run, and notifies waiters."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -83,7 +83,7 @@ class Box:
         return output, running
 
     async def run(self, run_id: str, code: str, **fields: Any) -> str:
-        """What code printed that has come to a good end."""
+        """The output of code that succeeded."""
         output, running = await self.start(run_id, code, **fields)
         result = await asyncio.wait_for(running, 60)
         assert result["exit_code"] == 0, output.text.decode()
@@ -387,7 +387,7 @@ async def test_a_shutdown_refuses_open_questions(box: Box) -> None:
     await output.approval()
     await box.link.call("shutdown")
     assert (await output.approval())["reason"] == "shutdown"
-    with contextlib.suppress(LinkLost):  # It may come to its end before its sandbox does.
+    with contextlib.suppress(LinkLost):  # The link may be lost before the response arrives.
         await running
 
 

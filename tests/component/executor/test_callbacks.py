@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
 
 class Address:
-    """Takes reports, and answers each path as it is told to."""
+    """Accepts reports, with configured responses for each path."""
 
     def __init__(self) -> None:
         self.posts: queue.Queue[Post] = queue.Queue()
@@ -158,7 +158,7 @@ async def test_a_report_is_repeated_until_it_is_answered(
         await address.next(path("one", "result"))
     with pytest.raises(queue.Empty):
         await address.next(path("one", "result"), 1.5)
-    # Whatever the address made of it, the link still finds it.
+    # Whatever the receiver did with it, the link still finds it.
     assert (await link.attach("one", 0, RunOutput()))["exit_code"] == 0
     link.close()
 
@@ -278,7 +278,7 @@ print(found)
 async def test_user_code_cannot_find_the_token(
     program: Executor, address: Address, replaced: bool
 ) -> None:
-    # This program runs as root, which may read all: nobody but the reporter has it in memory.
+    # This program runs as root and may read all memory: only the reporter has the token.
     await address.next("/at/internal/instances/inst_1/ready")
     link = await program.connect_released()
     if replaced:

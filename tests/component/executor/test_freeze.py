@@ -81,7 +81,7 @@ async def scanned(link: Link, freeze: float | bool = True) -> tuple[list[str], d
 
 
 async def of_one_moment(link: Link) -> list[str]:
-    """A list for which all stood still; on a busy machine not each time in time."""
+    """A list for which all processes were frozen; on a busy machine some attempts fail."""
     for _ in range(TRIES):
         paths, answer = await scanned(link)
         assert not answer["cut"]
@@ -122,7 +122,7 @@ async def test_a_list_is_consistent(executor: Executor) -> None:
 async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
-    # One who wakes all others all the time is stopped in the end, not each time in time.
+    # Code that continuously wakes other processes is eventually stopped, but not in every attempt.
     if not any(good):
         await of_one_moment(link)
     await link.call("cancel", id="one", grace=0)
@@ -190,7 +190,7 @@ async def test_user_code_continues_when_the_holder_disconnects(executor: Executo
     with contextlib.suppress(LinkLost):
         await stream.aclose()  # type: ignore[attr-defined]
     await goes_on(counted)
-    # And for those who stop listening and stay connected.
+    # Also for clients that stop reading and stay connected.
     stream = link.pull("scan", freeze=True)
     assert await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]

@@ -99,10 +99,10 @@ while True: time.sleep(1000)
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
     async with asyncio.timeout(60):
-        # Killed they are at once; that each is reaped is told one by one.
+        # They are killed together, but reaped and reported one by one.
         while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    # It goes on to serve files.
+    # It still serves files.
     assert [item async for item in link.pull("scan")] == [{"cut": False, "frozen": False}]
     link.close()
 

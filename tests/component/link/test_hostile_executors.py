@@ -248,7 +248,7 @@ async def test_a_missing_hello_times_out(tmp_path: Path) -> None:
 
 
 async def test_a_zygote_replaced_before_the_hello_is_not_a_violation(tmp_path: Path) -> None:
-    """An executor reports it on every connection, also on one that has not greeted yet."""
+    """An executor reports it on every connection, also before the hello."""
 
     async def replace(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frames.encode_json(0, frames.EVENT, {"event": "zygote", "pid": 9}))

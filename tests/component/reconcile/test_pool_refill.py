@@ -138,7 +138,7 @@ class Environment:
             await self.pool.wait_for_change(0)
             wait = await self.refill.turn()
             changed = False
-            # One that is stuck changes nothing.
+            # A hanging start changes nothing.
             while self._busy() and not changed:
                 changed = await self.pool.wait_for_change(0.001)
             await asyncio.sleep(0)  # What has ended wakes the refill a moment later.
@@ -211,7 +211,7 @@ async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path
         await found.settle()
         assert found.pool.sizes().get(template.id, 0) == 0
         found.burst(template, 3)
-        # A cold start is the first to tell what an instance uses.
+        # A cold start provides the first measurement of an instance.
         cold = await found.maker.make(template, template.default_resources, session_id="sess_1")
         del found.node.lines[cold.instance.id]
         await found.settle()

@@ -1,8 +1,8 @@
 """
-Two replicas and what a test can do to them from outside, the same on every back-end.
+Two replicas and operations of a test on them, the same on every back-end.
 
-The replicas beat by themselves until they are lost. Time-outs in the tests are long ones: they say
-when a test has failed, and are not waited for when it passes.
+The replicas send heartbeats automatically until they are lost. Time-outs in the tests are long:
+they only bound a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONG = 60.0
 SHORT_PRESENCE = timedelta(seconds=6)
-"""For who finds by waiting that a replica is lost: they look again after a third of it."""
+"""For waiters that detect a lost replica by polling: they poll after a third of it."""
 EXECUTION_TTL = timedelta(hours=1)
 
 
@@ -59,7 +59,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def leases_expire(self) -> None:
-        """All leases come to their end, with nobody lost."""
+        """All leases expire, without a lost replica."""
 
     @abstractmethod
     async def lose(self, replica: Coordination) -> None:
@@ -72,7 +72,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def holder(self, key: str) -> LeaseHolder | None:
-        """Who has a lease, by what the back-end holds."""
+        """The holder of a lease according to the back-end."""
 
     @abstractmethod
     async def in_line(self, key: str) -> int:

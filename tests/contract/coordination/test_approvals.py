@@ -174,7 +174,7 @@ async def test_another_replica_that_repeats_a_question_gets_the_stored_answer(
     await until_asked(backend)
     assert await backend.b.resolve("e", YES) == "resolved"
     assert await asked == YES
-    # Before it told anybody.
+    # Before it passed the answer on.
     await backend.die(backend.a)
 
     assert await backend.b.ask("e", QUESTION, timeout=LONG) == YES

@@ -1,4 +1,4 @@
-"""What is not the same on every back-end: speed in memory, keys and addresses of Redis."""
+"""Differences between the back-ends: speed in memory, keys and addresses of Redis."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_claim_with_a_lost_response_is_undone_by_a_heartbeat(
                     await a.acquire("s", owner, wait=LONG)
         finally:
             redis_server.resume()
-        # It got the lease when the server went on, or will not get it.
+        # It got the lease when the server resumed, or will not get it.
         await until(taken_back)
         await a.release("s", "z")
     finally:

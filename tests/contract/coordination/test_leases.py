@@ -1,4 +1,4 @@
-"""Who holds what, in which order, and what becomes of it when somebody goes away."""
+"""Leases: their holders, their queues, and lost or leaving replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any order of calls on two replicas, against simple models of what they should say."""
+"""Any sequence of calls on two replicas, compared with simple models."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LeaseMachine(Machine):
         return any(me == waiter for waiter, _ in self.line)
 
     def ask_for(self, me: LeaseHolder) -> LeaseHolder | None:
-        """Who has it before `me`, by the model."""
+        """The holder before a request of `me`, in the model."""
         holder = self.holder
         if holder is not None and holder.replica in self.lost - {me.replica}:
             holder = None
@@ -134,7 +134,7 @@ class LeaseMachine(Machine):
         assert self.run(self.replica(me.replica).renew("s", me.owner)) == (self.holder == me)
 
     def nudge(self, replica: str) -> None:
-        """Somebody asks, who finds what nobody has noticed; but those in line come first."""
+        """A request may find a lost holder that was not noticed yet; but waiters come first."""
         if self.line:
             holder = self.run(self.replica(replica).acquire("s", "nudge"))
             assert holder == self.line[0][0]

@@ -49,7 +49,7 @@ UNAVAILABLE = "engine_unavailable"
 
 @pytest.fixture
 async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with an engine of its own."""
+    """A node with its own engine."""
     node = Node("docker", tmp_path / "data", own_dockerd)
     await node.driver.open()
     yield node

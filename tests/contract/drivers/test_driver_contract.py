@@ -174,7 +174,7 @@ async def test_an_instance_that_shuts_down_is_observed_as_exited(node: Node) -> 
     exited = Observation(State.EXITED, Cause.EXIT)
     assert await node.driver.observe(handle) == exited
     driver = await node.take_over()
-    # Where only the driver's process heard of it, nobody is left who knows.
+    # If only the process of the driver was notified, the cause is lost with it.
     assert await driver.observe(handle) == (
         Observation(State.GONE) if node.kind == "local" else exited
     )

@@ -1,4 +1,4 @@
-"""Instances that stand still and go on, with their memory, on a real node."""
+"""Instances that are paused and resumed with their memory, on a real node."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
-    # Sent to one that stands still: it is there when it goes on, on the same connection.
+    # A request to a paused instance arrives after the resume, on the same connection.
     sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
     done, _ = await asyncio.wait([sending, task], timeout=0.2)
     assert not done

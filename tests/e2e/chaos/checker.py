@@ -1,8 +1,8 @@
 """
 Compares the guarantees with the recorded responses and the runs.
 
-`received` holds what clients received, `record` the final state on the server, and `runs` the tokens
-that the code left. A violation contains the job that it concerns.
+`received` holds what clients received, `record` the final state on the server, and `runs` the
+tokens that the code left. A violation contains the job that it concerns.
 """
 
 from __future__ import annotations

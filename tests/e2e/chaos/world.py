@@ -30,7 +30,7 @@ GLANCE = 0.02
 ENDING = 15_000_000_000
 """Nanoseconds for an executor to shut down, including time while it is suspended."""
 BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
-"""What no log may have in it, whatever happens."""
+"""Strings that no log may contain."""
 
 EXPECTED = "graceful shutdown exceeded"
 """Uvicorn's word for requests that waited when a server ended."""
