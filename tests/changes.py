@@ -62,8 +62,10 @@ def _without_nested(paths: set[Path]) -> set[Path]:
 
 
 def _changed(top: Path) -> list[Path]:
-    def git(*words: str) -> list[str]:
-        done = subprocess.run(["git", *words], cwd=top, check=True, capture_output=True, text=True)
+    def git(*arguments: str) -> list[str]:
+        done = subprocess.run(
+            ["git", *arguments], cwd=top, check=True, capture_output=True, text=True
+        )
         return done.stdout.splitlines()
 
     since = os.environ.get("SINCE") or next(

@@ -114,10 +114,12 @@ class Server:
     def key(self) -> str:
         return (self.data_dir / "key").read_text().strip()
 
-    def atoll(self, *words: str, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def atoll(
+        self, *arguments: str, input: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a client of this server."""
         login = {"ATOLL_URL": self.url, "ATOLL_API_KEY": self.key}
-        return preloaded.run(*words, env=login | env, input=input)
+        return preloaded.run(*arguments, env=login | env, input=input)
 
     def client(self, **options: Any) -> httpx.Client:
         """An authenticated client of the REST API."""

@@ -22,14 +22,14 @@ def own_interpreter() -> Iterator[Path]:
     if not Path(sys.prefix).is_relative_to("/tmp"):
         yield Path(sys.executable)
         return
-    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as place:
-        Path(place).chmod(0o755)
-        venv.create(place, with_pip=False, symlinks=True)
-        packages = next(Path(place).glob("lib/python*/site-packages"))
+    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as directory:
+        Path(directory).chmod(0o755)
+        venv.create(directory, with_pip=False, symlinks=True)
+        packages = next(Path(directory).glob("lib/python*/site-packages"))
         shutil.copytree(
             sysconfig.get_path("purelib"), packages, copy_function=_link, dirs_exist_ok=True
         )
-        yield Path(place, "bin", "python")
+        yield Path(directory, "bin", "python")
 
 
 def _link(source: str, target: str) -> None:

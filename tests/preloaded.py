@@ -142,14 +142,14 @@ def start(
 
 
 def run(
-    *words: str, env: Mapping[str, str] | None = None, input: str = ""
+    *arguments: str, env: Mapping[str, str] | None = None, input: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `atoll` with these words to its end; `env` is added to this environment."""
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
         stdin.write(input)
         stdin.seek(0)
         forked = origin().start(
-            words, {**os.environ, **(env or {})}, stdin=stdin.fileno(), stderr=stderr.fileno()
+            arguments, {**os.environ, **(env or {})}, stdin=stdin.fileno(), stderr=stderr.fileno()
         )
         limit = threading.Timer(LONGEST_RUN, forked.kill)
         limit.start()
@@ -158,7 +158,7 @@ def run(
         code = forked.wait()
         limit.cancel()
         stderr.seek(0)
-        return subprocess.CompletedProcess(words, code, output, stderr.read())
+        return subprocess.CompletedProcess(arguments, code, output, stderr.read())
 
 
 def serve_requests(connection: socket.socket) -> list[str] | None:

@@ -33,9 +33,9 @@ def test_a_start_between_creating_and_locking_a_directory_removes_nothing(
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with data_directory.own_directory(tmp_path, LOCAL) as place:
+    with data_directory.own_directory(tmp_path, LOCAL) as directory:
         assert inner != [tmp_path]
-        (place / "used").touch()
+        (directory / "used").touch()
 
 
 def test_many_concurrent_starts_each_get_a_directory(tmp_path: Path) -> None:
@@ -66,16 +66,16 @@ def test_directories_of_a_dead_process_are_removed_whatever_their_depth_and_perm
     (closed / "inner").chmod(0)
     closed.chmod(0)
 
-    with data_directory.own_directory(tmp_path, LOCAL) as place:
-        assert list(tmp_path.iterdir()) == [place]
+    with data_directory.own_directory(tmp_path, LOCAL) as directory:
+        assert list(tmp_path.iterdir()) == [directory]
 
 
 def test_a_directory_that_cannot_be_removed_is_logged_and_does_not_prevent_a_start(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a file").touch()
-    with capture_logs() as logs, data_directory.own_directory(tmp_path, LOCAL) as place:
-        assert place.is_dir()
+    with capture_logs() as logs, data_directory.own_directory(tmp_path, LOCAL) as directory:
+        assert directory.is_dir()
     assert [entry["event"] for entry in logs] == ["embedded.not_removed"]
 
 

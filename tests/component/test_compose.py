@@ -105,23 +105,23 @@ def binds(service: Service) -> dict[str, str]:
 
 
 def test_passwords_are_generated_once_and_readable_by_the_owner_only(tmp_path: Path) -> None:
-    place = tmp_path / ".env"
-    first = generated(place)
+    directory = tmp_path / ".env"
+    first = generated(directory)
 
-    assert place.stat().st_mode & 0o777 == 0o600
-    assert generated(place) == first
+    assert directory.stat().st_mode & 0o777 == 0o600
+    assert generated(directory) == first
     assert len(set(first.values())) == len(first)
     for value in first.values():
         assert re.fullmatch("[0-9a-f]{64}", value)
 
 
 def test_values_set_by_hand_are_kept(tmp_path: Path) -> None:
-    place = tmp_path / ".env"
-    place.write_text("ATOLL_PORT=9000\nREDIS_PASSWORD=mine")
-    place.chmod(0o644)
-    made = generated(place)
+    directory = tmp_path / ".env"
+    directory.write_text("ATOLL_PORT=9000\nREDIS_PASSWORD=mine")
+    directory.chmod(0o644)
+    made = generated(directory)
 
-    assert place.stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o600
     assert (made["ATOLL_PORT"], made["REDIS_PASSWORD"]) == ("9000", "mine")
     assert len(made["MARIADB_PASSWORD"]) == 64
 
@@ -193,9 +193,9 @@ def test_data_directory_port_image_and_runtime_can_be_set(
 def test_engine_and_atoll_use_the_same_path_of_the_data_directory(
     stack: Stack, settings: Settings
 ) -> None:
-    place = str(settings.data_dir)
+    directory = str(settings.data_dir)
 
-    assert binds(stack["atoll"])[place] == place
+    assert binds(stack["atoll"])[directory] == directory
     assert settings.docker.storage == "directories"
 
 

@@ -27,20 +27,20 @@ class Atoll:
         self.env = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
 
     def __call__(
-        self, *words: str | bytes | Path, input: bytes | None = None
+        self, *arguments: str | bytes | Path, input: bytes | None = None
     ) -> tuple[int, bytes, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "session", *words],
+            [sys.executable, "-m", "atoll.cli", "session", *arguments],
             input=input, stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True, env=self.env, timeout=60, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr.decode()
 
-    def on_terminal(self, *words: str | Path) -> tuple[int, str]:
+    def on_terminal(self, *arguments: str | Path) -> tuple[int, str]:
         """Exit code and what was on the screen, when stderr is a terminal and stdout is not."""
         screen, terminal = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "atoll.cli", "session", *words],
+            [sys.executable, "-m", "atoll.cli", "session", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
             env={**self.env, "TERM": "xterm", "COLUMNS": "100"},
         )  # fmt: skip

@@ -45,8 +45,8 @@ def reader(server: Server, api: Api) -> dict[str, str]:
     return made
 
 
-def keys(server: Server, *words: str) -> str:
-    done = preloaded.run("key", *words, "--data-dir", str(server.data_dir))
+def keys(server: Server, *arguments: str) -> str:
+    done = preloaded.run("key", *arguments, "--data-dir", str(server.data_dir))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -110,8 +110,8 @@ async def test_the_asynchronous_client_has_contexts_too(server: Server) -> None:
 def test_the_command_line_manages_contexts(
     session: Session, server: Server, tmp_path: Path
 ) -> None:
-    def atoll(*words: str, code: int = 0, given: str = "") -> str:
-        done = server.atoll("context", *words, input=given)
+    def atoll(*arguments: str, code: int = 0, given: str = "") -> str:
+        done = server.atoll("context", *arguments, input=given)
         assert done.returncode == code, done.stderr
         return done.stdout.strip()
 

@@ -20,8 +20,8 @@ from tests.servers.process import DatabaseServer
 SERVERS = ("mariadb", "postgresql")
 
 
-def atoll(*words: str, input: str = "", **env: str) -> Result:
-    return CliRunner().invoke(app, list(words), input=input, env=env)
+def atoll(*arguments: str, input: str = "", **env: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=input, env=env)
 
 
 def current(**env: str) -> tuple[int, str | None, str]:

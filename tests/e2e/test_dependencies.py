@@ -41,8 +41,8 @@ def index() -> Iterator[Index]:
 def server(
     bubblewrap: str, index: Index, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("server")
-    with Server(place, ATOLL_PACKAGES__INDEX_URL=index.url) as running:
+    directory = tmp_path_factory.mktemp("server")
+    with Server(directory, ATOLL_PACKAGES__INDEX_URL=index.url) as running:
         yield running
 
 
@@ -422,8 +422,8 @@ def test_the_sdk_creates_sessions_with_packages_and_adds_some(server: Server, ap
 def test_the_command_line_creates_sessions_with_packages_and_adds_some(
     server: Server, api: Api
 ) -> None:
-    def run(*words: str) -> str:
-        done = server.atoll("session", *words)
+    def run(*arguments: str) -> str:
+        done = server.atoll("session", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -45,8 +45,8 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def server(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("docker")
-    with Server(place, **QUICK, **drivers.settings(dockerd.url)).with_constants(
+    directory = tmp_path_factory.mktemp("docker")
+    with Server(directory, **QUICK, **drivers.settings(dockerd.url)).with_constants(
         QUICK_RETRIES
     ) as running:
         yield running
@@ -68,8 +68,8 @@ def mortal(image_archives: Archives, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def lone(mortal: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that uses the engine `mortal`."""
-    place = tmp_path_factory.mktemp("lone")
-    with Server(place, **QUICK, **drivers.settings(mortal.url)).with_constants(
+    directory = tmp_path_factory.mktemp("lone")
+    with Server(directory, **QUICK, **drivers.settings(mortal.url)).with_constants(
         QUICK_RETRIES
     ) as running:
         yield running
@@ -205,23 +205,23 @@ def test_containers_end_when_no_server_connects_for_a_while(
 def test_gc_removes_containers_and_mounts_of_a_removed_data_directory(
     api: Api, dockerd: Dockerd, session: str, tmp_path: Path
 ) -> None:
-    place = tmp_path / "gone"
-    place.mkdir()
+    directory = tmp_path / "gone"
+    directory.mkdir()
     settings = drivers.settings(dockerd.url)
-    server = Server(place, **QUICK, **settings).with_constants(QUICK_RETRIES).start()
+    server = Server(directory, **QUICK, **settings).with_constants(QUICK_RETRIES).start()
     with calling(server) as other:
         name = container(other, other.create()["id"])
     server.stop(signal.SIGKILL)
     # Mount points cannot be removed.
-    shutil.rmtree(place, ignore_errors=True)
-    assert mounted_below(place)
+    shutil.rmtree(directory, ignore_errors=True)
+    assert mounted_below(directory)
 
     done = preloaded.run("gc", "--json", env=settings)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
-    assert (found["data_dir"], found["containers"]) == (str(place), 1)
+    assert (found["data_dir"], found["containers"]) == (str(directory), 1)
     assert name.removeprefix("atoll-") not in names(dockerd)
-    assert not mounted_below(place)
+    assert not mounted_below(directory)
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 

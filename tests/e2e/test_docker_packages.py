@@ -165,9 +165,9 @@ def test_an_installation_of_a_killed_control_plane_ends_and_is_repeated(
     with Index() as index:
         index.add("greet", "1.0")
         held = index.hold("/files/greet-1.0-py3-none-any.whl")
-        place = tmp_path / "server"
-        place.mkdir()
-        with Server(place, **settings(own_dockerd, index)) as server:
+        directory = tmp_path / "server"
+        directory.mkdir()
+        with Server(directory, **settings(own_dockerd, index)) as server:
             with server.client() as http:
                 body = {"dependencies": [{"name": "greet"}], "timeout": 600}
                 made = answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]

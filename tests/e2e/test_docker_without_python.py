@@ -28,16 +28,16 @@ STATIC_PROGRAM = "ldconfig"
 @pytest.fixture(scope="module")
 def engine(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Dockerd:
     """With an image that has only one program, and an image with an entry point."""
-    place = tmp_path_factory.mktemp("static")
+    directory = tmp_path_factory.mktemp("static")
     program = shutil.which(STATIC_PROGRAM, path="/usr/sbin:/sbin")
     assert program is not None
-    with tarfile.open(place / "static.tar", "w") as packed:
+    with tarfile.open(directory / "static.tar", "w") as packed:
         packed.add(program, f"bin/{STATIC_PROGRAM}")
-    dockerd.import_image(place / "static.tar", STATIC, "ENV PATH=/bin")
-    with tarfile.open(place / "entry.tar", "w") as packed:
-        packed.add(build_image(place / "entry", python=False, tools=("bash", "echo")), ".")
+    dockerd.import_image(directory / "static.tar", STATIC, "ENV PATH=/bin")
+    with tarfile.open(directory / "entry.tar", "w") as packed:
+        packed.add(build_image(directory / "entry", python=False, tools=("bash", "echo")), ".")
     changes = ('ENTRYPOINT ["/bin/echo","hello"]', 'CMD ["world"]')
-    dockerd.import_image(place / "entry.tar", ENTRY, *changes)
+    dockerd.import_image(directory / "entry.tar", ENTRY, *changes)
     return dockerd
 
 
@@ -52,8 +52,8 @@ def api(
         "ATOLL_DOCKER__STORAGE": request.param,
         "ATOLL_POOL__SIZE": "0",
     }
-    place = tmp_path_factory.mktemp("server")
-    with Server(place, "--stop-sessions", **env) as server, server.client() as http:
+    directory = tmp_path_factory.mktemp("server")
+    with Server(directory, "--stop-sessions", **env) as server, server.client() as http:
         api = Api(http)
         for name, image in (("shell", SHELL), ("static", STATIC), ("entry", ENTRY)):
             create(api, id=name, image=image)
@@ -150,8 +150,8 @@ def test_a_template_that_names_an_interpreter_does_not_get_another(api: Api) -> 
 def test_the_portable_interpreter_starts_under_gvisor(
     engine: Dockerd, runsc: str, tmp_path: Path
 ) -> None:
-    place = str(portable_interpreter.write(tmp_path))
-    mount = container_config.bind(place, portable_interpreter.TARGET, read_only=True)
+    directory = str(portable_interpreter.write(tmp_path))
+    mount = container_config.bind(directory, portable_interpreter.TARGET, read_only=True)
     words = [*portable_interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
     for runtime in ("runc", runsc):
         ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])

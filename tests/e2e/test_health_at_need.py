@@ -61,9 +61,9 @@ class Node:
 @pytest.fixture(scope="module")
 def node(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     # Where any uid can reach it.
-    with tempfile.TemporaryDirectory(prefix="atoll-health-") as place:
-        os.chmod(place, 0o755)
-        program = Path(place) / "bwrap"
+    with tempfile.TemporaryDirectory(prefix="atoll-health-") as directory:
+        os.chmod(directory, 0o755)
+        program = Path(directory) / "bwrap"
         shutil.copy(bubblewrap, program)
         program.chmod(0o755)
         data = tmp_path_factory.mktemp("health")

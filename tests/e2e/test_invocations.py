@@ -235,8 +235,8 @@ READ = "import sys\nprint(sys.stdin.buffer.read())"
 def test_code_without_a_function_reads_its_input_from_stdin(
     api: Api, session: str, program: dict[str, Any]
 ) -> None:
-    def read(**given: Any) -> str:
-        return str(result(api, session, **program, **given)["stdout"])
+    def read(**options: Any) -> str:
+        return str(result(api, session, **program, **options)["stdout"])
 
     data = b"\x00\xff\xfe"
     assert read(input={"a": [1]}) == "b'{\"a\": [1]}'\n"

@@ -117,8 +117,8 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def gc(*words: str, **env: str) -> Any:
-    done = preloaded.run("gc", "--json", *words, env=env)
+def gc(*arguments: str, **env: str) -> Any:
+    done = preloaded.run("gc", "--json", *arguments, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

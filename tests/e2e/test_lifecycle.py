@@ -33,9 +33,9 @@ VERBS = ("start", "stop", "archive", PAUSE, "resume", "clone")
 @pytest.fixture(scope="module")
 def own(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server without a pool: each instance is started by a request."""
-    place = tmp_path_factory.mktemp("lifecycle")
+    directory = tmp_path_factory.mktemp("lifecycle")
     given = {"ATOLL_POOL__SIZE": "0", "ATOLL_SESSION__TIMER_SWEEP": "0.5"}
-    with Server(place, **given) as server:
+    with Server(directory, **given) as server:
         yield server
 
 
@@ -70,12 +70,12 @@ def at(told: dict[str, Any], name: str) -> datetime:
 @contextmanager
 def made(server: Server) -> Iterator[set[str]]:
     """The names of all instances that are created during the block."""
-    place = server.data_dir / "node" / "instances"
-    before, names, over = set(os.listdir(place)), set[str](), threading.Event()
+    directory = server.data_dir / "node" / "instances"
+    before, names, over = set(os.listdir(directory)), set[str](), threading.Event()
 
     def look() -> None:
         while not over.wait(0.0005):
-            names.update(set(os.listdir(place)) - before)
+            names.update(set(os.listdir(directory)) - before)
 
     watching = threading.Thread(target=look)
     watching.start()
@@ -84,7 +84,7 @@ def made(server: Server) -> Iterator[set[str]]:
     finally:
         over.set()
         watching.join()
-        names.update(set(os.listdir(place)) - before)
+        names.update(set(os.listdir(directory)) - before)
 
 
 # Stop and start
@@ -283,8 +283,8 @@ def test_a_stopped_session_is_not_paused(api: Api, session: str, rest: str) -> N
 @pytest.mark.slow
 def test_a_node_that_cannot_pause_reports_the_reason(bubblewrap: str) -> None:
     unprivileged.require()
-    with unprivileged.directory() as place:
-        server = unprivileged.UnprivilegedServer(place, **unprivileged.environment(place))
+    with unprivileged.directory() as directory:
+        server = unprivileged.UnprivilegedServer(directory, **unprivileged.environment(directory))
         with server, server.client() as http:
             api = Api(http)
             session = api.create()["id"]

@@ -59,9 +59,9 @@ def burst(server: Server, many: int = BURST) -> None:
         list(threads.map(create_and_end, range(many)))
 
 
-def atoll(server: Server, *words: str) -> str:
+def atoll(server: Server, *arguments: str) -> str:
     """What the command printed; it is to go well."""
-    done = server.atoll(*words)
+    done = server.atoll(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

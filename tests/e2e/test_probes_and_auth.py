@@ -178,13 +178,13 @@ def test_a_read_only_key_can_read_but_not_change(
 
 @pytest.mark.slow
 def test_a_removed_key_is_refused(server: Server, stranger: httpx.Client) -> None:
-    place = ("--data-dir", str(server.data_dir))
-    secret = preloaded.run("key", "create", "brief", *place).stdout.strip()
+    directory = ("--data-dir", str(server.data_dir))
+    secret = preloaded.run("key", "create", "brief", *directory).stdout.strip()
     headers = {"Authorization": f"Bearer {secret}"}
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 200)
-    found = re.search(r"(key_\w+)\s+brief", preloaded.run("key", "list", *place).stdout)
+    found = re.search(r"(key_\w+)\s+brief", preloaded.run("key", "list", *directory).stdout)
     assert found is not None
-    assert preloaded.run("key", "rm", found[1], *place).returncode == 0
+    assert preloaded.run("key", "rm", found[1], *directory).returncode == 0
 
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 401)
 

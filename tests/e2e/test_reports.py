@@ -63,9 +63,9 @@ class Waiting:
         self.api = api
         self.session: str = session["id"]
         self.instance: str = session["container_id"]
-        place = server.data_dir / "node" / "instances" / self.instance / "callback.json"
-        assert place.stat().st_mode & 0o777 == 0o600
-        self.token: str = json.loads(place.read_text())["token"]
+        directory = server.data_dir / "node" / "instances" / self.instance / "callback.json"
+        assert directory.stat().st_mode & 0o777 == 0o600
+        self.token: str = json.loads(directory.read_text())["token"]
         self.id = api.submit(self.session, until("go") + "print('by the link')")
         api.await_status(self.id, "running")
 

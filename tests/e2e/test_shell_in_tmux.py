@@ -41,9 +41,14 @@ class Screen:
             self.close()
             raise
 
-    def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
+    def _run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
         return subprocess.run(
-            [*self._tmux, *words], env=env, capture_output=True, text=True, check=True, timeout=60
+            [*self._tmux, *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout
 
     def text(self) -> str:
@@ -99,9 +104,9 @@ def _screen(server: Server, tmp_path: Path) -> Iterator[Screen]:
         screen.close()
 
 
-def shell(*words: str) -> str:
+def shell(*arguments: str) -> str:
     """The command line, which prints its exit code afterwards."""
-    command = [sys.executable, "-m", "atoll.cli", "session", "shell", *words]
+    command = [sys.executable, "-m", "atoll.cli", "session", "shell", *arguments]
     return f"clear; {shlex.join(command)}; echo ended with $?"
 
 
@@ -319,10 +324,10 @@ def test_a_shell_continues_when_its_server_is_restarted(bubblewrap: str, tmp_pat
 # Without a terminal
 
 
-def atoll(server: Server, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def atoll(server: Server, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     env = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
     return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "session", "shell", *words],
+        [sys.executable, "-m", "atoll.cli", "session", "shell", *arguments],
         env=env, capture_output=True, check=False, timeout=60, **options,
     )  # fmt: skip
 

@@ -106,8 +106,8 @@ def test_a_link_cannot_be_forged_or_changed(
 def test_a_link_expires_with_the_key_that_created_it(
     api: Api, session: str, stranger: httpx.Client, server: Server
 ) -> None:
-    place = ("--data-dir", str(server.data_dir))
-    key = json.loads(server.atoll("key", "create", "leaked", "--json", *place).stdout)
+    directory = ("--data-dir", str(server.data_dir))
+    key = json.loads(server.atoll("key", "create", "leaked", "--json", *directory).stdout)
     ran = api.run(session, "open('a', 'w').write('x')")
     with server.client() as http:
         http.headers["Authorization"] = f"Bearer {key['key']}"
@@ -119,7 +119,7 @@ def test_a_link_expires_with_the_key_that_created_it(
         gets = (get, listed[0]["download_url"])
     own = presign(api, session)["url"]
     assert [stranger.get(url).text for url in (*gets, own)] == ["x"] * 3
-    server.atoll("key", "rm", key["id"], *place)
+    server.atoll("key", "rm", key["id"], *directory)
     eventually(lambda: stranger.get(get).status_code == 403)
     for url in gets:
         problem(stranger.get(url), 403, "signed_url_revoked")

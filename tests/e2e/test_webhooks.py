@@ -271,8 +271,8 @@ def test_a_test_delivery_returns_its_outcome(
 
 
 def test_the_commands_manage_webhooks(trusting: Server, receiver: Receiver) -> None:
-    def run(*words: str, code: int = 0) -> str:
-        done = trusting.atoll("webhook", *words)
+    def run(*arguments: str, code: int = 0) -> str:
+        done = trusting.atoll("webhook", *arguments)
         assert done.returncode == code, done.stderr
         return done.stdout
 

@@ -76,8 +76,8 @@ class Executor:
 async def linked(
     script: Script, greeting: Said = GREETING, *, stays: bool = False
 ) -> AsyncIterator[Link]:
-    with tempfile.TemporaryDirectory(prefix="atoll-link-") as place:
-        path = str(Path(place, "link.sock"))
+    with tempfile.TemporaryDirectory(prefix="atoll-link-") as directory:
+        path = str(Path(directory, "link.sock"))
         executor = Executor(script, greeting, stays=stays)
         server = await asyncio.start_unix_server(executor.serve, path)
         settings = LinkSettings(read_timeout=timedelta(seconds=20))

@@ -159,12 +159,12 @@ class Fleet:
                 FleetNode(one.data_dir, "last", "--stop-sessions", **self._env).start().stop()
         self.redis.kill()
 
-    def command(self, *words: str, url: str | None = None) -> str:
+    def command(self, *arguments: str, url: str | None = None) -> str:
         """A command with the fleet's settings; what it prints."""
         own = {"ATOLL_DATA_DIR": str(self.nodes[0].data_dir)}
         if url is not None:
             own["ATOLL_URL"] = url
-        done = preloaded.run(*words, env=self._env | own)
+        done = preloaded.run(*arguments, env=self._env | own)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -191,9 +191,9 @@ class Cluster:
             list(threads.map(Member.start, [one for one in self.members if not one.up]))
         return self
 
-    def command(self, *words: str) -> str:
+    def command(self, *arguments: str) -> str:
         """A local command with the cluster's settings; what it prints."""
-        done = preloaded.run(*words, env={**self._env, "ATOLL_DATA_DIR": str(self.data_dir)})
+        done = preloaded.run(*arguments, env={**self._env, "ATOLL_DATA_DIR": str(self.data_dir)})
         assert done.returncode == 0, done.stderr
         return done.stdout
 

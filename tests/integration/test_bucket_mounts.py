@@ -61,14 +61,14 @@ def s3fs() -> None:
 def node(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("mounts")
+    directory = tmp_path_factory.mktemp("mounts")
     env = s3.environment(
         ATOLL_BLOB__URL="s3://atoll/mounts-test",
         ATOLL_POOL__SIZE="1",
         ATOLL_LOCAL__MOUNT_SCRATCH=str(128 * 2**20),
         ATOLL_LOCAL__MOUNT_MEMORY=str(MEMORY),
     )
-    with Server(place, **env) as server:
+    with Server(directory, **env) as server:
         yield server
     assert mounted(server) == []
     assert processes(server) == []

@@ -40,8 +40,8 @@ class EngineNode(FleetNode):
             for one in volumes
             if Label.WORKSPACE in (one["Labels"] or {})
         }
-        place = self.data_dir / "node" / "workspaces"
-        return kept | ({path.name for path in place.iterdir()} if place.is_dir() else set())
+        directory = self.data_dir / "node" / "workspaces"
+        return kept | ({path.name for path in directory.iterdir()} if directory.is_dir() else set())
 
 
 class Engines(Fleet):
@@ -80,9 +80,9 @@ def engines(image_archives: Archives, tmp_path: Path) -> Iterator[list[Dockerd]]
     with ExitStack() as stack:
         found = []
         for number, tls in enumerate((False, True)):
-            place = tmp_path / f"engine-{number}"
-            place.mkdir()
-            found.append(image_archives.load(stack.enter_context(Dockerd(place, tls=tls))))
+            directory = tmp_path / f"engine-{number}"
+            directory.mkdir()
+            found.append(image_archives.load(stack.enter_context(Dockerd(directory, tls=tls))))
         yield found
 
 
@@ -161,9 +161,9 @@ def test_sessions_continue_after_a_restart_of_their_only_engine(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     for number in (0, 1):
-        place = tmp_path / f"fleet-{number}"
-        place.mkdir()
-        with Engines(place, s3, engines[number : number + 1]) as nodes:
+        directory = tmp_path / f"fleet-{number}"
+        directory.mkdir()
+        with Engines(directory, s3, engines[number : number + 1]) as nodes:
             (alone,) = nodes.nodes
             session = nodes.create_on(alone, timeout=3600)
             sh(alone.api, session, "echo kept > file")

@@ -377,8 +377,8 @@ def test_labels_that_match_no_node_are_refused(pair: Pair) -> None:
 def test_the_next_node_is_used_when_one_is_full(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("full")
-    with Pair(place, ATOLL_NODE__MAX_SESSIONS="1") as pair:
+    directory = tmp_path_factory.mktemp("full")
+    with Pair(directory, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         a, b = pair.apis
         eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(a).values()))
         eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(b).values()))
@@ -396,8 +396,8 @@ def test_the_next_node_is_used_when_one_is_full(
 def test_a_suspended_node_delays_requests_only_briefly(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("still")
-    with Pair(place, ATOLL_NODE__PROBE_TIMEOUT="1") as pair:
+    directory = tmp_path_factory.mktemp("still")
+    with Pair(directory, ATOLL_NODE__PROBE_TIMEOUT="1") as pair:
         _, b = pair.apis
         session = pair.on(0)
         key = {"Idempotency-Key": uuid.uuid4().hex}
@@ -457,10 +457,10 @@ def test_a_killed_node_is_reported_as_unreachable(
 def test_a_session_with_files_in_the_blob_store_continues_on_another_node(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("archived")
-    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
+    directory = tmp_path_factory.mktemp("archived")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{directory.name}")
     # Probes wait so long that they move no stopped sessions.
-    with Pair(place, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
+    with Pair(directory, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
         a, b = pair.apis
         source = pair.on(0)
         a.put(source, "f", b"of a")
@@ -484,9 +484,9 @@ def test_a_session_with_files_in_the_blob_store_continues_on_another_node(
 def test_an_archived_session_of_a_full_node_starts_on_another(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("crowded")
-    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    with Pair(place, blobs=blobs, ATOLL_NODE__MAX_SESSIONS="1") as pair:
+    directory = tmp_path_factory.mktemp("crowded")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{directory.name}")
+    with Pair(directory, blobs=blobs, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         _, b = pair.apis
         session = b.create()["id"]
         first = pair.node_of(session)

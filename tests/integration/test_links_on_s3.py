@@ -20,10 +20,10 @@ MiB = 1024 * 1024
 
 @pytest.fixture
 def api(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Api]:
-    place = tmp_path / "data"
-    place.mkdir()
+    directory = tmp_path / "data"
+    directory.mkdir()
     env = own_s3.environment(ATOLL_POOL__SIZE="1")
-    with Server(place, **env) as server, server.client() as http:
+    with Server(directory, **env) as server, server.client() as http:
         yield Api(http)
 
 

@@ -22,9 +22,9 @@ SAVED = {"durability": "execution", "timeout": 3600}
 """Files changed by an execution are in the bucket before its result is returned."""
 
 
-def fleet(place: Path, s3: S3Server, **given: Any) -> Fleet:
+def fleet(place: Path, s3: S3Server, **options: Any) -> Fleet:
     blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    return Fleet(place, blobs=blobs, **given)
+    return Fleet(place, blobs=blobs, **options)
 
 
 def warnings(session: dict[str, Any]) -> set[str]:

@@ -140,11 +140,11 @@ class Environment:
 def environment(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    place = tmp_path_factory.mktemp("outage")
+    directory = tmp_path_factory.mktemp("outage")
     kind: type[DatabaseServer] = request.param
-    with kind(place) as database:
+    with kind(directory) as database:
         upgrade(database.url)
-        with Server(place, ATOLL_DATABASE_URL=database.url, **SETTINGS) as server:
+        with Server(directory, ATOLL_DATABASE_URL=database.url, **SETTINGS) as server:
             yield Environment(database, server)
 
 

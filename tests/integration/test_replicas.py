@@ -44,8 +44,8 @@ def new_database(kind: str, request: pytest.FixtureRequest) -> str | None:
 def any_database(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    place = tmp_path_factory.mktemp(f"replicas-{request.param}")
-    with Cluster(place, database_url=new_database(request.param, request)) as cluster:
+    directory = tmp_path_factory.mktemp(f"replicas-{request.param}")
+    with Cluster(directory, database_url=new_database(request.param, request)) as cluster:
         yield cluster
 
 
@@ -671,10 +671,10 @@ def test_a_secret_set_at_one_replica_applies_to_executions_of_the_other(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount images")
 def test_replicas_of_a_node_share_the_mounts_of_its_volumes(any_database: Cluster) -> None:
     first, second = any_database.apis
-    place = str(any_database.data_dir / "node" / "mounts")
+    directory = str(any_database.data_dir / "node" / "mounts")
 
     def mounted() -> int:
-        return Path("/proc/self/mountinfo").read_text().count(place)
+        return Path("/proc/self/mountinfo").read_text().count(directory)
 
     answer(first.http.post(f"{V1}/volumes", json={"id": "both", "size": "16Mi"}), 201)
     given = [{"volume_id": "both", "path": "/data/x", "read_only": False}]

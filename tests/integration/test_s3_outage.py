@@ -52,9 +52,9 @@ def handler(event):
 @pytest.fixture
 def restarted_s3(tmp_path: Path) -> Iterator[S3Server]:
     """Not that of other tests: it is killed."""
-    place = tmp_path / "s3"
-    place.mkdir()
-    with S3Server(place) as running:
+    directory = tmp_path / "s3"
+    directory.mkdir()
+    with S3Server(directory) as running:
         yield running
 
 

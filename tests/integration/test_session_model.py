@@ -352,8 +352,8 @@ def _unchanged(resources: Any) -> Any:
 
 
 async def live(given: list[Action], size: int) -> dict[str, int]:
-    with tempfile.TemporaryDirectory(prefix="atoll-model-") as place:
-        life = Life(Path(place))
+    with tempfile.TemporaryDirectory(prefix="atoll-model-") as directory:
+        life = Life(Path(directory))
         try:
             await life.world.start(size)
             for action in given:

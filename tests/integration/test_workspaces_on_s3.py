@@ -28,9 +28,9 @@ QUICK = {"ATOLL_WORKSPACE__DELAY": "0.1", "ATOLL_POOL__SIZE": "1"}
 
 @pytest.fixture
 def server(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Server]:
-    place = tmp_path / "data"
-    place.mkdir()
-    with Server(place, **own_s3.environment(**QUICK)) as running:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    with Server(directory, **own_s3.environment(**QUICK)) as running:
         yield running
 
 
@@ -70,10 +70,10 @@ def test_changes_by_executions_and_uploads_are_saved_automatically(
 def test_a_long_execution_is_saved_while_it_runs(
     bubblewrap: str, own_s3: S3Server, tmp_path: Path
 ) -> None:
-    place = tmp_path / "long"
-    place.mkdir()
+    directory = tmp_path / "long"
+    directory.mkdir()
     env = own_s3.environment(**QUICK, ATOLL_WORKSPACE__INTERVAL="1")
-    with Server(place, **env) as server, server.client() as http:
+    with Server(directory, **env) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
         execution = api.submit(session, "open('begun', 'w').write('1')\n" + until("go"))
@@ -97,10 +97,10 @@ def test_a_session_continues_from_files_saved_by_another_node(
         )
         nodes = []
         for name in ("one", "two"):
-            place = tmp_path / name
-            place.mkdir()
+            directory = tmp_path / name
+            directory.mkdir()
             labels = {"ATOLL_NODE__LABELS": json.dumps({"name": name})}
-            node = stack.enter_context(Server(place, **env, **labels))
+            node = stack.enter_context(Server(directory, **env, **labels))
             nodes.append(Api(stack.enter_context(node.client())))
         first, second = nodes
         session = first.create(durability="execution", node_labels={"name": "one"})["id"]

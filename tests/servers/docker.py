@@ -44,11 +44,11 @@ class Ended(NamedTuple):
     output: str
 
 
-def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
+def ask(engine: Path, method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an engine; the error of a failed one contains the engine's message."""
     transport = httpx.HTTPTransport(uds=str(engine), verify=False)
     with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
-        answer = client.request(method, f"{API}{path}", **given)
+        answer = client.request(method, f"{API}{path}", **options)
     if answer.is_error:
         raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
     return answer
@@ -185,8 +185,8 @@ class Dockerd:
         except httpx.HTTPError:
             return False
 
-    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
-        return ask(self.socket, method, path, **given)
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return ask(self.socket, method, path, **options)
 
     def import_image(self, archive: Path, reference: str, *changes: str) -> str:
         """Import a root file system; `changes` are lines of a Dockerfile. Returns the image id."""

@@ -62,7 +62,7 @@ class S3Server:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._ports['s3.port']}"
 
-    def settings(self, prefix: str = "", **given: Any) -> BlobSettings:
+    def settings(self, prefix: str = "", **options: Any) -> BlobSettings:
         """Where blobs are that this server keeps; `prefix` sets those of one test apart."""
         ready: dict[str, Any] = {
             "url": f"s3://{BUCKET}/{prefix}",
@@ -72,9 +72,9 @@ class S3Server:
             "connect_timeout": timedelta(seconds=1),
             "timeout": timedelta(seconds=10),
         }
-        return BlobSettings(**(ready | given))
+        return BlobSettings(**(ready | options))
 
-    def environment(self, **given: str) -> dict[str, str]:
+    def environment(self, **options: str) -> dict[str, str]:
         """The same for a server of Atoll."""
         ready = {
             "ATOLL_BLOB__URL": f"s3://{BUCKET}/atoll",
@@ -83,7 +83,7 @@ class S3Server:
             "ATOLL_BLOB__SECRET_ACCESS_KEY": SECRET_KEY,
             "ATOLL_BLOB__RETRY_AFTER": "0.5",
         }
-        return ready | given
+        return ready | options
 
     def store(self) -> S3Store:
         """The whole bucket, past Atoll."""

@@ -212,10 +212,10 @@ async def client(world: World) -> Client:
 
 
 async def interrupted_request(
-    world: World, client: Client, order: str = "hold", **given: Any
+    world: World, client: Client, order: str = "hold", **options: Any
 ) -> None:
     """A request whose work is broken off in the middle, as a crash does it."""
-    asked = asyncio.create_task(send_to(client.app, [b"body"], order, **given))
+    asked = asyncio.create_task(send_to(client.app, [b"body"], order, **options))
     await world.work.entered.wait()
     world.work.entered.clear()
     asked.cancel()

@@ -148,8 +148,8 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def spool_of(remote: Remote, tmp_path: Path, clock: ManualClock, **given: object) -> Spool:
-    settings = BlobSettings.model_validate(given)
+def spool_of(remote: Remote, tmp_path: Path, clock: ManualClock, **options: object) -> Spool:
+    settings = BlobSettings.model_validate(options)
     return Spool(remote, tmp_path / "spool", settings, clock, prefixes=KEPT)
 
 

@@ -33,8 +33,8 @@ def home() -> Iterator[Path]:
         yield home
 
 
-def doctor(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return unprivileged.run("-c", COMMAND.format(env=env, words=words), home=home)
+def doctor(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return unprivileged.run("-c", COMMAND.format(env=env, words=arguments), home=home)
 
 
 def unified(home: Path) -> Path:

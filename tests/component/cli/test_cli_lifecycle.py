@@ -129,13 +129,13 @@ def test_show_starts_with_the_state(atoll: Command, fake_server: FakeServer) -> 
     ]  # fmt: skip
 
 
-def session_info(**given: Any) -> SessionInfo:
+def session_info(**options: Any) -> SessionInfo:
     fields: dict[str, Any] = {
         "id": "s", "template_id": "t", "status": "running", "wanted": "running",
         "runtime_type": "local", "runtime_node": "local", "resources": Limits("1", "1", "1", 1),
         "timeout": 60, "created_at": NOON, "updated_at": NOON, "expires_at": NOON,
     }  # fmt: skip
-    return SessionInfo(**fields | given)
+    return SessionInfo(**fields | options)
 
 
 RESTING = {"status": "stopped", "expires_at": None, "rested_at": NOON}

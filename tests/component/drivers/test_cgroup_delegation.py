@@ -203,8 +203,8 @@ def test_the_real_busctl_accepts_the_request() -> None:
     for program in ("busctl", "dbus-daemon"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    with tempfile.TemporaryDirectory() as place:
-        address = f"unix:path={place}/bus"
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:path={directory}/bus"
         daemon = subprocess.Popen(
             ["dbus-daemon", "--session", "--nofork", f"--address={address}", "--print-address"],
             stdout=subprocess.PIPE,

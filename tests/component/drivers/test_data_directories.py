@@ -20,9 +20,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    place = tmp_path / "data"
-    place.mkdir()
-    return place
+    directory = tmp_path / "data"
+    directory.mkdir()
+    return directory
 
 
 def served(data_dir: Path) -> bool:

@@ -34,13 +34,15 @@ def run(place: Path, code: str) -> str:
 
 @pytest.mark.slow
 def test_a_copy_in_another_directory_uses_only_its_own_files(written: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(written, tmp_path / "elsewhere", symlinks=True)
+    directory = shutil.copytree(written, tmp_path / "elsewhere", symlinks=True)
     code = "import ctypes, select, socket, ssl, sys, zlib; print(sys.prefix, sys.executable)"
-    assert run(place, code) == f"{place} {place}/bin/python3\n"
-    seen = run(place, "import ssl\nfor line in open('/proc/self/maps'): print(line.split()[-1])")
+    assert run(directory, code) == f"{directory} {directory}/bin/python3\n"
+    seen = run(
+        directory, "import ssl\nfor line in open('/proc/self/maps'): print(line.split()[-1])"
+    )
     libraries = {line for line in seen.splitlines() if ".so" in line}
     assert libraries
-    assert all(line.startswith(str(place)) for line in libraries), libraries
+    assert all(line.startswith(str(directory)) for line in libraries), libraries
 
 
 def test_the_interpreter_is_written_once(written: Path) -> None:

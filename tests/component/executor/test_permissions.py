@@ -42,12 +42,12 @@ def at_the_next_chmod(act: Callable[[], None]) -> Iterator[None]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    place = tmp_path / "outside"
-    place.mkdir()
-    (place / "f").write_text("of the host")
-    place.chmod(0o711)
-    (place / "f").chmod(0o604)
-    return place
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    (directory / "f").write_text("of the host")
+    directory.chmod(0o711)
+    (directory / "f").chmod(0o604)
+    return directory
 
 
 def modes(outside: Path) -> tuple[int, int]:

@@ -153,12 +153,12 @@ class Environment:
             await self.nodes.report()
             await self.probe.once()
 
-    async def add(self, node_id: str, **given: Any) -> Session:
+    async def add(self, node_id: str, **options: Any) -> Session:
         session = make_session(
             runtime_node=node_id,
             template_version=1,
             expires_at=self.clock.now() + timedelta(hours=9),
-            **given,
+            **options,
         )
         await self.store.sessions.add(session)
         return session

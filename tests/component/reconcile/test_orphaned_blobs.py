@@ -306,9 +306,9 @@ async def test_a_turn_checks_a_few_pages_and_the_next_continues(
     blobs = LocalBlobs(tmp_path / "blobs")
     async with made(tmp_path, blobs) as environment:
         count = orphans.PAGES * PAGE_SIZE + 10
-        place = tmp_path / "blobs" / "workspaces"
+        folder = tmp_path / "blobs" / "workspaces"
         for _ in range(count // 10):
-            directory = place / ids.session_id() / "data"
+            directory = folder / ids.session_id() / "data"
             directory.mkdir(parents=True)
             for number in range(10):
                 (directory / digest(b"%d" % number)).touch()
@@ -316,7 +316,7 @@ async def test_a_turn_checks_a_few_pages_and_the_next_continues(
         await environment.leases.heartbeat()
 
         await environment.sweep.turn()
-        assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
+        assert sum(1 for path in folder.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
         await environment.sweep.turn()
         assert await environment.keys() == set()
         # All pages were checked: there is a pause now.

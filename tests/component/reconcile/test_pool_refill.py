@@ -163,8 +163,8 @@ class Environment:
 
 
 @asynccontextmanager
-async def environment(place: Path, **given: Any) -> AsyncIterator[Environment]:
-    settings, clock = Settings(data_dir=place, pool=PoolSettings(**given)), ManualClock()
+async def environment(place: Path, **options: Any) -> AsyncIterator[Environment]:
+    settings, clock = Settings(data_dir=place, pool=PoolSettings(**options)), ManualClock()
     node = Node(place, settings)
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database

@@ -25,8 +25,8 @@ def encrypted(tmp_path: Path) -> Iterator[FakeServer]:
         yield fake_server
 
 
-def refusal(url: str, **given: Any) -> str:
-    with Atoll(url, **given) as atoll, pytest.raises(Unauthenticated) as raised:
+def refusal(url: str, **options: Any) -> str:
+    with Atoll(url, **options) as atoll, pytest.raises(Unauthenticated) as raised:
         atoll.sessions.get("sess_1")
     return raised.value.message
 

@@ -84,9 +84,9 @@ async def settled() -> None:
 
 
 @asynccontextmanager
-async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Site]:
+async def site(place: Path, index_url: str, **options: object) -> AsyncIterator[Site]:
     settings = Settings.model_validate(
-        {"data_dir": place, "packages": {"index_url": index_url}, "template": given}
+        {"data_dir": place, "packages": {"index_url": index_url}, "template": options}
     )
     clock, tasks = ManualClock(), BackgroundTasks()
     url = f"sqlite:///{place / 'atoll.db'}"

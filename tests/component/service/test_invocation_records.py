@@ -47,8 +47,8 @@ async def with_session(place: Path) -> AsyncIterator[tuple[Parts, Invocations, S
         assert found.runner.count == 0
 
 
-async def failed(found: Parts, session: Session, **given: Any) -> Execution:
-    first = invoked(session_id=session.id, holder=OTHER, **given)
+async def failed(found: Parts, session: Session, **options: Any) -> Execution:
+    first = invoked(session_id=session.id, holder=OTHER, **options)
     await found.store.executions.add(first)
     return await found.store.executions.save(ended(first))
 

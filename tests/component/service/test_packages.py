@@ -72,8 +72,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(place: Path, index: Index, **given: Any) -> AsyncIterator[World]:
-    settings = Settings(data_dir=place, packages={"index_url": index.url, **given})
+async def world(place: Path, index: Index, **options: Any) -> AsyncIterator[World]:
+    settings = Settings(data_dir=place, packages={"index_url": index.url, **options})
     clock = ShiftedClock()
     coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
@@ -183,8 +183,8 @@ async def test_packages_are_installed_again_on_a_node_without_them(
         name = first.environment
         assert name is not None
         assert await found.driver.packages.use(name)
-        place = tmp_path / "b" / "node" / "packages" / name
-        assert "1.0" in (place / "one.py").read_text()
+        directory = tmp_path / "b" / "node" / "packages" / name
+        assert "1.0" in (directory / "one.py").read_text()
 
 
 async def test_all_parts_of_a_wheel_are_in_their_usual_directories(
@@ -207,8 +207,10 @@ async def test_all_parts_of_a_wheel_are_in_their_usual_directories(
         done = await found.install("with-parts")
         assert done.message is None
         assert done.environment is not None
-        place = found.driver.packages.directory / done.environment
-        there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+        directory = found.driver.packages.directory / done.environment
+        there = {
+            str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+        }
         assert there >= {
             "with_parts.py", "with_parts_more.py", "with_parts_data/__init__.py", "share/doc.txt",
             "include/with-parts/parts.h", "bin/tool.py", "bin/plain", "bin/say",
@@ -217,9 +219,9 @@ async def test_all_parts_of_a_wheel_are_in_their_usual_directories(
         assert not [path for path in there if ".data" in path]
         assert any(path.startswith("__pycache__/with_parts.") for path in there)
         for name in ("tool.py", "plain", "say"):
-            assert (place / "bin" / name).stat().st_mode & 0o777 == 0o755
-        assert "print('a tool')" in (place / "bin/tool.py").read_text()
-        assert "python" not in (place / "bin/tool.py").read_text().splitlines()[0].split("/")[0]
+            assert (directory / "bin" / name).stat().st_mode & 0o777 == 0o755
+        assert "print('a tool')" in (directory / "bin/tool.py").read_text()
+        assert "python" not in (directory / "bin/tool.py").read_text().splitlines()[0].split("/")[0]
 
 
 @pytest.mark.slow

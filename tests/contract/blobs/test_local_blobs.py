@@ -42,14 +42,14 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
 
 
 def kill_in_the_middle(directory: Path, known: set[str]) -> None:

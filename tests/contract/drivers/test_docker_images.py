@@ -284,11 +284,11 @@ async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
 
 
 def building(
-    environment: Environment, dockerfile: str, context: BuildFiles | None = None, **given: Any
+    environment: Environment, dockerfile: str, context: BuildFiles | None = None, **fields: Any
 ) -> Any:
     build = ImageBuild(dockerfile, "built", ImageInputs(files=context), fresh=False)
     options: dict[str, Any] = {"timeout": LONG, "on_output": environment.output.append}
-    return environment.templates.builder.build(build, **options | given)
+    return environment.templates.builder.build(build, **options | fields)
 
 
 async def test_a_dockerfile_is_built_with_its_build_files(environment: Environment) -> None:

@@ -407,16 +407,16 @@ async def test_code_that_ran_before_the_seal_cannot_keep_files_open_or_redirect_
 ) -> None:
     handle, link = await started(node.driver, spec())
     link.close()
-    place = node.data_dir / "node" / "instances" / handle.instance_id / "link"
-    place.chmod(0o777)
+    directory = node.data_dir / "node" / "instances" / handle.instance_id / "link"
+    directory.chmod(0o777)
     (await node.driver.connect(handle)).close()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "other"))
         other.listen()
         other.setblocking(False)
-        (place / "link.sock").rename(place / "kept")
-        (place / "link.sock").symlink_to(tmp_path / "other")
+        (directory / "link.sock").rename(directory / "kept")
+        (directory / "link.sock").symlink_to(tmp_path / "other")
         with pytest.raises(LinkLost, match="is not a socket"):
             await node.driver.connect(handle)
         with pytest.raises(BlockingIOError):

@@ -119,9 +119,9 @@ async def test_all_mounts_are_removed_when_instances_are_destroyed(node: Node) -
 
 def earlier(node: Node, name: str) -> Path:
     """A workspace in a directory, with the uid that all workspaces had."""
-    place = node.data_dir / "node" / "workspaces" / name
-    files, journal = place / "files", place / "journal"
-    for directory in (place, files, journal):
+    folder = node.data_dir / "node" / "workspaces" / name
+    files, journal = folder / "files", folder / "journal"
+    for directory in (folder, files, journal):
         directory.mkdir(mode=0o700)
     (files / "kept").write_text("from before")
     os.link(files / "kept", files / "again")
@@ -131,8 +131,8 @@ def earlier(node: Node, name: str) -> Path:
     for path in (files, *files.iterdir(), journal):
         os.chown(path, container_config.UID, container_config.UID)
     record = {"name": name, "kind": "directory", "uid": container_config.UID, "size": LIMITS.disk}
-    (place / "workspace.json").write_text(json.dumps(record))
-    return place
+    (folder / "workspace.json").write_text(json.dumps(record))
+    return folder
 
 
 CONTENT = """

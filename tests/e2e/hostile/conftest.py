@@ -87,9 +87,9 @@ def attackable(variant: str, home: Path, **settings: str) -> Iterator[Target]:
         yield from _attackable(RootServer, home, privileged=True, **settings)
         return
     unprivileged.require()
-    with unprivileged.directory() as place:
+    with unprivileged.directory() as directory:
         kind = unprivileged.UnprivilegedServer
-        yield from _attackable(kind, place, privileged=False, **settings)
+        yield from _attackable(kind, directory, privileged=False, **settings)
 
 
 def _attackable(

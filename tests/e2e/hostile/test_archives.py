@@ -38,8 +38,8 @@ def head(name: str, kind: bytes = b"0", size: int = 0, link: str = "") -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def file(name: str, content: bytes = b"x", **given: Any) -> bytes:
-    return head(name, size=len(content), **given) + content + bytes(-len(content) % BLOCK)
+def file(name: str, content: bytes = b"x", **options: Any) -> bytes:
+    return head(name, size=len(content), **options) + content + bytes(-len(content) % BLOCK)
 
 
 def pax(records: dict[str, str], kind: bytes = b"x") -> bytes:

@@ -51,7 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Site:
     """A node with one package on its mirror, which is to be installed."""
 
-    def __init__(self, place: Path, base: Path, **given: object) -> None:
+    def __init__(self, place: Path, base: Path, **options: object) -> None:
         (place / "mirror").mkdir()
         self.place = place
         self.base = base
@@ -62,7 +62,7 @@ class Site:
             "debian_suite": "./",
             "debian_unsigned": True,
             "disk": 64 * MiB,
-            **given,
+            **options,
         }
         self.layers = Layers(place / "layers", self.local, PackageSettings.model_validate(settings))
         program = seccomp.program()

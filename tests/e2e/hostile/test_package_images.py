@@ -54,8 +54,8 @@ def target(
     bubblewrap: str, index: Index, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
     """A server with the image of a victim."""
-    place = tmp_path_factory.mktemp("images")
-    with attackable(VARIANTS[0], place, ATOLL_PACKAGES__INDEX_URL=index.url) as found:
+    directory = tmp_path_factory.mktemp("images")
+    with attackable(VARIANTS[0], directory, ATOLL_PACKAGES__INDEX_URL=index.url) as found:
         found.client.timeout = 120
         (found.server.data_dir / "rootfs").mkdir(exist_ok=True)
         victim = build_rootfs(found.server.data_dir / "rootfs" / "victim")

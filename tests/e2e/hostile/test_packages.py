@@ -43,8 +43,8 @@ def building(
         "ATOLL_PACKAGES__DISK": str(64 * MiB),
         "ATOLL_PACKAGES__MEMORY": str(512 * MiB),
     }
-    place = tmp_path_factory.mktemp("building")
-    with attackable(request.param, place, **settings) as found:
+    directory = tmp_path_factory.mktemp("building")
+    with attackable(request.param, directory, **settings) as found:
         found.client.timeout = 120
         yield found
 

@@ -373,7 +373,7 @@ def test_a_session_can_be_deleted_while_code_runs(
     assert (result["status"], result["cause"]) == ("error", "user")
     assert result["stdout"] == "started\n"
     eventually(lambda: not (inside | {pid_1}) & set(processes()), "the end of all of them")
-    place = target.server.data_dir / "node"
-    eventually(lambda: not (place / "workspaces" / name).exists(), "the end of the workspace")
+    directory = target.server.data_dir / "node"
+    eventually(lambda: not (directory / "workspaces" / name).exists(), "the end of the workspace")
     again = target.client.post(f"{box.url}/execute", json={"code": "print(1)"})
     assert (again.status_code, again.json()["code"]) == (409, "session_ended")

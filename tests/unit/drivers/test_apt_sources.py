@@ -22,8 +22,8 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lines(base: Path, **given: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = apt_sources.sources_of(base, PackageSettings.model_validate(given))
+def lines(base: Path, **options: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = apt_sources.sources_of(base, PackageSettings.model_validate(options))
     return found.lines, found.addresses
 
 

@@ -303,10 +303,15 @@ def test_a_host_without_control_groups_reports_that(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_user_gets_the_highest_delegated_group(tmp_path: Path) -> None:
     session = tmp_path / "user.slice/user-1.slice/session.scope"
-    for place in (tmp_path, tmp_path / "user.slice", tmp_path / "user.slice/user-1.slice", session):
-        version_two(place)
-    for place in (tmp_path, tmp_path / "user.slice"):
-        (place / "cgroup.subtree_control").chmod(0o444)
+    for directory in (
+        tmp_path,
+        tmp_path / "user.slice",
+        tmp_path / "user.slice/user-1.slice",
+        session,
+    ):
+        version_two(directory)
+    for directory in (tmp_path, tmp_path / "user.slice"):
+        (directory / "cgroup.subtree_control").chmod(0o444)
     own = "0::/user.slice/user-1.slice/session.scope\n"
     groups = cgroups.find(tmp_path, "atoll", own)
     assert isinstance(groups, cgroups.CgroupV2)
@@ -316,8 +321,8 @@ def test_a_user_gets_the_highest_delegated_group(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_group_into_which_no_process_can_be_moved_is_not_delegated(tmp_path: Path) -> None:
     scope = tmp_path / "session.scope"
-    for place in (tmp_path, scope):
-        version_two(place)
+    for directory in (tmp_path, scope):
+        version_two(directory)
     (tmp_path / "cgroup.subtree_control").chmod(0o444)
     (scope / "cgroup.procs").chmod(0o444)
     assert cgroups.find(tmp_path, "atoll", "0::/session.scope\n").provides == frozenset()

@@ -20,12 +20,12 @@ DEMAND = PlacementRequest("python@2", RESOURCES)
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 64 * GIB, 0.5)
 
 
-def node(node_id: str = "a", **given: Any) -> Node:
-    return Node(node_id, "local", f"http://{node_id}", **{"metrics": IDLE, **given})
+def node(node_id: str = "a", **options: Any) -> Node:
+    return Node(node_id, "local", f"http://{node_id}", **{"metrics": IDLE, **options})
 
 
-def demand(**given: Any) -> PlacementRequest:
-    return replace(DEMAND, **given)
+def demand(**options: Any) -> PlacementRequest:
+    return replace(DEMAND, **options)
 
 
 @pytest.mark.parametrize(

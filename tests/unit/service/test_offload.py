@@ -100,12 +100,12 @@ def run_now(coroutine: Any) -> Any:
     return stopped.value.value
 
 
-def request_of_size(size: int, **given: Any) -> Request:
+def request_of_size(size: int, **options: Any) -> Request:
     """A request whose fields are so many bytes of JSON together."""
     fields: dict[str, Any] = dict.fromkeys(("code", "command", "event", "stdin", "args", "env"))
-    fields |= {"code": "", "event": {}, "args": (), "env": {}} | given
+    fields |= {"code": "", "event": {}, "args": (), "env": {}} | options
     bare = len(json.dumps(fields, separators=(",", ":")))
-    return Request(**({"event": {}} | given), code="x" * (size - bare))
+    return Request(**({"event": {}} | options), code="x" * (size - bare))
 
 
 everything = settings(
