@@ -4,7 +4,7 @@ Every setting, its default and its unit.
 Read once, in `app`, and handed down. A setting comes from its argument, else from the
 environment variable `ATOLL_<NAME>` (in a group: `ATOLL_<GROUP>__<NAME>`), else from the default
 here. A variable that begins with `ATOLL_` and names no setting is an error, so that a misspelt one
-is not ignored. What operators do not change is a constant of the module that uses it.
+is not ignored. A value that no operator would change is a constant in the module that uses it.
 """
 
 from __future__ import annotations

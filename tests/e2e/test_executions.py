@@ -304,9 +304,7 @@ def test_a_running_execution_is_cancelled(api: Api, session: str) -> None:
     assert api.run(session, "print(1)")["status"] == "success"
 
 
-def test_an_execution_that_ignores_the_asking_is_cancelled_all_the_same(
-    api: Api, session: str
-) -> None:
+def test_an_execution_that_ignores_sigterm_is_cancelled(api: Api, session: str) -> None:
     code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1)\ntime.sleep(1000)"
     execution_id = api.submit(session, code)
     next(name for _, name, _ in api.events(execution_id) if name == "stdout")
@@ -374,7 +372,7 @@ def test_events_of_an_ended_execution_are_replayed(api: Api, session: str) -> No
     assert (events[-1][1], events[-1][2]["exit_code"]) == ("result", 4)
 
 
-def test_a_listener_that_comes_back_misses_and_repeats_nothing(api: Api, session: str) -> None:
+def test_a_resumed_stream_misses_and_repeats_nothing(api: Api, session: str) -> None:
     code = "print('one')\n" + until("two") + "print('two')\n" + until("end") + "print('three')"
     execution_id = api.submit(session, code)
     last = next(number for number, name, _ in api.events(execution_id) if name == "stdout")

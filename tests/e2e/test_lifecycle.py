@@ -122,7 +122,7 @@ def test_a_request_starts_a_session_at_rest(api: Api, session: str, rest: str) -
     assert api.get(session)["status"] == "running"
 
 
-def test_to_stop_what_is_stopped_changes_nothing(api: Api, session: str) -> None:
+def test_stopping_a_stopped_session_changes_nothing(api: Api, session: str) -> None:
     first = do(api, session, "stop")
 
     assert do(api, session, "stop") == first

@@ -199,7 +199,7 @@ def test_a_dockerfile_is_refused(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_keeps_its_version_whatever_becomes_of_the_template(
+def test_a_session_keeps_its_template_version(
     server: Server, index: Index, make: Make, api: Api
 ) -> None:
     template_id = make(python_packages=["greet==1.0"])["id"]

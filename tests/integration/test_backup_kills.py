@@ -80,7 +80,7 @@ def save(server: Server, session_id: str, began: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "s3"])
-async def test_what_was_saved_last_survives_a_kill_at_any_point_of_the_next_save(
+async def test_the_last_checkpoint_survives_a_kill_during_the_next_one(
     bubblewrap: str, tmp_path: Path, request: pytest.FixtureRequest, where: str
 ) -> None:
     place = tmp_path / "data"

@@ -197,7 +197,7 @@ def test_a_console_is_opened_at_the_other_node(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_page_of_another_origin_is_refused_where_it_comes_to(pair: Pair) -> None:
+def test_a_page_of_another_origin_is_refused_by_the_first_node(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = begin(b, session, terminal=SHELL)

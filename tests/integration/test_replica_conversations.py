@@ -62,9 +62,7 @@ def test_a_listener_goes_from_replica_to_replica_and_misses_nothing(
         check_resumed(api, execution_id, told)
 
 
-def test_numbers_hold_when_the_replica_that_saw_to_it_is_killed(
-    cluster: Cluster, session: str
-) -> None:
+def test_event_numbers_survive_a_kill_of_the_replica(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, STEPWISE.format(steps=4), timeout=300)
     go(a, session, range(2))
@@ -190,9 +188,7 @@ def test_a_question_of_a_lost_replica_can_be_answered(cluster: Cluster, session:
     assert ended(b, execution_id)["stdout"] == "True 1 None\n"
 
 
-def test_a_question_is_left_to_others_by_a_replica_that_ends(
-    cluster: Cluster, session: str
-) -> None:
+def test_a_replica_that_shuts_down_hands_over_its_questions(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, ASK, timeout=300)
     waits(a, execution_id)

@@ -404,7 +404,7 @@ def test_a_replica_that_is_stopped_hands_over_at_once(cluster: Cluster, session:
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
-def test_what_runs_under_a_replica_that_goes_is_not_run_beside(
+def test_a_queued_execution_does_not_overlap_one_of_a_lost_replica(
     cluster: Cluster, session: str, way: signal.Signals
 ) -> None:
     """One waits at another replica, which gets the lease before anybody knows what still runs."""
@@ -468,7 +468,7 @@ def test_a_replica_that_follows_what_another_runs_is_stopped_at_once(
     assert ended(a, runs)["status"] == "success"
 
 
-def test_what_has_not_begun_when_redis_forgets_all_is_run(cluster: Cluster, session: str) -> None:
+def test_queued_executions_run_after_redis_lost_its_data(cluster: Cluster, session: str) -> None:
     a = cluster[0].api
     for member in cluster.members[1:]:
         member.stop()  # Else one of them may take it over, and cannot know that it has not begun.

@@ -72,7 +72,7 @@ async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: Wor
     assert (live.session.status, live.instance.id) == (SessionStatus.RUNNING, session.instance_id)
 
 
-async def test_what_comes_as_a_session_is_found_idle_is_run(
+async def test_an_execution_submitted_during_an_idle_stop_is_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = world.replicas[0].parts
@@ -95,7 +95,7 @@ async def test_what_comes_as_a_session_is_found_idle_is_run(
     assert (await parts.sessions.get(session.id)).instance_id == session.instance_id
 
 
-async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: World) -> None:
+async def test_a_queued_execution_restarts_a_session_stopped_as_idle(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, idle_timeout=3600)
     accepted = world.clock.now()
@@ -114,7 +114,7 @@ async def test_what_waits_when_a_session_is_found_idle_starts_it_again(world: Wo
 
 
 @pytest.mark.parametrize("verb", ["extend", "start"])
-async def test_what_is_given_more_time_at_the_last_moment_does_not_end(
+async def test_a_session_extended_at_the_last_moment_does_not_end(
     world: World, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     parts = world.replicas[0].parts

@@ -130,7 +130,7 @@ def test_a_bucket_and_a_prefix_in_it(url: str, place: tuple[str, str]) -> None:
     assert Settings.read(blob={"url": url}).blob.bucket_and_prefix == place
 
 
-def test_an_argument_goes_over_the_environment_and_none_is_no_argument(
+def test_an_argument_overrides_the_environment_unless_it_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ATOLL_PORT", "1234")

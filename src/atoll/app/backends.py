@@ -106,7 +106,10 @@ def _coordination(settings: Settings, cluster: str, clock: Clock) -> Coordinatio
 
 
 async def _announce_departure(coordination: Coordination) -> None:
-    """Tell other replicas that this one ends, so that they take over its executions at once."""
+    """
+    Notify other replicas that this one is shutting down, so that they take over its executions at
+    once.
+    """
     await coordination.shutdown()
     try:
         await coordination.notify(REPLICA_LEFT)

@@ -52,7 +52,7 @@ def open_driver(settings: Settings) -> Driver:
     """The driver that the settings name, which is still to be opened."""
     bucket = _bucket(settings.blob)
     if settings.driver == "docker":
-        # Its client takes time to import, which others need not spend.
+        # Imported here, because the Docker client takes time to import.
         from atoll.drivers.docker.driver import DockerDriver
 
         return DockerDriver(

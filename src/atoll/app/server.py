@@ -33,12 +33,12 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Sessions continue to run, unless `stop_sessions` is set."""
     uvicorn_server.check_exposure(settings)
     workers.check(settings)
-    # Secrets pass through its memory.
+    # A core file would contain secrets.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     raise_open_files()
     configure_logging(settings.log_level, as_json=settings.log_json)
     if settings.driver == "local":
-        # Before there are workers, which inherit the group.
+        # Before workers are forked, because they inherit the group.
         cgroup_delegation.acquire(settings.local, settings.data_dir / NODE_DIRECTORY)
     with uvicorn_server.listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from atoll.sdk.values import NodeInfo
 
 app = typer.Typer(
-    help="Nodes: machines, Docker engines and clusters that host instances.",
+    help="Nodes: machines and Docker engines that host instances.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -62,7 +62,7 @@ class Leases:
 
     @property
     def valid(self) -> bool:
-        """Whether this replica still counts as alive for others."""
+        """Whether other replicas still consider this one alive."""
         return self._clock.monotonic() < self._present_until
 
     def lease(
@@ -120,8 +120,8 @@ class Leases:
 
     def coordination_restored(self) -> None:
         """
-        The back-end is back, perhaps without its data: send a heartbeat at once, and give the other
-        replicas time to do the same before any of them counts as lost.
+        The back-end is available again, perhaps without its data: send a heartbeat at once, and
+        give the other replicas time to do the same before any of them counts as lost.
         """
         self._reliable_from = self._clock.monotonic() + self._presence * 2 / 3
         self._restored.set()
@@ -197,7 +197,7 @@ class Leases:
         try:
             await self._coordination.release(lease.key, lease.owner)
         except TemporaryError as error:
-            # Its work is done, and it expires.
+            # Ignored: the work is done, and the lease will expire.
             log.warning("lease.not_released", key=lease.key, error=error.message)
 
     def drop(self, lease: Lease) -> None:

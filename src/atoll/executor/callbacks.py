@@ -11,7 +11,7 @@ in the memory that PID 1 shares with the zygote and with user code. User code ca
 like any process of the namespace; the next request then starts a new one. The reporter refuses the
 sandbox's loopback address, because user code may listen there.
 
-A queued callback is a key and a function; its body is made when its turn comes.
+A queued callback is a key and a function; the body is built just before it is sent.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ContextProcess:
         self.ending = False
         self.exited = False
         self.problem: tuple[str, str] | None = None
-        """Code and message of why it did not start."""
+        """Error code and message if it did not start."""
         self.display: bytearray | None = None
         """The display that is being received; None if it is dropped."""
         self.display_size = 0
@@ -56,7 +56,7 @@ class ContextProcess:
                     if line.startswith(b"VmHWM:"):
                         peak = int(line.split()[1]) * 1024
         except (OSError, ValueError, IndexError):
-            pass  # It is just exiting.
+            pass  # It is exiting.
         return cpu, peak
 
 

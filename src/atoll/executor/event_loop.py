@@ -52,8 +52,8 @@ class Loop:
 
     def remove(self, fd: int) -> None:
         """
-        To be called before the descriptor is closed: a forked child that still has it keeps the
-        epoll entry alive.
+        Call this before the descriptor is closed: a forked child that still has it keeps the epoll
+        entry alive.
         """
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)

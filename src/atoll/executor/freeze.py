@@ -39,7 +39,7 @@ _STOP_PENDING = 1 << (signal.SIGSTOP - 1)
 
 
 class ProcessState:
-    """One process at the time of a look."""
+    """The state of one process at the time of a scan."""
 
     __slots__ = ("parent", "ran", "stopped", "waits")
 
@@ -54,7 +54,7 @@ class ProcessState:
 
 
 class Hold:
-    """A request to keep user code frozen. `end` returns whether it was, since `ready`."""
+    """A request to keep user code frozen. `end` returns whether it was frozen since `ready`."""
 
     def __init__(self, freezer: Freezer, ready: Callable[[bool], None], seconds: float) -> None:
         self._freezer = freezer
@@ -90,7 +90,7 @@ class Freezer:
         return bool(self._holds)
 
     def hold(self, ready: Callable[[bool], None], seconds: float) -> Hold:
-        """Freeze user code. `ready` is called with whether it worked, maybe before this returns."""
+        """Freeze user code. Calls `ready` with the result, possibly before this returns."""
         hold = Hold(self, ready, seconds)
         if os.getpid() != 1 or not _is_supported():
             hold.over = True

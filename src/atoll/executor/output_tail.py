@@ -30,7 +30,7 @@ class OutputTail:
             self._close()
 
     def close(self) -> None:
-        """Read what is there and close the pipe; `last` stays."""
+        """Read the remaining output and close the pipe; `last` stays available."""
         if self._fd >= 0:
             self._read()
         self._close()

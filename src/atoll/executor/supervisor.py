@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 READY = b"ready\n"
 EXIT_TERMINATED = 143
 SHUTDOWN_SECONDS = 8.0
-"""The longest that the executor waits at its end for runs to end and results to be sent."""
+"""Seconds that the executor waits at shutdown for runs to end and results to be sent."""
 SHUTDOWN_CHECK_INTERVAL = 0.02
 QUIET_CHECK_INTERVAL = 0.002
 CHANGING = frozenset({"write", "mkdir", "move", "remove", "chmod", "populate"})
@@ -300,7 +300,7 @@ class Supervisor(ZygoteObserver):
             try:
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # There is no other process.
+                pass  # No other process exists.
         stream.end({})
         checks = int(SHUTDOWN_SECONDS / QUIET_CHECK_INTERVAL)
         self._close_others_when_sent(stream.connection, checks)
@@ -344,7 +344,7 @@ class Supervisor(ZygoteObserver):
         self._loop.add(descriptor, READ, terminated)
 
     def _exit(self, status: int) -> None:
-        """End what runs, send how it ended, and exit."""
+        """End all runs, send their results, and exit."""
         if self._exiting:
             return
         self._exiting = True
@@ -370,7 +370,7 @@ class Supervisor(ZygoteObserver):
 
 def _exit_with_owner(owner: int) -> None:
     if not os.read(owner, 4096):
-        os._exit(0)  # The owner is gone, and no other process may use this instance.
+        os._exit(0)  # The owner has exited, and no other process may use this instance.
 
 
 def is_same_token(token: str, given: object) -> bool:

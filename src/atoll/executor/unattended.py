@@ -59,7 +59,7 @@ class Unattended:
             self._timer = None
 
     def disconnected(self) -> None:
-        """The last connection was closed, or there has been none yet."""
+        """Start to measure: the last connection was closed, or none was ever opened."""
         now = self._monotonic()
         self._allowed = self._limit
         if self._ends_at is not None:

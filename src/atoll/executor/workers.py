@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = {"work": 8, "watch": 16}
 """Workers of each kind at a time."""
 UNDO_SECONDS = 2.0
-"""For a worker whose stream is closed, to undo what is half done."""
+"""Seconds for a worker to undo unfinished work after its stream was closed."""
 MAX_MEMORY = 128 * 1024 * 1024
 """
 Bytes that a worker may use beyond what it is forked with. Where there are control groups, the

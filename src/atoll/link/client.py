@@ -74,7 +74,7 @@ class Link:
                     transport.close()
                     raise
         except TimeoutError:
-            raise LinkLost(f"The executor at {address} did not answer in {timeout}.") from None
+            raise LinkLost(f"The executor at {address} did not answer within {timeout}.") from None
         except OSError as error:
             raise LinkLost(f"The executor at {address} cannot be reached: {error}.") from error
         return cls(transport, settings)

@@ -80,7 +80,7 @@ class StdinClosed(RequestRefused):
 
 
 class QueueFull(RequestRefused):
-    """The run has not read what it was sent before."""
+    """The run has not read the messages that it received before."""
 
 
 class StdinFull(QueueFull):

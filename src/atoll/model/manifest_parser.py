@@ -96,7 +96,7 @@ def read_page(data: bytes) -> list[Entry]:
 def _entry(fields: Any) -> Entry:
     *known, parts = fields
     if len(known) != 8:
-        raise ValueError("an entry has more or fewer fields")
+        raise ValueError("an entry has the wrong number of fields")
     entry = parse_entry(known)
     if type(parts) is not list or len(parts) > MAX_PARTS or (parts and entry.kind != FILE):
         raise ValueError("an entry has too many parts, or is not a file and has parts")

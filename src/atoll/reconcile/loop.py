@@ -56,7 +56,7 @@ def raise_if_cancelled() -> None:
     """
     End a loop that survives errors if its task was cancelled. An error in a `finally`, such as an
     unavailable back-end, replaces the `CancelledError`, which is not raised again: without this
-    check the loop would continue, and a shutdown would wait for it for ever.
+    check the loop would continue, and a shutdown would wait for it forever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -1,4 +1,4 @@
-"""Nodes: the machines, Docker engines and clusters that host instances."""
+"""Nodes: the machines and Docker engines that host instances."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """
-A store that caches the sessions and executions that it read and wrote last. Reads always go to the
-database. While the database is unavailable, callers that accept a stale answer use
-`cached_sessions` and `cached_executions`. The caches are bounded in number, bytes and age.
+A store that caches the sessions and executions that it read and wrote last.
+
+Reads always go to the database. While the database is unavailable, callers that accept a stale
+answer use `cached_sessions` and `cached_executions`. The caches are bounded in number, bytes and
+age.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ async def test_nothing_else_can_be_asked_for(head: str) -> None:
         assert server.asked == []  # type: ignore[attr-defined]
 
 
-async def test_what_talks_something_else_is_left() -> None:
+async def test_data_that_is_not_http_gets_no_response() -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 

@@ -310,7 +310,7 @@ async def test_a_silent_index_is_reported(
         assert world.said == ["The package index does not answer (ReadTimeout)."]
 
 
-async def test_what_talks_something_else_is_left(index: Index, tmp_path: Path) -> None:
+async def test_data_that_is_not_http_gets_no_response(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
         writer.write(b"\x16\x03\x01 hello\r\n\r\n" + b"x" * 100_000)

@@ -231,14 +231,14 @@ async def test_an_error_about_credentials_does_not_show_them(s3: S3Server) -> No
     assert "InvalidAccessKeyId" in (await failure(unknown.put("a", b"1"))).message
 
 
-async def test_a_bucket_that_is_not_there_is_no_missing_object(s3: S3Server) -> None:
+async def test_a_missing_bucket_is_not_reported_as_a_missing_object(s3: S3Server) -> None:
     blobs = S3Blobs(s3.settings(url="s3://not-there"))
 
     for call in (blobs.get("a/b"), blobs.list("a/"), blobs.remove_all("a/")):
         assert "NoSuchBucket" in (await failure(call)).message
 
 
-async def test_nothing_that_can_be_shown_has_the_credentials(s3: S3Server) -> None:
+async def test_credentials_never_appear_in_representations_or_errors(s3: S3Server) -> None:
     settings = s3.settings("x")
     store = connect(settings)
 

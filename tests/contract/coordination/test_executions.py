@@ -167,7 +167,7 @@ async def test_cleaning_keeps_the_state_of_other_executions(ground: Ground) -> N
     assert await ground.a.window("s") == "f"
 
 
-async def test_shutdown_gives_back_all_leases_and_leaves_all_lines(ground: Ground) -> None:
+async def test_shutdown_releases_all_leases_and_leaves_all_queues(ground: Ground) -> None:
     for number in range(20):
         await ground.a.acquire(f"s{number}", "x")
     await ground.b.acquire("t", "y")

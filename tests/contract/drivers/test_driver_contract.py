@@ -380,7 +380,7 @@ async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
 
 
 @everywhere
-async def test_what_no_kernel_limit_holds_is_left_to_the_executor(node: Node) -> None:
+async def test_the_executor_enforces_limits_that_the_kernel_does_not(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     limits, watch = node.driver.limits.executor_limits(handle, LIMITS)
     provides = node.driver.capabilities.provides
@@ -431,7 +431,7 @@ print(open('first').read(), {os.stat(name).st_uid for name in ('.', 'new/file', 
     link.close()
 
 
-async def test_what_the_node_cannot_give_is_named_and_refused(node: Node) -> None:
+async def test_requirements_that_the_node_cannot_meet_are_refused(node: Node) -> None:
     capabilities = node.driver.capabilities
     assert capabilities.provides | set(capabilities.missing) == set(REQUIREMENTS)
     assert not capabilities.provides & set(capabilities.missing)

@@ -59,7 +59,7 @@ def running(driver: LocalDriver) -> set[int]:
         (errno.EIO, "instance_not_started"),
     ],
 )
-async def test_what_runs_already_when_a_start_fails_does_not_run_on(
+async def test_a_failed_start_leaves_no_process(
     bubblewrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
     # Without control groups, processes are found by their pids alone.
@@ -143,7 +143,7 @@ async def test_a_file_system_that_cannot_be_made_leaves_nothing(
         b'{"instance_id": "i", "driver": "local", "version": 1, "data": null}',
     ],
 )  # fmt: skip
-async def test_a_damaged_handle_is_as_good_as_none(
+async def test_a_damaged_handle_counts_as_missing(
     driver: LocalDriver, tmp_path: Path, text: bytes
 ) -> None:
     wanted = spec()

@@ -177,7 +177,7 @@ async def test_each_step_up_is_undone_by_its_step_down(database: Database) -> No
 
 
 @pytest.mark.parametrize("older", REVISIONS[:-1])
-async def test_what_an_older_version_stored_is_there_in_this_one(
+async def test_data_of_an_older_version_survives_the_migration(
     database: Database, tmp_path: Path, older: str
 ) -> None:
     session, template, key, instance = make_session(), make_template(), make_key(), make_instance()
@@ -374,7 +374,7 @@ async def test_a_foreign_table_is_not_changed(database: Database) -> None:
 
 
 @pytest.mark.parametrize("revision", ["0000", "nonsense", "+9"])
-async def test_a_revision_that_is_not_there_is_refused(database: Database, revision: str) -> None:
+async def test_an_unknown_revision_is_refused(database: Database, revision: str) -> None:
     with pytest.raises(InvalidRequest, match=f"to {re.escape(revision)}") as caught:
         await database.schema.upgrade(revision)
     assert caught.value.code == "unknown_revision"

@@ -66,7 +66,7 @@ async def test_replicas_that_ask_at_once_agree_on_the_secret(replicas: list[SqlS
     assert answers[0] != await replicas[0].cluster()
 
 
-async def test_a_key_that_replicas_add_at_once_is_there_once(replicas: list[SqlStore]) -> None:
+async def test_a_key_added_concurrently_by_replicas_exists_once(replicas: list[SqlStore]) -> None:
     keys = [make_key(digest=b"same".ljust(32)) for _ in range(15)]
 
     await asyncio.gather(*(replicas[n % len(replicas)].keys.add(key) for n, key in enumerate(keys)))
@@ -75,7 +75,7 @@ async def test_a_key_that_replicas_add_at_once_is_there_once(replicas: list[SqlS
 
 
 @pytest.mark.parametrize("expired", [False, True], ids=["new", "expired"])
-async def test_of_replicas_that_claim_a_request_at_once_one_has_it(
+async def test_one_of_several_concurrent_claims_of_a_request_succeeds(
     replicas: list[SqlStore], expired: bool
 ) -> None:
     def request(holder: str) -> KeyedRequest:

@@ -181,7 +181,7 @@ async def test_a_search_without_matches_returns_how_far_it_got(
     assert (await store.events.after(10)).through == 10
 
 
-async def test_what_is_old_goes_from_the_front_in_batches(store: Store) -> None:
+async def test_old_events_expire_from_the_start_in_batches(store: Store) -> None:
     ages = [0, 1, 9, 2, 3]
     await tell(store, *(event(at=at) for at in ages))
     await store.events.number()

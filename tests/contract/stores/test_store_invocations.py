@@ -104,7 +104,9 @@ async def test_executions_without_invocation_are_not_counted(store: Store) -> No
     assert len((await store.executions.page()).items) == 3
 
 
-async def test_of_many_that_would_be_the_first_of_an_invocation_one_is(store: Store) -> None:
+async def test_one_of_many_concurrent_first_executions_of_an_invocation_succeeds(
+    store: Store,
+) -> None:
     executions = [make_execution(invocation_id="inv_1") for _ in range(30)]
 
     answers = await asyncio.gather(*map(store.executions.add, executions), return_exceptions=True)
@@ -229,7 +231,7 @@ async def test_one_of_many_concurrent_next_executions_of_an_invocation_succeeds(
     assert await of_invocation(store, first.invocation_id) == (winner, superseded(first))
 
 
-async def test_an_end_and_another_execution_at_once_leave_what_one_order_would(
+async def test_a_concurrent_result_and_next_execution_are_serialized(
     store: Store,
 ) -> None:
     for _ in range(10):

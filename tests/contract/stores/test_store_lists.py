@@ -301,7 +301,7 @@ async def test_sessions_with_expired_timers_are_found_by_node(store: Store) -> N
     assert await store.sessions.timed_out(NOW, node_id="another", limit=2) == [elsewhere]
 
 
-async def test_sessions_that_are_not_what_is_wanted_are_found_by_node(store: Store) -> None:
+async def test_unsettled_sessions_are_found_by_node(store: Store) -> None:
     def wanting(wanted: Wanted, status: SessionStatus, at: float = 0, **more: Any) -> Any:
         return make_session(
             wanted=wanted, status=status, updated_at=NOW + timedelta(seconds=at), **more

@@ -267,7 +267,7 @@ CLOSERS = {
 
 
 @pytest.mark.parametrize("kind", CLOSERS)
-def test_code_that_takes_its_own_ground_away_has_a_result(shared: Box, kind: str) -> None:
+def test_code_that_breaks_its_own_interpreter_has_a_result(shared: Box, kind: str) -> None:
     code, expected = CLOSERS[kind]
     result = shared.run(code, timeout=2 if expected == "timeout" else 20)
     assert result["status"] == (expected or result["status"]), result

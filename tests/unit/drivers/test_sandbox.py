@@ -104,7 +104,7 @@ def test_what_is_in_memory_has_a_size() -> None:
             assert argv[index - 2] == "--size", argv[index + 1]
 
 
-def test_telling_parts_of_proc_are_covered_after_it_is_mounted() -> None:
+def test_parts_of_proc_that_reveal_the_host_are_covered() -> None:
     argv = arguments()
     proc = argv.index("--proc")
     assert argv.index("/proc/kcore") > proc

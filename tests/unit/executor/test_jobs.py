@@ -46,7 +46,7 @@ def test_the_descriptors_of_a_job_are_not_inherited(pair: Pair) -> None:
         os.close(fd)
 
 
-def test_what_is_no_word_of_a_spare_s_is_passed_over(pair: Pair) -> None:
+def test_an_invalid_message_of_a_spare_child_is_ignored(pair: Pair) -> None:
     ours, theirs = pair
     theirs.send(b"nonsense")
     theirs.send(jobs.TAKEN.pack(1, 2))

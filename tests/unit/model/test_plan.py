@@ -280,7 +280,7 @@ def test_there_is_something_to_do_from(fields: dict[str, Any], expected: datetim
     st.sampled_from([None, 1, 60, 10**9]),
     st.sampled_from([None, 1, 60, 10**9]),
 )
-def test_what_is_there_has_something_to_do_or_a_timer_or_is_kept_for_ever(
+def test_every_session_has_a_next_step_or_a_timer_or_is_kept_forever(
     status: SessionStatus,
     wanted: Wanted,
     idle: int | None,

@@ -168,9 +168,7 @@ def test_files_become_a_context_that_checks_the_server(
         ("sqlite://{0}/x", "sqlite:///"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_by_name_and_without_the_password(
-    rest: str, named: str
-) -> None:
+def test_an_invalid_url_is_refused_without_showing_the_password(rest: str, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         address(rest.format(SECRET))
 

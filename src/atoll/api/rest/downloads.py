@@ -122,4 +122,4 @@ class StreamedFile(StreamingResponse):
         try:
             await super().stream_response(send)
         except AtollError as error:
-            log.info("download.cut", code=error.code, error=error.message)
+            log.info("download.aborted", code=error.code, error=error.message)

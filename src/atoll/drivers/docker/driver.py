@@ -177,7 +177,7 @@ class DockerDriver:
             obstacle = await directory_obstacle(self._engine, scratch, self._node)
             chosen = "directories" if obstacle is None else "volumes"
             reason = obstacle or "the engine sees directories of this machine"
-        log.info("storage.chosen", storage=chosen, why=reason)
+        log.info("storage.selected", storage=chosen, why=reason)
         if chosen == "volumes":
             self._machine = MachineLoad(Path(self._engine.info["DockerRootDir"]))
             return VolumeStorage(self._engine, scratch, name, self._node, self._uids())
@@ -194,7 +194,7 @@ class DockerDriver:
         )
 
     def _uids(self) -> range:
-        """The users that workspaces in volumes get, as containers number them."""
+        """The uids of workspaces in volumes, as seen inside containers."""
         if self._engine.has_security_option("userns", "rootless"):
             return REMAPPED_UIDS
         return range(self._local.uid_base, self._local.uid_base + self._local.uid_count)
@@ -325,7 +325,7 @@ class DockerDriver:
             await self._containers.remove(instance_id)
             await self._storage.clear(instance_id)
         except AtollError as error:
-            # The next `ensure` or `destroy` removes it, which recovery calls.
+            # Recovery calls `ensure` or `destroy`, which removes it.
             log.warning("instance.not_removed", instance_id=instance_id, error=error.message)
 
     # Existing instances

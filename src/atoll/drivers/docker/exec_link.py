@@ -107,11 +107,11 @@ class ExecLinks:
             try:
                 running = await self._running()
             except TemporaryError as error:
-                log.info("relays.not_known", error=error.message)
+                log.info("relays.not_listed", error=error.message)
                 continue
             missing = {one for one, container in checked.items() if container not in running}
             for one in missing & missing_before:
-                log.info("relay.cut", container=checked[one])
+                log.info("relay.closed", container=checked[one])
                 one.abort()
             missing_before = missing
 

@@ -1,7 +1,7 @@
 """
 Labels of the containers, volumes and images that Atoll makes on an engine.
 
-They are stored with the engine: new names and values must be able to live beside the old ones.
+The engine stores them, so new names and values must be compatible with existing ones.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _socket_buffers(groups: cgroups.ControlGroups, fix: str) -> Check:
         kernel_memory.network_sockets()
         kernel_memory.unix_sockets()
     except OSError as error:
-        words = "limited by the kernel in part" if groups.limits_sockets else "not limited"
+        words = "partly limited by the kernel" if groups.limits_sockets else "not limited"
         detail = f"{words}; this kernel does not report them to the watcher ({error})"
         return Check(name, False, detail, "modprobe -a inet_diag tcp_diag udp_diag unix_diag")
     except kernel_memory.TooMany:

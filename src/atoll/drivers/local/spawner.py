@@ -142,7 +142,7 @@ class Spawner:
             self._reap()
         if not self._running:
             return
-        # Tells an owner in close() that the ephemeral instances have ended.
+        # Signals to an owner in close() that the ephemeral instances have ended.
         self._answer(outlives=True)
         self._control.close()
         ended: list[tuple[dict[str, Any], int]] = []

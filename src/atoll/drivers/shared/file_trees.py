@@ -23,7 +23,7 @@ from atoll.executor.files import removal
 MAX_DEPTH = 256
 """Directories in directories; each takes a descriptor while its own are counted."""
 BLOCK = 4096
-"""What a file or directory counts for at least."""
+"""The bytes that each file or directory counts at least."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -118,7 +118,7 @@ def map_owner(target: str, owner: int, uid: int) -> None:
             attributes = struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, users)
             size = ctypes.c_size_t(len(attributes))
             done = libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size)
-            check(done, f"giving {target} another owner")
+            check(done, f"mapping the owners of {target}")
             done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
             check(done, f"mounting on {target}")
         finally:
@@ -146,7 +146,7 @@ def _mapping(inside: int, outside: int) -> int:
     os.close(over)
     try:
         if not os.read(ready, 1):
-            raise OSError(errno.EPERM, "no user namespace can be made")
+            raise OSError(errno.EPERM, "cannot create a user namespace")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
                 file.write(f"{inside} {outside} 1\n0 0 1\n")

@@ -186,7 +186,8 @@ class WorkspaceFiles:
 
     @staticmethod
     def _record(place: Path, workspace: Workspace) -> None:
-        # Last and atomically: a workspace without a record is left of an interrupted call.
+        # Written last and atomically: a workspace without a record remains from an interrupted
+        # call.
         temporary = place / ".workspace.json"
         temporary.write_text(json.dumps(asdict(workspace)))
         temporary.replace(place / "workspace.json")

@@ -4,7 +4,7 @@ Finds the files that a run made or changed: its artifacts.
 A file's change time decides, which user code cannot set. It is as coarse as the kernel's tick, so
 files that were listed or uploaded in the tick before the start are remembered and left out unless
 they changed again. A workspace that is mounted from a bucket has times in whole seconds; there the
-same is done with the second before. There is one walk a run, of at most `MAX_WALK` entries.
+same is done with the second before. Each run causes one walk, of at most `MAX_WALK` entries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_WALK = 100_000
 MAX_DEPTH = 64
 MAX_LIST = 768 * 1024
-"""Bytes of JSON of a list, so that the complete result fits into one frame."""
+"""Maximum size of a list as JSON, in bytes, so that the result fits into one frame."""
 DIGEST = 64
 """Characters of a checksum, which is added later."""
 MAX_HASHED = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ SECOND_NS = 1_000_000_000
 
 
 def coarse_now() -> int:
-    """The clock that file times are taken from."""
+    """The current time of the clock that the kernel uses for file times."""
     return time.clock_gettime_ns(5)  # CLOCK_REALTIME_COARSE
 
 
@@ -52,7 +52,7 @@ class Scanner:
         self._recent: dict[str, Key] = {}
 
     def remember(self, path: str) -> None:
-        """Leave out a file that no run has changed, such as an upload."""
+        """Exclude a file that no run has changed, such as an upload."""
         try:
             status = os.lstat(os.path.join(self._root, path))
         except OSError:

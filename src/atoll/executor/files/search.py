@@ -1,7 +1,9 @@
 """
-Lists directory trees and searches the content of files. Runs in a worker, within a time limit. An
-answer contains what was found within the limit, and the position from which to continue. A pattern
-that takes too long on a single file is an error: a timer interrupts it.
+Lists directory trees and searches the content of files.
+
+Runs in a worker, within a time limit. An answer contains what was found within the limit, and the
+position from which to continue. A pattern that takes too long on a single file is an error: a timer
+interrupts it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MAX_LINE = 64 * 1024
 BINARY_CHECK = 8192
 """Bytes at the start of a file; one with a NUL among them is not searched."""
 MAX_SHOWN = 400
-"""Characters of a line in an answer."""
+"""Maximum length of a line in an answer, in characters."""
 
 
 def list_tree(workspace: Workspace, request: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_PAGE = 768 * 1024
 """Bytes of JSON of a list: it fits into one frame."""
 REMOVE_SECONDS = 5.0
-"""The longest that a removal may occupy PID 1."""
+"""Seconds that one removal may block PID 1 at most."""
 
 
 class Workspace:

@@ -294,7 +294,9 @@ def _input(job: dict[str, Any]) -> Any:
 
 
 def _reseed() -> None:
-    """Otherwise all forks would draw the same numbers from numpy's generator."""
+    """
+    Give each fork its own seed: otherwise all would draw the same numbers from numpy's generator.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

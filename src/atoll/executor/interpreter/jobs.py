@@ -54,7 +54,9 @@ def receive(
 
 
 def taken(jobs: _socket.socket) -> list[tuple[int, int]]:
-    """Numbers of the jobs that were taken since the last call, and the pids that took them."""
+    """
+    The jobs that were taken since the last call: the number of each, and the pid that took it.
+    """
     found: list[tuple[int, int]] = []
     while True:
         try:

@@ -52,7 +52,7 @@ def leave_home() -> Callable[[], None]:
     try:
         os.mkdir(place, 0o700)
     except OSError:
-        pass  # User code has filled /tmp: there is no home then.
+        pass  # User code has filled /tmp, so no home directory can be created.
     os.environ.update(dict.fromkeys(homes, place))
     os.chdir("/")
 

@@ -1,5 +1,5 @@
 """
-Runs the code of a context: with IPython if the interpreter has it, or else with `PlainShell`.
+Runs the code of a context: with IPython if the interpreter has it, otherwise with `PlainShell`.
 
 Both return the exception that the code raised, show the value of its last expression, and provide
 `display`.

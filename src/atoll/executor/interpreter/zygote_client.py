@@ -77,7 +77,7 @@ class ZygoteClient:
 
     def start(self) -> None:
         if self._starts >= MAX_STARTS:
-            # An instance that cannot run anything ends.
+            # The instance cannot run anything, so it exits.
             _explain_exit(self._output.last)
             os._exit(NO_ZYGOTE)
         self._starts += 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Entry = tuple[int, int, "bytes | bytearray"]
     Ended = tuple[str, dict[str, Any], list[tuple[int, int, bytes]]]
-    """Id, result and log of a run."""
+    """The id, the result and the log of a run."""
 
 COMPACT_ABOVE = 32 * 1024 * 1024
 """Size from which on a file is rewritten, if half of it or more is acknowledged."""

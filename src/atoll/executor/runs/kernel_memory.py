@@ -62,7 +62,7 @@ MESSAGE_MEMORY, SEMAPHORE_MEMORY = 64, 64
 
 
 class TooMany(Exception):
-    """There is more than one measurement counts."""
+    """More objects exist than one measurement counts."""
 
 
 class Descriptors:
@@ -278,7 +278,7 @@ def _in_use(name: str) -> list[int]:
         with open("/proc/net/%s" % name, "rb") as file:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
-        return []  # A kernel without IPv6.
+        return []  # The kernel has no IPv6.
     protocols = {b"TCP:": _TCP, b"TCP6:": _TCP, b"UDP:": _UDP, b"UDP6:": _UDP}
     found = []
     for line in lines:

@@ -37,7 +37,7 @@ MEMORY_DIRECTORIES = ("/tmp", "/dev/shm")  # noqa: S108 - the instance's own
 MAX_WALK = 200_000
 INODE_MEMORY = 1024
 SPARE_DISK = 256 * 1024
-"""Bytes that a run in a full workspace may add: its program, a file of its shell."""
+"""Bytes that a run in a full workspace may add, for example for a temporary file of its shell."""
 BLOCK = 4096
 ADDRESS_SPACE_PER_TABLE_BYTE = 512
 """The least address space that one byte of page tables maps."""
@@ -225,7 +225,7 @@ class LimitWatch:
         if reason == "memory" and self._memory:
             from . import kernel_memory
 
-            # Otherwise the next run would be ended for what this one left.
+            # Otherwise the next run would be ended because of memory that this one left behind.
             kernel_memory.remove_system_v()
 
 

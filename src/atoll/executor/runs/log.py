@@ -30,7 +30,7 @@ MANY_ENTRIES = 4096
 """From this number of entries on the wait is longer still: each entry has a cost."""
 
 RING_DELAY = 0.02
-"""The wait of a terminal that was just sent something; short, because keys are echoed."""
+"""The wait on a terminal that has just received output; short, because keys are echoed."""
 QUIET_AFTER = 0.05
 RING_ENTRIES = 8192
 """Entries of a ring."""
@@ -105,7 +105,7 @@ class Log:
     def _wait(self) -> float:
         """Seconds to wait for more output."""
         if self._ring is not None:
-            # Somebody may be typing and must see the echo at once.
+            # Keys are echoed, and the echo must be visible at once.
             quiet = time.monotonic() - self._sent_at > QUIET_AFTER
             return LAZY_DELAY if quiet else RING_DELAY
         seconds = min(LAZY_DELAY * (1 + self.last / 256), MAX_BATCH_DELAY)

@@ -135,12 +135,12 @@ class Pipes:
         return bool(self._outputs) and self._outputs[-1].fd < 0
 
     def taken(self) -> None:
-        """A process has the other ends; they are not opened again."""
+        """Record that a process has the other ends, so that they are not opened again."""
         self._taken = True
         self._input.clear()
 
     def watch(self) -> None:
-        """From now on, read output and write input in the loop."""
+        """Start to read output and write input on the event loop."""
         self._watched = True
         for pipe in self._outputs:
             if pipe.fd >= 0:

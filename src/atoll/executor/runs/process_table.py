@@ -1,7 +1,8 @@
 """
-Maps processes to runs, and kills processes that belong to no run. A process that escaped from its
-run's tree becomes a child of PID 1: a stray. If a run exits normally, its strays may continue in
-the background; if it was ended, they are killed.
+Maps processes to runs, and kills processes that belong to no run.
+
+A process that escaped from its run's tree becomes a child of PID 1: a stray. If a run exits
+normally, its strays may continue in the background; if it was ended, they are killed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ProcessTable:
         self._own = own_processes
         """Children of PID 1 that do not run user code."""
         self.leaders: dict[int, Run] = {}
-        """The first process of each run that has one of its own."""
+        """The first process of each run outside of contexts."""
         self.contexts: dict[int, Run | None] = {}
         """Processes of contexts, with the run that each executes now."""
         self.background: dict[int, str] = {}

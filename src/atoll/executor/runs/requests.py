@@ -43,7 +43,7 @@ class RunRequests:
         stream.connection.close_stream(stream.number)
 
     def _started(self, request: dict[str, Any]) -> Run:
-        """The run, which must be active and on its way to a process."""
+        """The run; raises an error unless it is active and was handed to a process."""
         run = active_run(self._runs, request["id"])
         if run.parked:
             raise _not_active(run.id)
@@ -102,7 +102,7 @@ def known_run(runs: Runs, run_id: str) -> Run:
 
 
 def active_run(runs: Runs, run_id: str) -> Run:
-    """The run, which must not have ended and must not be ending."""
+    """The run; raises an error if it has ended or is being ended."""
     run = known_run(runs, run_id)
     if not run.accepts_requests:
         raise _not_active(run_id)

@@ -35,7 +35,7 @@ class Run:
         """The start by the clock of file times."""
         self.start_clock()
         self.reason: str | None = None
-        """Why the supervisor ended it, if it did."""
+        """The reason if the supervisor ended it; None otherwise."""
         self.exited = False
         """Whether its process has exited. After that its outcome does not change."""
         self.result: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class Run:
         self.kill_timer: Timer | None = None
         self.heartbeat: Timer | None = None
         self.stop_in_context: Callable[[str, float], None] | None = None
-        """Ends it where it runs in a context, whose process outlives it."""
+        """Ends a run in a context, whose process continues to exist."""
         self.on_end: list[Callable[[], None]] = []
         """Called once, when it is being ended or has ended."""
 
@@ -68,7 +68,7 @@ class Run:
                 timer.cancel()
 
     def make_result(self, status: int, usage: dict[str, float]) -> dict[str, Any]:
-        """The result as far as the exit status of its process tells."""
+        """The part of the result that follows from the exit status of its process."""
         signalled = os.WIFSIGNALED(status)
         return {
             "exit_code": None if signalled else os.WEXITSTATUS(status),

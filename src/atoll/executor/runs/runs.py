@@ -38,7 +38,7 @@ DEFAULT_HEARTBEAT = 5.0
 UNPARK_DELAY = 0.05
 TAKEN_CHECK_INTERVAL = 0.1
 MAX_LOST_ZYGOTES = 5
-"""Zygotes that may die with a run that has not begun."""
+"""Zygotes that may die while a run waits to begin; one more fails the run."""
 UNTAKEN_GRACE = 1.0
 """Time for a process to take a run that is to be ended."""
 SIGNAL_DELAY = 0.01
@@ -311,7 +311,10 @@ class Runs(ZygoteObserver):
     # End
 
     def end(self, run: Run, reason: str, grace: float) -> None:
-        """End all processes of a run, after SIGTERM and `grace` seconds. The first reason stays."""
+        """
+        Send SIGTERM to all processes of a run, and kill them after `grace` seconds. The first
+        reason is kept.
+        """
         if not run.accepts_requests:
             return
         self._zygote.poll_taken()
@@ -397,7 +400,7 @@ class Runs(ZygoteObserver):
         try:
             kernel_memory.remove_system_v()
         except OSError:
-            pass  # A kernel that has none, such as gVisor.
+            pass  # The kernel does not support them; gVisor, for example.
 
     def _settle(self, run: Run) -> None:
         """Make the result known."""
@@ -408,7 +411,7 @@ class Runs(ZygoteObserver):
         run.stop_in_context = None
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
-            # Before any client learns of it: this process may end right after. A run that a
+            # Before the result is sent, because this process may exit right after. A run that a
             # shutdown ended is not journaled: its result must not be taken for the run's own end.
             self._journal.append(run.id, run.result, run.log.numbered())
             self._callbacks.run_ended(run)

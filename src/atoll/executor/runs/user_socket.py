@@ -31,7 +31,7 @@ ACCEPT_INTERVAL = 0.1
 """At most `MAX_ACCEPTED` connections are accepted in this time: PID 1 has other work."""
 MAX_REQUEST = 96 * 1024
 IO_TIMEOUT = 10.0
-"""For a client to send its request, and to read the reply."""
+"""Seconds for a client to send its request, and to read the reply."""
 
 
 class Peer:

@@ -126,7 +126,10 @@ def _variable(name: str, words: str) -> str:
 
 
 def _talk(request: dict[str, Any], patience: float) -> Generator[Any, float, None]:
-    """Send a request and yield the replies; `send` sets how long to wait for the next one."""
+    """
+    Send a request and yield the replies; send a value to the generator to set how long to wait for
+    the next one.
+    """
     import json
     import struct
 

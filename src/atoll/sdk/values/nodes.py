@@ -20,7 +20,7 @@ class DrainInfo:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node: a machine, a Docker engine or a cluster that hosts instances."""
+    """A node: a machine or a Docker engine that hosts instances."""
 
     id: str
     type: str

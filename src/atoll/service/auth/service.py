@@ -63,7 +63,7 @@ class ApiKeys:
         return await self.adopt(name, scope, secret), secret
 
     async def adopt(self, name: str, scope: Scope, secret: str) -> Key:
-        """Make a key of a given secret; does nothing if it is a key."""
+        """Store a given secret as a key; does nothing if it is one already."""
         key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
         await self._store.keys.add(key)
         self._invalidate()

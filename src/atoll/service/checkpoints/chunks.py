@@ -79,8 +79,8 @@ class ChunkStore:
         self._known: set[str] = set()
         self._read: OrderedDict[str, asyncio.Future[bytes]] = OrderedDict()
 
-    def know(self, names: Iterable[str]) -> None:
-        """These objects exist."""
+    def add_known(self, names: Iterable[str]) -> None:
+        """Record that these objects exist."""
         self._known.update(names)
 
     async def put(self, name: str, data: bytes) -> None:

@@ -161,7 +161,7 @@ class Checkpoints:
             except BlobsUnavailable as error:
                 # The store cannot be read, but writes are spooled on the node's disk: store
                 # everything once. The next checkpoint can be based on that.
-                log.info("checkpoint.anew", session_id=session_id, error=error.message)
+                log.info("checkpoint.complete_copy", session_id=session_id, error=error.message)
             objects = ChunkStore(self._blobs, session_id)
         writer = CheckpointWriter(link, objects, None)
         await writer.run()
@@ -297,7 +297,7 @@ class Checkpoints:
         try:
             return await self.verify(session_id)
         except PermanentError as error:
-            log.warning("checkpoint.anew", session_id=session_id, error=error.message)
+            log.warning("checkpoint.complete_copy", session_id=session_id, error=error.message)
         await self.take(session_id, link, empty=True)
         return await self.verify(session_id)
 

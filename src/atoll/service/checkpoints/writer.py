@@ -92,8 +92,8 @@ class CheckpointWriter:
 
     async def run(self) -> None:
         if self._before is not None:
-            self._objects.know(self._before.objects)
-            self._objects.know(name for _, name in self._before.pages)
+            self._objects.add_known(self._before.objects)
+            self._objects.add_known(name for _, name in self._before.pages)
         writer = PageWriter()
         window: list[tuple[Entry, Entry | None]] = []
         text = size = 0

@@ -201,7 +201,7 @@ class Attempts:
             request = await self._requests.make(connection, execution)
         except PermanentError as error:
             return outcome_of_missing(error)
-        # The last moment: a replica that was given up must not send anything.
+        # Check at the last moment: a replica that is considered lost must not send anything.
         lease.check()
         if losses < self._leases.losses:
             raise ReplicaWasLost(f"Another replica may own execution {run.id}.")

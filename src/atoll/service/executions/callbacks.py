@@ -1,5 +1,6 @@
 """
-Stores results that executors post to the callback address, besides sending them over their link.
+Stores results that executors post to the callback address, in addition to sending them over the
+link.
 
 Such a result is stored like one of the link, by compare-and-set, once. The replica that owns the
 execution then finds it stored, and takes it. A report about an ended execution changes nothing. An
@@ -37,7 +38,7 @@ log = structlog.get_logger(__name__)
 Entry = tuple[int, int, bytes]
 """Sequence number, channel and bytes."""
 MAX_CONFLICTS = 5
-"""Writes of others to the record, after which the executor has to report again."""
+"""Concurrent writes to the record after which the executor must report again."""
 
 
 class ExecutorCallbacks:

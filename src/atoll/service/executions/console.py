@@ -224,7 +224,7 @@ class Console:
             await self._items.put(ended)
         except AtollError as error:
             await self._items.put(error)
-        except Exception as error:  # The client must not wait for ever.
+        except Exception as error:  # The client must not wait forever.
             log.error("console.internal_error", execution_id=self._execution.id, exc_info=error)
             await self._items.put(
                 AtollError("Internal error. See the server log.", code="internal_error")

@@ -260,7 +260,7 @@ class EventLog:
 
     @property
     def end(self) -> int:
-        """How many events there were, dropped ones too."""
+        """Number of events so far, including dropped ones."""
         return self._dropped + len(self._events)
 
     def since(self, position: int) -> tuple[int, list[StreamEvent]]:

@@ -177,7 +177,7 @@ class Run:
         try:
             yield
         except asyncio.CancelledError:
-            # Any other cancellation goes on.
+            # Any other cancellation propagates.
             if not self._interrupted or task.uncancel() > before:
                 raise
             raise Interrupted from None

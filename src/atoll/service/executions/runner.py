@@ -324,7 +324,7 @@ class Runner(SessionObserver):
                         await self._make_attempt(run, capacity, losses)
                         dispatches += 1
                         if dispatches > IMMEDIATE_DISPATCHES and not run.finished:
-                            # A hostile image can refuse for ever, and must not keep this busy.
+                            # A hostile image can refuse forever, and must not cause a busy loop.
                             await backoff.pause()
                     except LeaseLost as error:
                         if isinstance(error, ReplicaWasLost):

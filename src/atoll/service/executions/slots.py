@@ -42,7 +42,7 @@ class Slot:
         return self._queue.position(self)
 
     async def wait(self) -> None:
-        """Until the slot is granted, or given up."""
+        """Wait until the slot is granted or given up."""
         await self._granted
 
     def grant(self, number: int) -> None:

@@ -1,7 +1,8 @@
 """
-Assigns a new instance to a session: records it, or removes it if the record is refused. No other
-module does this: it serves sessions that are created, started or recovered, with a ready instance
-of the pool or a new one.
+Assigns a new instance to a session: records it, or removes it if the record is refused.
+
+No other module does this: it serves sessions that are created, started or recovered, with a ready
+instance of the pool or a new one.
 """
 
 from __future__ import annotations

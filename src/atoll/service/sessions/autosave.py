@@ -1,9 +1,10 @@
 """
-Decides when checkpoints of sessions are taken. With a remote blob store: shortly after an execution
-has ended or a file was written, regularly while code runs for long, and when the session ends.
-If blobs are on the node's own disk, a copy next to the workspace protects from nothing: then a
-checkpoint is taken on request (`checkpoint_requests.py`), and at the end of a session whose files
-may still be requested.
+Decides when checkpoints of sessions are taken.
+
+With a remote blob store: shortly after an execution has ended or a file was written, regularly
+while code runs for long, and when the session ends. If blobs are on the node's own disk, a copy
+next to the workspace protects from nothing: then a checkpoint is taken on request
+(`checkpoint_requests.py`), and at the end of a session whose files may still be requested.
 
 A session with durability `execution` gets one before each result is committed. A failed checkpoint
 does not fail the execution: the session has a warning until one succeeds.
@@ -48,7 +49,7 @@ BLOBS_UNAVAILABLE = (
 CHECKPOINT_TIMEOUT = 7200.0
 """Seconds that one checkpoint may take."""
 WARNING_SWEEP = 5.0
-"""Seconds between two looks for warnings that no longer hold."""
+"""Seconds between two checks for warnings that no longer apply."""
 MAX_ATTEMPTS = 5
 """Attempts to write a warning to a session that others write at the same time."""
 
@@ -198,7 +199,7 @@ class Autosave(SessionObserver):
                 self._warning_read.add(session_id)
                 if any(warning.code == NOT_SAVED for warning in connection.session.warnings):
                     self._warned.add(session_id)
-            # On the node's disk it is safe from a crash, and moves on from there when possible.
+            # On the node's disk it survives a crash, and is uploaded from there later.
             home = await self._checkpoints.is_synced(session_id)
             await self._warn(session_id, None if home else BLOBS_UNAVAILABLE)
         return taken
@@ -286,7 +287,7 @@ class Autosave(SessionObserver):
     async def _checkpoint_instance(self, session_id: str, instance: Instance) -> None:
         link = await self._driver.connect(instance.handle)
         try:
-            # The session is over: its code must not run on during a long checkpoint.
+            # The session has ended: its code must not continue during a long checkpoint.
             with contextlib.suppress(ExecutorError):  # The executor is older than this request.
                 await link.call("quiet")
             await self._take(session_id, link)

@@ -170,7 +170,10 @@ class Connections(SessionObserver):
         return connection
 
     def _announce_end(self, session: Session, link: Link) -> None:
-        """Let the executor end its instance in time even if no replica is left by then."""
+        """
+        Report the session's end to the executor, so that it ends its instance in time even if no
+        replica is running then.
+        """
         link.announce_end(max(0.0, (session.expires_at - self._clock.now()).total_seconds()))
 
     # Changed sessions

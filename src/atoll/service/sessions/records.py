@@ -142,7 +142,7 @@ class SessionRecords:
         return session
 
     async def end_by_id(self, session_id: str, status: SessionStatus, cause: Cause) -> Session:
-        """End a session in any state; one that has ended stays as it is."""
+        """End a session in any state; an ended session is not changed."""
         while True:
             session = await self.get(session_id)
             if session.status.ended:

@@ -240,7 +240,7 @@ class Transitions(SessionObserver):
         await self._archiver.archive(session)
 
     async def _heal(self, session: Session) -> None:
-        """Give a session in `error` the status of what really exists, and go on from there."""
+        """Set the status of a session in `error` to what really exists, and continue from there."""
         instance = await self._instances.of(session)
         state = State.GONE
         if instance is not None:

@@ -1,6 +1,7 @@
 """
-Records the wanted state of a session, and waits until the session reaches it. The request is stored
-in the record, so the state is reached eventually, whatever fails meanwhile.
+Records the wanted state of a session, and waits until the session reaches it.
+
+The request is stored in the record, so the state is reached eventually, whatever fails meanwhile.
 """
 
 from __future__ import annotations

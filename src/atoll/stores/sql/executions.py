@@ -115,7 +115,8 @@ class SqlExecutions:
         row, before = MAPPER.row(execution), {"id": previous.id, "version": previous.version}
 
         def write(connection: Connection) -> None:
-            # First, so that those who race wait here for each other and cannot deadlock.
+            # This statement comes first, so that concurrent writers wait for each other here and
+            # cannot deadlock.
             compare_and_set(connection, _SUPERSEDE, before, "Execution")
             insert(connection, MAPPER.insert, row, "Execution")
             add_event(connection, event)

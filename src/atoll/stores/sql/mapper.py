@@ -109,7 +109,7 @@ class Mapper(Generic[E]):
         self._get: Convert = itemgetter(*self._fields.values())
         written = {*self._paths, *self._special.columns, rest}
         self.columns = tuple(name for name in table.columns if name in written)
-        """Those that `row` fills."""
+        """The columns that `row` fills."""
         self.row: Callable[[E], Values] = self.part(self.columns)
 
     def _add(self, column: Column, field: FieldInfo) -> None:

@@ -127,7 +127,7 @@ class _Exchange:
             if not self.response_started:
                 raise NodeNotReached(_text_of(error), may_have_started=True) from error
             # The client sees a response that ends too early: its status is sent already.
-            log.warning("peer.broke_off", node_id=self._node.id, error=_text_of(error))
+            log.warning("peer.response_aborted", node_id=self._node.id, error=_text_of(error))
             return None
         finally:
             await response.aclose()

@@ -5,8 +5,8 @@ The first request with a key claims it in the store for this replica, and its re
 before the client receives it. The same request again gets that response, from whichever replica; a
 different request with the key is refused. Keys are separate for each API key.
 
-The claim of a lost replica is taken over, and the request is served again with the same seed: what
-it creates has the same ids, so nothing is created twice. The seed differs from one claim of a key
+Another replica takes over the claim of a lost one, and serves the request again with the same seed:
+new objects get the same ids, so nothing is created twice. The seed differs from one claim of a key
 to the next: a request that is repeated after a refusal, or after the record has expired, creates
 new ids.
 

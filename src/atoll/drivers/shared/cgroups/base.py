@@ -79,8 +79,9 @@ class ControlGroups(Protocol):
 
     def freeze(self, name: str, seconds: float) -> bool:
         """
-        Freeze all processes of the instance, also those that are being forked. False, and they
-        run on, if that takes longer than `seconds` or another process thaws them meanwhile.
+        Freeze all processes of the instance, including those that are being forked. Returns False,
+        and lets them continue, if that takes longer than `seconds` or another process thaws them
+        meanwhile.
         """
 
     def thaw(self, name: str) -> None:

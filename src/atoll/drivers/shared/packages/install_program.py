@@ -72,7 +72,7 @@ def carry_out(order: dict[str, Any], to_gateway: Connect) -> dict[str, Any]:
     return describe(order) if order["kind"] == "describe" else install(order, to_gateway)
 
 
-# What the interpreter has
+# Describing the interpreter
 
 
 def describe(order: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def normalised(name: str) -> str:
 
 
 def relay(to_gateway: Connect) -> int:
-    """The port at which the gateway is reached."""
+    """Relay connections to the gateway; returns the local port."""
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_accept, args=(listener, to_gateway), daemon=True).start()
     port: int = listener.getsockname()[1]
@@ -118,7 +118,7 @@ def _accept(listener: socket.socket, to_gateway: Connect) -> None:
 
 
 def connect(client: socket.socket) -> None:
-    """To the socket that is bound into the sandbox."""
+    """Connect to the socket that is bound into the sandbox."""
     gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         gateway.connect(GATEWAY)

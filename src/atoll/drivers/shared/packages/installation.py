@@ -48,7 +48,7 @@ class InstallOutput:
 
 @contextlib.contextmanager
 def start_errors() -> Iterator[None]:
-    """Translate errors of the node, which a retry may not meet."""
+    """Translate errors of the node into a temporary error, because a retry may succeed."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:

@@ -134,7 +134,7 @@ def read_record(content: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _written_anew(archive: zipfile.ZipFile, path: str, python: str) -> bytes | None:
-    """A script whose first line names the interpreter of where it is installed."""
+    """A script with a new first line, which names the interpreter of the environment."""
     with archive.open(path) as file:
         first = file.readline(200)
     if not first.startswith(b"#!python"):

@@ -256,7 +256,7 @@ def _volume_errors(name: str) -> Iterator[None]:
     except (OSError, subprocess.SubprocessError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         # The error has paths of this node, which are not for clients.
-        log.warning("place.failed", name=name, error=str(error))
+        log.warning("volume.failed", name=name, error=str(error))
         words = error.strerror if isinstance(error, OSError) else None
         message = f"{name}: {words or type(error).__name__}."
         if full:

@@ -1,8 +1,8 @@
 """
 Translates errors of SQLAlchemy and the database drivers into Atoll's.
 
-An error that makes the database unavailable also says what happened to the transaction, because
-that decides how it is retried: see the subclasses of `DatabaseUnavailable`.
+The class of an error that makes the database unavailable also shows what happened to the
+transaction, which decides how it is retried: see the subclasses of `DatabaseUnavailable`.
 """
 
 from __future__ import annotations
