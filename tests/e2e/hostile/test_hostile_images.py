@@ -191,7 +191,7 @@ def test_no_container_is_left_of_an_image_that_does_not_start(
     """All at once: each is given the time in which an executor has to start."""
     cases = {
         **{(kind, "mute"): "did not answer" for kind in ENGINES},
-        ("docker", "silent"): "did not answer",
+        ("docker", "silent"): "was not ready",
         ("docker", "loud"): "bytes before it was ready",
     }
     servers = {kind: engines(kind) for kind in ENGINES}
