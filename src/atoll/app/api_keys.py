@@ -13,7 +13,7 @@ from atoll import ids
 from atoll.app.data_directory import make_data_dir
 from atoll.app.stores import open_store
 from atoll.clock import SystemClock
-from atoll.model.key import Scope, digest
+from atoll.model.api_key import Scope, digest
 from atoll.service.auth.service import ApiKeys
 
 if TYPE_CHECKING:

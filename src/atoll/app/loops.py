@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.app import leftovers
+from atoll.app import removed_data_directories
 from atoll.reconcile.builds import BuildReconciler
 from atoll.reconcile.checkpoints import CheckpointSweep
 from atoll.reconcile.drains import DrainReconciler
@@ -187,7 +187,7 @@ class Loops:
 
 async def _remove_leftovers(settings: Settings) -> None:
     try:
-        found = await leftovers.collect(settings)
+        found = await removed_data_directories.collect(settings)
     except OSError as error:
         log.warning("leftovers.not_collected", error=str(error))
         return

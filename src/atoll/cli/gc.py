@@ -32,12 +32,12 @@ def gc(
     chosen = settings(data_dir=data_dir)
     import asyncio
 
-    from atoll.app import leftovers, server
+    from atoll.app import removed_data_directories, server
     from atoll.app.logs import configure_logging
 
     configure_logging("warning", as_json=False)
     ended = asyncio.run(server.stop_sessions(chosen)) if stop_sessions and not dry_run else 0
-    found = asyncio.run(leftovers.collect(chosen, dry_run=dry_run))
+    found = asyncio.run(removed_data_directories.collect(chosen, dry_run=dry_run))
     if ended and not json:
         output.line(f"Ended {ended} running session(s).")
     if json:

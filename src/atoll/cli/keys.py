@@ -7,7 +7,7 @@ import typer
 from atoll.cli import output
 from atoll.cli.options import DataDir, Json, command_group, settings
 from atoll.errors import NotFound
-from atoll.model.key import Key, Scope
+from atoll.model.api_key import ApiKey, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,7 +55,7 @@ def rm(
     output.result({"removed": [key_id]}, output.removed, json=json)
 
 
-def _shown(key: Key) -> dict[str, object]:
+def _shown(key: ApiKey) -> dict[str, object]:
     """The key's fields without the digest."""
     return {"id": key.id, "name": key.name, "scope": key.scope, "created_at": key.created_at}
 

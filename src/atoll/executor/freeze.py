@@ -54,9 +54,9 @@ class ProcessState:
 
 
 class Hold:
-    """A request to keep user code frozen. `end` returns whether it was frozen since `ready`."""
+    """A request to keep user code frozen. `end` returns whether it was since `ready`."""
 
-    def __init__(self, freezer: Freezer, ready: Callable[[bool], None], seconds: float) -> None:
+    def __init__(self, freezer: Freezer, ready: Callable[[], None], seconds: float) -> None:
         self._freezer = freezer
         self._ready = ready
         self.seconds = seconds
@@ -67,7 +67,7 @@ class Hold:
     def reached(self, good: bool) -> None:
         self.good = good
         if not self.over:
-            self._ready(good)
+            self._ready()
 
     def end(self) -> bool:
         if not self.over:
@@ -89,12 +89,15 @@ class Freezer:
     def wanted(self) -> bool:
         return bool(self._holds)
 
-    def hold(self, ready: Callable[[bool], None], seconds: float) -> Hold:
-        """Freeze user code. Calls `ready` with the result, possibly before this returns."""
+    def hold(self, ready: Callable[[], None], seconds: float) -> Hold:
+        """
+        Freeze user code. `ready` is called when it is frozen or cannot be, maybe before this
+        returns.
+        """
         hold = Hold(self, ready, seconds)
         if os.getpid() != 1 or not _is_supported():
             hold.over = True
-            ready(False)
+            ready()
             return hold
         self._holds.append(hold)
         if self._frozen is not None:

@@ -31,24 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """
-    Which values of a field users may ask for, in its annotation. For readers: the schemas of the
-    API check requests.
-    """
-
-    minimum: float | None = None
-    maximum: float | None = None
-    """Of a number; inclusive, as `minimum`."""
-    max_length: int | None = None
-    """Of a collection, in items."""
-
-
-@dataclass(frozen=True, slots=True)
 class FieldInfo:
     name: str
     type: Any
-    """The resolved type, without `Annotated`."""
+    """The resolved type."""
     make_default: Callable[[], Any] | None
     """None if the field is required."""
 

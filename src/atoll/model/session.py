@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 
-from atoll.model.fields import Bounds
 from atoll.model.install import Install
 from atoll.model.resources import Resources
 from atoll.model.volume import VolumeMount
@@ -152,15 +150,13 @@ class Session:
     runtime_type: str
     runtime_node: str
     resources: Resources
-    timeout: Annotated[int, Bounds(minimum=1)]
+    timeout: int
     """Lifetime in seconds, counted from its last start."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
     """When its lifetime ends; has no meaning while it is stopped or archived."""
-    env_vars: Annotated[dict[str, str], Bounds(max_length=MAX_ENV_VARS)] = field(
-        default_factory=dict
-    )
+    env_vars: dict[str, str] = field(default_factory=dict)
     """Environment variables of all code in the session."""
     instance_id: str | None = None
     workspace: str | None = None
@@ -170,7 +166,7 @@ class Session:
     """Why it ended or failed."""
     message: str | None = None
     """The cause in words."""
-    capacity: Annotated[int, Bounds(minimum=1)] = 1
+    capacity: int = 1
     """How many executions may run at the same time."""
     template_version: int = 1
     """The version of its template, which it keeps when the template changes."""
@@ -178,7 +174,7 @@ class Session:
     """Its own Python packages; null if none were requested."""
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     """Encrypted environment variables, by name."""
-    volumes: Annotated[tuple[VolumeMount, ...], Bounds(max_length=MAX_VOLUMES)] = ()
+    volumes: tuple[VolumeMount, ...] = ()
     workspace_mode: WorkspaceMode = WorkspaceMode.SYNC
     """Where its files are: `sync` or `mount`."""
     durability: Durability = Durability.BACKGROUND
@@ -189,19 +185,17 @@ class Session:
     """
     Problems that do not stop the session, for example files that are not in the blob store yet.
     """
-    labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     """Names and values chosen by its user."""
-    node_labels: Annotated[dict[str, str], Bounds(max_length=MAX_LABELS)] = field(
-        default_factory=dict
-    )
+    node_labels: dict[str, str] = field(default_factory=dict)
     """Labels that its node must have."""
     auto_start: bool = True
     """Whether a request that needs it starts it when it is paused, stopped or archived."""
-    idle_timeout: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    idle_timeout: int | None = None
     """Seconds without a request after which it is stopped; never if null."""
-    archive_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    archive_after: int | None = None
     """Seconds that it stays stopped before it is archived; never if null."""
-    delete_after: Annotated[int | None, Bounds(minimum=1, maximum=MAX_TIMER)] = None
+    delete_after: int | None = None
     """Seconds that it stays stopped or archived before it is terminated; never if null."""
     active_at: datetime | None = None
     """The time of its last request, stored at intervals and not for each request."""

@@ -90,7 +90,7 @@ class InstanceMaker:
         prefix: str | None = None,
     ) -> ReadyInstance:
         """
-        Start an instance, record it and connect to it. After a failure nothing of it is left.
+        Start an instance, record it and connect to it. A failure leaves nothing behind.
 
         An instance for a session is recorded as the session's own from the beginning: a replica
         that finds it after a crash must not mistake it for an instance of the pool.

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from atoll.model.api_key import ApiKey
     from atoll.model.checkpoint import Checkpoint
     from atoll.model.event import Event, FeedPage, FeedRange
     from atoll.model.execution import Execution, ExecutionStatus
     from atoll.model.idempotency_record import IdempotencyRecord
     from atoll.model.instance import Instance
-    from atoll.model.key import Key
     from atoll.model.node import Drain, Node, NodeHealth
     from atoll.model.page import Page
     from atoll.model.session import Holding, Session, SessionStatus
@@ -218,11 +218,11 @@ class Templates(Protocol):
     async def page(self, *, cursor: str | None = None, limit: int = 50) -> Page[Template]: ...
 
 
-class Keys(Protocol):
-    async def add(self, key: Key) -> None:
+class ApiKeys(Protocol):
+    async def add(self, key: ApiKey) -> None:
         """Does nothing if there is a key with the same digest."""
 
-    async def all(self) -> list[Key]: ...
+    async def all(self) -> list[ApiKey]: ...
 
     async def remove(self, key_id: str) -> bool:
         """Returns whether the key existed."""
@@ -381,7 +381,7 @@ class Store(Protocol):
     executions: Executions
     instances: Instances
     templates: Templates
-    keys: Keys
+    api_keys: ApiKeys
     idempotency_records: IdempotencyRecords
     checkpoints: Checkpoints
     volumes: Volumes

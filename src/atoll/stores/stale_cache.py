@@ -144,7 +144,7 @@ class CachingStore:
         )
         self.instances = store.instances
         self.templates = store.templates
-        self.keys = store.keys
+        self.api_keys = store.api_keys
         self.idempotency_records = store.idempotency_records
         self.checkpoints = store.checkpoints
         self.volumes = store.volumes

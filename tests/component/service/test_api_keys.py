@@ -10,7 +10,7 @@ import pytest
 
 from atoll import ids
 from atoll.errors import TemporaryError
-from atoll.model.key import Key, Scope
+from atoll.model.api_key import ApiKey, Scope
 from atoll.service.auth import service as module
 from atoll.service.auth.service import REFRESH_SECONDS, ApiKeys
 from atoll.settings import DatabaseSettings, RecallSettings, SqliteSettings
@@ -30,7 +30,7 @@ class Slow:
     """The keys of a real store, of a database that answers when it is let."""
 
     def __init__(self, store: SqlStore) -> None:
-        self._keys = store.keys
+        self._keys = store.api_keys
         self.reads = 0
         self.asked = asyncio.Event()
         self.answers = asyncio.Event()
@@ -42,14 +42,14 @@ class Slow:
         self.answers = asyncio.Event()
         return self.answers
 
-    async def all(self) -> list[Key]:
+    async def all(self) -> list[ApiKey]:
         self.reads += 1
         found, answers = await self._keys.all(), self.answers
         self.asked.set()
         await answers.wait()
         return found
 
-    async def add(self, key: Key) -> None:
+    async def add(self, key: ApiKey) -> None:
         await self._keys.add(key)
 
     async def remove(self, key_id: str) -> bool:
@@ -60,13 +60,13 @@ class Environment:
     def __init__(self, store: SqlStore) -> None:
         self.store = store
         self.clock = ManualClock()
-        self.database = store.keys = Slow(store)
+        self.database = store.api_keys = Slow(store)
         self.keys = self.another()
 
     def another(self) -> ApiKeys:
         return ApiKeys(self.store, self.clock, RecallSettings(ttl=TTL))
 
-    async def made(self) -> tuple[Key, str]:
+    async def made(self) -> tuple[ApiKey, str]:
         """A key that was found once."""
         key, secret = await self.keys.create("a", Scope.FULL)
         assert await self.keys.find(secret) == key

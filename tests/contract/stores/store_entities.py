@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from atoll import ids
+from atoll.model.api_key import ApiKey, Scope
 from atoll.model.checkpoint import Checkpoint, CheckpointRef
 from atoll.model.execution import (
     Artifact,
@@ -26,7 +27,6 @@ from atoll.model.execution import (
 from atoll.model.image import ImageInfo, Registry
 from atoll.model.install import Dependency, Install, InstallStatus
 from atoll.model.instance import Handle, Instance
-from atoll.model.key import Key, Scope
 from atoll.model.resources import Resources
 from atoll.model.session import (
     Cause,
@@ -150,7 +150,7 @@ def make_template(**options: Any) -> Template:
     return Template(**(fields | options))
 
 
-def make_key(**options: Any) -> Key:
+def make_key(**options: Any) -> ApiKey:
     id = options.pop("id", None) or ids.key_id()
     fields: dict[str, Any] = {
         "id": id,
@@ -159,7 +159,7 @@ def make_key(**options: Any) -> Key:
         "scope": Scope.FULL,
         "created_at": NOW,
     }
-    return Key(**(fields | options))
+    return ApiKey(**(fields | options))
 
 
 def make_checkpoint(**options: Any) -> Checkpoint:

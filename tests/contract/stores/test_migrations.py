@@ -188,7 +188,7 @@ async def test_data_of_an_older_version_survives_the_migration(
     await store.open()
     await store.sessions.add(session)
     await store.templates.add(template)
-    await store.keys.add(key)
+    await store.api_keys.add(key)
     await store.instances.add(instance)
     await store.executions.add(make_execution(session_id=session.id))
     await store.executions.add(execution)
@@ -216,7 +216,7 @@ async def test_data_of_an_older_version_survives_the_migration(
     try:
         assert await upgraded.sessions.get(session.id) == session
         assert await upgraded.templates.get(template.id) == template
-        assert await upgraded.keys.all() == [key]
+        assert await upgraded.api_keys.all() == [key]
         assert await upgraded.instances.all() == [instance]
         assert await upgraded.executions.get(execution.id) == execution
     finally:

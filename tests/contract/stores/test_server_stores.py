@@ -69,9 +69,11 @@ async def test_concurrent_replicas_agree_on_the_secret(replicas: list[SqlStore])
 async def test_a_key_added_concurrently_by_replicas_exists_once(replicas: list[SqlStore]) -> None:
     keys = [make_key(digest=b"same".ljust(32)) for _ in range(15)]
 
-    await asyncio.gather(*(replicas[n % len(replicas)].keys.add(key) for n, key in enumerate(keys)))
+    await asyncio.gather(
+        *(replicas[n % len(replicas)].api_keys.add(key) for n, key in enumerate(keys))
+    )
 
-    assert len(await replicas[0].keys.all()) == 1
+    assert len(await replicas[0].api_keys.all()) == 1
 
 
 @pytest.mark.parametrize("expired", [False, True], ids=["new", "expired"])

@@ -18,9 +18,9 @@ from . import store_entities as make
 from .store_entities import NOW, ODD_BYTES, ODD_TEXT, shared
 
 if TYPE_CHECKING:
+    from atoll.model.api_key import ApiKey
     from atoll.model.execution import Execution
     from atoll.model.instance import Instance
-    from atoll.model.key import Key
     from atoll.model.session import Session
     from atoll.model.template import Template
     from atoll.stores.base import Store
@@ -126,12 +126,12 @@ async def test_ready_instances_of_other_replicas_are_counted(store: Store) -> No
 
 @shared
 @given(key=make.keys)
-async def test_a_key_is_stored_unchanged(store: Store, key: Key) -> None:
-    await store.keys.add(key)
+async def test_a_key_is_stored_unchanged(store: Store, key: ApiKey) -> None:
+    await store.api_keys.add(key)
     try:
-        assert await store.keys.all() == [key]
+        assert await store.api_keys.all() == [key]
     finally:
-        await store.keys.remove(key.id)
+        await store.api_keys.remove(key.id)
 
 
 async def test_unusual_text_and_bytes_are_stored_unchanged(store: Store) -> None:
@@ -231,7 +231,7 @@ async def test_adding_an_existing_id_is_refused_and_changes_nothing(store: Store
     await store.executions.add(execution)
     await store.templates.add(template)
     await store.instances.add(instance)
-    await store.keys.add(key)
+    await store.api_keys.add(key)
 
     with pytest.raises(Conflict, match=session.id):
         await store.sessions.add(replace(session, timeout=1))
@@ -242,40 +242,40 @@ async def test_adding_an_existing_id_is_refused_and_changes_nothing(store: Store
     with pytest.raises(Conflict, match=instance.id):
         await store.instances.add(replace(instance, node_id="other"))
     with pytest.raises(Conflict, match=key.id):
-        await store.keys.add(replace(key, digest=b"other"))
+        await store.api_keys.add(replace(key, digest=b"other"))
 
     assert await store.sessions.get(session.id) == session
     assert await store.executions.get(execution.id) == execution
     assert await store.templates.get(template.id) == template
     assert await store.instances.get(instance.id) == instance
-    assert await store.keys.all() == [key]
+    assert await store.api_keys.all() == [key]
 
 
 async def test_adding_a_key_with_a_known_digest_does_nothing(store: Store) -> None:
     key = make.make_key(name="first")
-    await store.keys.add(key)
+    await store.api_keys.add(key)
 
-    await store.keys.add(make.make_key(name="second", digest=key.digest))
+    await store.api_keys.add(make.make_key(name="second", digest=key.digest))
 
-    assert await store.keys.all() == [key]
+    assert await store.api_keys.all() == [key]
 
 
 async def test_remove_returns_whether_it_existed(store: Store) -> None:
     template, instance, key = make.make_template(), make.make_instance(), make.make_key()
     await store.templates.add(template)
     await store.instances.add(instance)
-    await store.keys.add(key)
+    await store.api_keys.add(key)
 
     assert await store.templates.remove(template.id) is True
     assert await store.templates.remove(template.id) is False
-    assert await store.keys.remove(key.id) is True
-    assert await store.keys.remove(key.id) is False
+    assert await store.api_keys.remove(key.id) is True
+    assert await store.api_keys.remove(key.id) is False
     await store.instances.remove(instance.id)
     await store.instances.remove(instance.id)
 
     assert await store.templates.get(template.id) is None
     assert await store.instances.all() == []
-    assert await store.keys.all() == []
+    assert await store.api_keys.all() == []
 
 
 async def test_an_id_with_invalid_text_is_refused(store: Store) -> None:

@@ -28,7 +28,7 @@ def control():
 def number():
     import gc
     for item in gc.get_objects():
-        if type(item).__name__ == "Kernel":
+        if type(item).__name__ == "ContextInterpreter":
             return item._number
 def show(payload):
     link.send(b"s" + struct.pack("!QQ", here, len(payload)))

@@ -9,12 +9,12 @@ from enum import StrEnum
 import pytest
 
 from atoll.stores.sql import (
+    api_keys,
     checkpoints,
     events,
     executions,
     idempotency_records,
     instances,
-    keys,
     nodes,
     sessions,
     tables,
@@ -31,7 +31,7 @@ MICROS = 1_772_366_400_123_456
 MAPPERS = [
     module.MAPPER
     for module in (
-        checkpoints, events, executions, idempotency_records, instances, keys, nodes,
+        checkpoints, events, executions, idempotency_records, instances, api_keys, nodes,
         sessions, templates, volumes, webhooks,
     )
 ]  # fmt: skip

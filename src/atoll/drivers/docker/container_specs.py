@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
-from atoll.drivers.docker.container_config import BaseImage, ContainerSpec
+from atoll.drivers.docker.container_config import USER_OOM_SCORE, BaseImage, ContainerSpec
 from atoll.drivers.docker.errors import InterpreterMissing
-from atoll.drivers.docker.executor_config import ExecutorConfig
 from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
+from atoll.drivers.shared.executor_bundle import SOCKET
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -21,6 +22,35 @@ if TYPE_CHECKING:
     from atoll.model.instance import InstanceSpec
     from atoll.model.template import Template
     from atoll.settings import DockerSettings
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """What an executor reads as one line of JSON from its standard input."""
+
+    token: str
+    listen: str
+    """Path of its socket; the name of an abstract socket begins with a NUL."""
+    peer: int | None
+    """User of the processes in the container that may connect; null if none may."""
+    journal: tuple[str, ...]
+    preload: tuple[str, ...]
+    """Modules that the zygote imports."""
+    packages: str
+    """Path of the template's package environment, or empty."""
+    ephemeral: bool
+    """End with this connection to the standard input."""
+    unattended: float | None
+    """Seconds without a link after which it ends; null for never."""
+    seccomp: str
+    """Filter program in hexadecimal; empty for none."""
+    hooks: bool = True
+    """Run start-up code of packages (`.pth` files and `sitecustomize`)."""
+    inside: str = SOCKET
+    oom_score: int = USER_OOM_SCORE
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 @dataclass(frozen=True)

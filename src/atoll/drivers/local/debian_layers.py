@@ -148,7 +148,11 @@ class Layers:
             await asyncio.to_thread(self._prepare, directory)
             host.groups.make(name, self._resources())
             proxy = AptProxy(sources.addresses)
-            request = self._request(host, directory, base, below, layer, sources, timeout)
+            request = {
+                **self._request(host, directory, base, below, sources),
+                "packages": list(layer.packages),
+                "copy_timeout": timeout.total_seconds(),
+            }
             try:
                 async with asyncio.timeout(timeout.total_seconds()):
                     status, output = await self._run(host, name, request, proxy, on_output)
@@ -182,9 +186,7 @@ class Layers:
         directory: Path,
         base: str,
         below: Sequence[Layer],
-        layer: Layer,
         sources: apt_sources.AptSources,
-        timeout: timedelta,
     ) -> dict[str, Any]:
         lower = [str(self.directory(one)) for one in reversed(below)]
         stage = free_stage((base, *lower, str(directory)))
@@ -204,8 +206,6 @@ class Layers:
                 "sources.list": "".join(f"{line}\n" for line in sources.lines),
             },
             "script": SCRIPT,
-            "packages": list(layer.packages),
-            "copy_timeout": timeout.total_seconds(),
         }
 
     async def _run(

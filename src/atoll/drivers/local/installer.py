@@ -112,9 +112,7 @@ class Installer:
             stack.callback(LogPipe(directory / "log", on_output).close)
             # A process that is being started cannot be cancelled.
             starting = asyncio.ensure_future(
-                self._spawner.spawn(
-                    self._request(name, tree, uid, resources, served=handler is not None)
-                )
+                self._spawner.spawn(self._request(name, tree, uid, served=handler is not None))
             )
             stack.push_async_callback(self._kill, starting)
             pids = await asyncio.shield(starting)
@@ -171,13 +169,7 @@ class Installer:
         return server
 
     def _request(
-        self,
-        name: str,
-        tree: sandbox.RootFileSystem,
-        uid: int | None,
-        resources: Resources,
-        *,
-        served: bool,
+        self, name: str, tree: sandbox.RootFileSystem, uid: int | None, *, served: bool
     ) -> SpawnRequest:
         host, directory = self._host, self._root / name
         build = str(directory / "build")

@@ -74,7 +74,7 @@ class ArtifactScanner:
                 for item in items:
                     seen += 1
                     if seen > MAX_WALK:
-                        return self._result(found, start, limit, True)
+                        return self._result(found, limit, True)
                     path = item.name if not directory else directory + "/" + item.name
                     try:
                         if item.is_dir(follow_symlinks=False):
@@ -94,10 +94,10 @@ class ArtifactScanner:
                         and self._recent.get(path) != (status.st_ino, status.st_ctime_ns)
                     ):
                         found.append((path, status))
-        return self._result(found, start, limit, cut)
+        return self._result(found, limit, cut)
 
     def _result(
-        self, found: list[tuple[str, os.stat_result]], start: int, limit: int, cut: bool
+        self, found: list[tuple[str, os.stat_result]], limit: int, cut: bool
     ) -> tuple[list[dict[str, Any]], bool]:
         horizon = coarse_now() - TICK_NS
         self._recent = {

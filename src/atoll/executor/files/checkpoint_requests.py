@@ -118,7 +118,7 @@ class _FrozenScan(_Turns):
         self._begun = self._frozen = False
         self._hold = freezer.hold(self._ready, seconds)
 
-    def _ready(self, good: bool) -> None:
+    def _ready(self) -> None:
         # In a turn of its own: this may be called before `hold` has returned.
         self._loop.after(0, self._begin)
 

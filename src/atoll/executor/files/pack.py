@@ -38,7 +38,7 @@ def pack(workspace: Workspace, request: dict[str, Any], stream: WorkerStream) ->
     out = _Out(stream)
     stream.event({"event": "packing"})
     items = _all(first, found)
-    return {"skipped": (_zip if form == "zip" else _tar)(items, out, form)}
+    return {"skipped": _zip(items, out) if form == "zip" else _tar(items, out, form)}
 
 
 def _all(first: Found | None, rest: Iterator[Found]) -> Iterator[Found]:
@@ -179,7 +179,7 @@ def _tar(items: Iterator[Found], out: _Out, form: str) -> int:
     return skipped
 
 
-def _zip(items: Iterator[Found], out: Any, form: str) -> int:
+def _zip(items: Iterator[Found], out: Any) -> int:
     import zipfile
 
     skipped = 0

@@ -22,8 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator
 
-    Finder = Callable[[bytes], "tuple[int, int] | None"]
-    """Column (characters, from 0) of the first match in a line, and the match's length."""
+    Finder = Callable[[bytes], "int | None"]
+    """Column (characters, from 0) of the first match in a line."""
 
 MAX_VISITED = 200_000
 """Entries that are visited for one page, whether they match or not."""
@@ -167,9 +167,9 @@ class _Search:
                 if len(self._matches) == self._limit or self._room < 0:
                     self.more = True
                     return False
-                hit = self._find(piece)
-                if hit is not None:
-                    text, column = _shown(piece, *hit)
+                start = self._find(piece)
+                if start is not None:
+                    text, column = _shown(piece, start)
                     match = {"path": path, "line": number, "column": offset + column, "text": text}
                     self._room -= len(minijson.dumps(match))
                     self._matches.append(match)
@@ -198,7 +198,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _shown(piece: bytes, start: int, length: int) -> tuple[str, int]:
+def _shown(piece: bytes, start: int) -> tuple[str, int]:
     """The line, or the part of a long one around the match; and the column, from 1."""
     text = _text(piece)
     first = max(0, min(start - MAX_SHOWN // 4, len(text) - MAX_SHOWN))
@@ -214,9 +214,9 @@ def _finder(request: dict[str, Any]) -> Finder:
     if not request.get("regex") and not request.get("ignore_case"):
         needle = query.encode("utf-8", "surrogateescape")
 
-        def find_bytes(piece: bytes) -> tuple[int, int] | None:
+        def find_bytes(piece: bytes) -> int | None:
             at = piece.find(needle)
-            return None if at < 0 else (len(_text(piece[:at])), len(query))
+            return None if at < 0 else len(_text(piece[:at]))
 
         return find_bytes
     try:
@@ -225,8 +225,8 @@ def _finder(request: dict[str, Any]) -> Finder:
     except (re.error, RecursionError, OverflowError, MemoryError) as error:
         raise FileError("bad_query", "the expression cannot be read: %s" % error) from None
 
-    def find_pattern(piece: bytes) -> tuple[int, int] | None:
+    def find_pattern(piece: bytes) -> int | None:
         match = compiled.search(_text(piece))
-        return None if match is None else (match.start(), match.end() - match.start())
+        return None if match is None else match.start()
 
     return find_pattern

@@ -184,14 +184,14 @@ class StagedTree:
                 pass  # It may be a link to a directory, which is fine.
         target = self._workspace.reach(path)
         try:
-            self._merge_all(target, path, move=False)
-            self._merge_all(target, path, move=True)
+            self._merge_all(target, move=False)
+            self._merge_all(target, move=True)
         except OSError as error:
             raise translate(error, path) from None
         finally:
             os.close(target)
 
-    def _merge_all(self, target: int, path: str, *, move: bool) -> None:
+    def _merge_all(self, target: int, *, move: bool) -> None:
         waiting: list[tuple[str, ...]] = [()]
         while waiting:
             parts = waiting.pop()

@@ -36,10 +36,7 @@ def unpack(
 ) -> dict[str, Any]:
     with StagedTree(workspace, room) as tree:
         try:
-            if request["form"] == "zip":
-                count = _unzip(workspace, stream, tree)
-            else:
-                count = _untar(stream, tree)
+            count = _unzip(stream, tree) if request["form"] == "zip" else _untar(stream, tree)
         except (StreamClosed, FileError, MemoryError, ImportError):
             raise
         except OSError as error:
@@ -224,7 +221,7 @@ def _unpack_tar(source: Any, tree: StagedTree) -> int:
     return count
 
 
-def _unzip(workspace: Workspace, stream: WorkerStream, tree: StagedTree) -> int:
+def _unzip(stream: WorkerStream, tree: StagedTree) -> int:
     import zipfile
 
     name = "spool"

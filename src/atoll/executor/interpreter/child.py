@@ -189,14 +189,14 @@ def _execute(job: dict[str, Any], value: int) -> int:
             problem = problem if isinstance(problem, PermissionError) else error
     assert problem is not None
     if isinstance(problem, (FileNotFoundError, NotADirectoryError)):
+        code, status = missing, 127
         message = "%s is not installed in this sandbox" % " or ".join(candidates)
-        _report(value, FAILURE, _failure(missing, message))
-        os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
-        return 127
-    message = "%s cannot be executed: %s" % (candidates[0], problem.strerror)
-    _report(value, FAILURE, _failure("not_executable", message))
+    else:
+        code, status = "not_executable", 126
+        message = "%s cannot be executed: %s" % (candidates[0], problem.strerror)
+    _report(value, FAILURE, _failure(code, message))
     os.write(2, ("atoll: %s\n" % message).encode("utf-8", "replace"))
-    return 126
+    return status
 
 
 def _interpreter(job: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -257,10 +257,7 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         if name is None:
             return 0
         problem = "does not exist" if handler is None else "cannot be called"
-        message = "function %s %s" % (name, problem)
-        _report(value, FAILURE, _failure("function_not_found", message))
-        _write_stderr("atoll: %s\n" % message)
-        return 1
+        return _fail(value, "function_not_found", "function %s %s" % (name, problem))
     result = handler(_input(job))
     if hasattr(result, "__await__"):
         import asyncio
@@ -273,19 +270,22 @@ def _user_code(job: dict[str, Any], value: int) -> int:
         text = minijson.dumps(result)
     except (TypeError, ValueError, RecursionError) as error:
         message = "handler returned %s, which is not JSON: %s" % (type(result).__name__, error)
-        _report(value, FAILURE, _failure("return_value_not_json", message))
-        _write_stderr("atoll: %s\n" % message)
-        return 1
+        return _fail(value, "return_value_not_json", message)
     if len(text) > job["return_limit"]:
         message = "the return value has %d bytes of JSON; %d are allowed" % (
             len(text),
             job["return_limit"],
         )
-        _report(value, FAILURE, _failure("return_value_too_large", message))
-        _write_stderr("atoll: %s\n" % message)
-        return 1
+        return _fail(value, "return_value_too_large", message)
     _report(value, VALUE, text)
     return 0
+
+
+def _fail(value: int, code: str, message: str) -> int:
+    """Report why a function has no return value; returns the exit code."""
+    _report(value, FAILURE, _failure(code, message))
+    _write_stderr("atoll: %s\n" % message)
+    return 1
 
 
 def _input(job: dict[str, Any]) -> Any:

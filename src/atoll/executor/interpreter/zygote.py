@@ -27,10 +27,6 @@ from ...protocol import minijson
 from .. import syscalls
 from . import child, search_paths
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 READY = b"r"  # JSON: modules that could not be imported, and why
 EXITED = b"x"  # EXIT
 WANTED = b"w"  # from the supervisor: how many children there should be

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from atoll import ids
 from atoll.errors import DatabaseUnavailable, TemporaryError
-from atoll.model.key import Key, Scope, digest
+from atoll.model.api_key import ApiKey, Scope, digest
 
 if TYPE_CHECKING:
     from atoll.clock import Clock
@@ -30,14 +30,14 @@ class ApiKeys:
         self._store = store
         self._clock = clock
         self._max_age = settings.ttl.total_seconds()
-        self._keys: list[Key] = []
+        self._keys: list[ApiKey] = []
         self._checked_at = self._read_at = float("-inf")
         self._refreshing = asyncio.Lock()
         self._failures = 0
         self._changes = 0
         """Changes made by this process: a read that began before the last one is repeated."""
 
-    async def find(self, secret: str) -> Key | None:
+    async def find(self, secret: str) -> ApiKey | None:
         """
         The key of a secret.
 
@@ -57,20 +57,20 @@ class ApiKeys:
         await self._refresh()
         return any(key.id == key_id for key in self._keys)
 
-    async def create(self, name: str, scope: Scope) -> tuple[Key, str]:
+    async def create(self, name: str, scope: Scope) -> tuple[ApiKey, str]:
         """A new key and its secret, which cannot be read again."""
         secret = ids.api_key()
         return await self.adopt(name, scope, secret), secret
 
-    async def adopt(self, name: str, scope: Scope, secret: str) -> Key:
+    async def adopt(self, name: str, scope: Scope, secret: str) -> ApiKey:
         """Store a given secret as a key; does nothing if it is one already."""
-        key = Key(ids.key_id(), name, digest(secret), scope, self._clock.now())
-        await self._store.keys.add(key)
+        key = ApiKey(ids.key_id(), name, digest(secret), scope, self._clock.now())
+        await self._store.api_keys.add(key)
         self._invalidate()
         return key
 
     async def remove(self, key_id: str) -> bool:
-        removed = await self._store.keys.remove(key_id)
+        removed = await self._store.api_keys.remove(key_id)
         self._keys = [key for key in self._keys if key.id != key_id]
         self._invalidate()
         return removed
@@ -102,10 +102,10 @@ class ApiKeys:
                 raise _unavailable() from error
         self._checked_at = self._clock.monotonic()
 
-    async def _read_unchanged(self) -> list[Key]:
+    async def _read_unchanged(self) -> list[ApiKey]:
         while True:
             changes = self._changes
-            found = await self._store.keys.all()
+            found = await self._store.api_keys.all()
             if changes == self._changes:
                 return found
 
@@ -113,8 +113,8 @@ class ApiKeys:
         self._changes += 1
         self._checked_at = float("-inf")
 
-    async def list(self) -> list[Key]:
-        return await self._store.keys.all()
+    async def list(self) -> list[ApiKey]:
+        return await self._store.api_keys.all()
 
 
 def _unavailable() -> TemporaryError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll import ids
+from atoll.stores.sql.api_keys import SqlApiKeys
 from atoll.stores.sql.checkpoints import SqlCheckpoints
 from atoll.stores.sql.dsn import Address, Kind, addresses
 from atoll.stores.sql.events import SqlEvents
 from atoll.stores.sql.executions import SqlExecutions
 from atoll.stores.sql.idempotency_records import SqlIdempotencyRecords
 from atoll.stores.sql.instances import SqlInstances
-from atoll.stores.sql.keys import SqlKeys
 from atoll.stores.sql.nodes import SqlNodes
 from atoll.stores.sql.sessions import SqlSessions
 from atoll.stores.sql.sqlite.engine import SqliteEngine
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from atoll.settings import DatabaseSettings, SqliteSettings
     from atoll.stores.base import (
+        ApiKeys,
         Checkpoints,
         Events,
         Executions,
         IdempotencyRecords,
         Instances,
-        Keys,
         Nodes,
         Sessions,
         Templates,
@@ -56,7 +56,7 @@ class SqlStore:
         self.executions: Executions = SqlExecutions(self._engine)
         self.instances: Instances = SqlInstances(self._engine)
         self.templates: Templates = SqlTemplates(self._engine)
-        self.keys: Keys = SqlKeys(self._engine)
+        self.api_keys: ApiKeys = SqlApiKeys(self._engine)
         self.idempotency_records: IdempotencyRecords = SqlIdempotencyRecords(self._engine)
         self.checkpoints: Checkpoints = SqlCheckpoints(self._engine)
         self.volumes: Volumes = SqlVolumes(self._engine)

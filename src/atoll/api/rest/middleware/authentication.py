@@ -10,7 +10,7 @@ from atoll.api.rest import html_pages
 from atoll.api.rest.middleware.bodies import SAFE_METHODS
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, Unauthenticated
-from atoll.model.key import Scope
+from atoll.model.api_key import Scope
 from atoll.service.sessions.start import may_start
 
 if TYPE_CHECKING:

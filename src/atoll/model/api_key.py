@@ -14,7 +14,7 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     id: str
     name: str
     digest: bytes

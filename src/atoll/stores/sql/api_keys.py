@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.model.key import Key
+from atoll.model.api_key import ApiKey
 from atoll.stores.sql import tables
 from atoll.stores.sql.events import add_event
 from atoll.stores.sql.mapper import Mapper
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from atoll.model.event import Event
     from atoll.stores.sql.engine import Connection
 
-MAPPER = Mapper(Key, tables.API_KEYS)
+MAPPER = Mapper(ApiKey, tables.API_KEYS)
 _KNOWN = "SELECT 1 FROM api_keys WHERE digest = :digest"
 _ALL = "SELECT * FROM api_keys ORDER BY created_at, id"
 
 
-class SqlKeys(Records[Key]):
+class SqlApiKeys(Records[ApiKey]):
     mapper = MAPPER
     noun = "Key"
 
-    async def add(self, key: Key, *, event: Event | None = None) -> None:
+    async def add(self, key: ApiKey, *, event: Event | None = None) -> None:
         row = MAPPER.row(key)
 
         def write(connection: Connection) -> None:
@@ -38,7 +38,7 @@ class SqlKeys(Records[Key]):
 
         await find_or_insert(self._engine, write)
 
-    async def all(self) -> list[Key]:
+    async def all(self) -> list[ApiKey]:
         return await self._list(_ALL)
 
     async def remove(self, key_id: str) -> bool:
