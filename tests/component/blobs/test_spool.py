@@ -508,12 +508,12 @@ async def test_a_full_spool_accepts_no_more_until_space_is_free(
 
 
 async def test_expired_entries_of_the_spool_are_dropped_and_logged(
-    spool: Spool, away: Remote, clock: ManualClock, tmp_path: Path
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock, tmp_path: Path
 ) -> None:
     uploader = SpoolUploader(
-        away,
+        remote_unavailable,
         SpoolQueue(tmp_path / "spool", BlobSettings().spool_size),
-        Availability(away, KEPT[0], BlobSettings(), clock),
+        Availability(remote_unavailable, KEPT[0], BlobSettings(), clock),
         clock,
         BlobSettings().spool_ttl,
     )
