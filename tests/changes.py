@@ -20,7 +20,7 @@ ALWAYS = ("tests/e2e/test_sessions.py", "tests/e2e/test_executions.py")
 
 
 def selection(top: Path) -> list[str]:
-    """Paths for pytest, beneath `top`; none when no test depends on what changed."""
+    """Paths for pytest, below `top`; None if no test depends on the change."""
     changed = [path for path in _changed(top) if path.suffix == ".py"]
     graph = _imports()
     found: set[Path] = set()
@@ -62,8 +62,10 @@ def _without_nested(paths: set[Path]) -> set[Path]:
 
 
 def _changed(top: Path) -> list[Path]:
-    def git(*words: str) -> list[str]:
-        done = subprocess.run(["git", *words], cwd=top, check=True, capture_output=True, text=True)
+    def git(*arguments: str) -> list[str]:
+        done = subprocess.run(
+            ["git", *arguments], cwd=top, check=True, capture_output=True, text=True
+        )
         return done.stdout.splitlines()
 
     since = os.environ.get("SINCE") or next(

@@ -27,7 +27,7 @@ from tests.servers.registry import Registry
 from tests.servers.s3 import S3Server
 
 LONGEST = 300
-"""Seconds. Far more than any test takes: one that waits for ever fails instead."""
+"""Seconds. Far more than any test takes: a test that hangs fails instead."""
 
 # A process may stall. The examples are the same in each run, on every machine.
 settings.register_profile(
@@ -53,7 +53,7 @@ def pytest_configure() -> None:
     # A shell starts background programs with SIGINT ignored, which their children inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Servers note their data directories there (`atoll gc`); not in that of the person who tests.
+    # Servers note their data directories there (`atoll gc`), not in that of the developer.
     state = tempfile.TemporaryDirectory(prefix="atoll-state-")
     atexit.register(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
@@ -127,7 +127,7 @@ def chosen_driver(
     nothing_stays_mounted: None,
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
-    """The one that was chosen, for all servers that tests start."""
+    """The selected driver, for all servers that tests start."""
     if drivers.CHOSEN == "local":
         yield
         return
@@ -140,7 +140,7 @@ def chosen_driver(
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """An address that nobody answers at: held, so that nobody else takes it either."""
+    """An address without a listener: its port stays bound, so that no other process uses it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -163,7 +163,7 @@ def server(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="session")
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
-    """For tests that leave it running, each in a database of its own (`new_database`)."""
+    """For tests that do not stop it, each in its own database (`new_database`)."""
     with MariaDB(tmp_path_factory.mktemp("mariadb")) as running:
         yield running
 
@@ -177,7 +177,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """For tests that leave it running, each beneath a prefix of its own."""
+    """For tests that do not stop it, each with its own prefix."""
     with S3Server(tmp_path_factory.mktemp("s3")) as running:
         yield running
 
@@ -229,7 +229,9 @@ def runsc() -> str:
 
 @pytest.fixture
 def every_level() -> Iterator[None]:
-    """Logs of every level, whatever a test before has set: what is filtered is not captured."""
+    """
+    Logs of every level, whatever an earlier test configured: filtered events are not captured.
+    """
     before = structlog.get_config()
     structlog.reset_defaults()
     yield

@@ -30,7 +30,7 @@ SPARE = 2
 """Processes below PID 1 beyond the limit: the zygote, and a spare child that is about to end."""
 
 VARIABLES = frozenset({"HOSTNAME"} if CHOSEN == "docker" else ())
-"""What is in the environment of user code besides: that is `sandbox`."""
+"""Additional environment variables of user code: that is `sandbox`."""
 
 pausing = pytest.mark.skipif(
     os.geteuid() != 0, reason="instances of an ordinary user cannot be paused"
@@ -43,10 +43,10 @@ _STARTED = "what started a container is the engine's, which ends the container w
 LOCAL_ONLY = {
     "e2e/hostile/test_hostile_images.py": "it runs on every driver, whichever was chosen",
     "e2e/hostile/test_package_images.py": f"{_NAMED}; test_docker_packages.py has such images",
-    "e2e/hostile/test_host_files.py::test_a_template_cannot_name_a_place_of_the_host": _NAMED,
-    "e2e/hostile/test_host_files.py::test_a_template_cannot_reach_out_by_a_link": _NAMED,
-    "e2e/test_recovery.py::test_an_instance_does_without_the_process_that_started_it": _STARTED,
-    "e2e/hostile/test_inside.py::test_a_flood_stays_with_its_own_execution[root-many processes]": (
+    "e2e/hostile/test_host_files.py::test_a_template_cannot_refer_to_a_path_of_the_host": _NAMED,
+    "e2e/hostile/test_host_files.py::test_a_template_cannot_escape_through_a_link": _NAMED,
+    "e2e/test_recovery.py::test_an_instance_survives_the_process_that_started_it": _STARTED,
+    "e2e/hostile/test_inside.py::test_a_flood_stays_in_its_own_execution[root-many processes]": (
         "user code and executor have one memory: a bomb that fills it again and again holds up its "
         "own executor until that is given up"
     ),
@@ -55,30 +55,30 @@ LOCAL_ONLY = {
     **{
         f"e2e/test_contexts.py::test_{name}": "the image has no packages beside Python"
         for name in (
-            "figures_are_shown_at_the_end_and_by_show_once",
-            "drawing_prints_nothing_and_leaves_nothing_but_the_figure",
-            "a_table_of_pandas_comes_as_html_and_text",
-            "magics_and_the_shell_work_where_there_is_ipython",
+            "figures_are_shown_once_at_the_end_or_by_show",
+            "drawing_prints_nothing_and_leaves_only_the_figure",
+            "a_pandas_table_is_returned_as_html_and_text",
+            "magics_and_shell_commands_work_with_ipython",
         )
     },
     **{
         f"e2e/test_health_at_need.py::test_{name}": _AWAY
         for name in (
-            "without_a_driver_the_answer_says_when_to_come_back",
-            "without_a_driver_what_runs_runs_on",
-            "a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself",
-            "a_killed_one_comes_back_by_itself_once_somebody_has_missed_it",
-            "one_in_error_can_be_given_up",
-            "an_execution_waits_for_nothing_that_does_not_come",
-            "many_sessions_are_answered_in_time_while_the_driver_is_down",
+            "without_a_driver_responses_contain_retry_after",
+            "without_a_driver_running_instances_keep_working",
+            "a_session_that_cannot_start_is_in_error_and_recovers_automatically",
+            "a_killed_instance_is_replaced_after_a_failed_request",
+            "a_session_in_error_can_be_deleted",
+            "an_execution_does_not_wait_for_an_unavailable_driver",
+            "many_sessions_get_timely_responses_while_the_driver_is_unavailable",
         )
     },
 }
-"""Why a test says nothing about another driver, by path, test or case beneath `tests`."""
+"""Why a test does not apply to another driver, by path, test or case below `tests`."""
 
 
 def why_not(path: str, name: str) -> str | None:
-    """Why a test does not run with the driver that was chosen; none when it does."""
+    """Why a test does not run with the selected driver; None if it does."""
     if CHOSEN == "local":
         return None
     names = (f"{path}::{name}", f"{path}::{name.partition('[')[0]}", path)
@@ -107,8 +107,8 @@ def chosen(place: Path) -> Iterator[None]:
 
 def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:
     """
-    Of an instance: `child`, its first process; `pid`, the process that started that; when these
-    began; its `workspace`. `FileNotFoundError` when it is not there.
+    Details of an instance: `child`, its first process; `pid`, the process that started that; their
+    start times; its `workspace`. `FileNotFoundError` if it does not exist.
     """
     written = _directory(data_dir, instance_id) / "handle.json"
     if os.environ.get("ATOLL_DRIVER") != "docker":

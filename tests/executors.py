@@ -1,4 +1,4 @@
-"""The executor as a program of its own, without a driver, for tests to talk to."""
+"""The executor as a separate program, without a driver."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from atoll.link.client import Link
 from atoll.settings import LinkSettings
 
 
-class Heard:
-    """What is heard of a run."""
+class RunOutput:
+    """Receives the output of a run."""
 
     def __init__(self) -> None:
         self.log: list[tuple[int, int, bytes]] = []
@@ -49,7 +49,9 @@ class Executor:
         return link
 
     async def disconnect(self) -> None:
-        """Close all links that a test has left open. The executor is gone, so none has to wait."""
+        """
+        Close all links that a test has left open. The executor has ended, so none has to wait.
+        """
         for link in self._links:
             link.close()
         await asyncio.gather(*(link.closed for link in self._links))
@@ -88,8 +90,8 @@ def executor(
     unattended: float | None = None,
 ) -> Iterator[Executor]:
     """
-    In a PID namespace of its own, with this machine's files and network; with `python`, as that of
-    a template; `unattended` is how long it waits for a link, in seconds.
+    Start it in its own PID namespace, with the files and network of this machine. `python` is the
+    interpreter of a template; `unattended` is how long it waits for a link, in seconds.
     """
     (home / "workspace").mkdir(exist_ok=True)
     path = home / "link.sock"

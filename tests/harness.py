@@ -20,10 +20,10 @@ ADDRESS = re.compile(r"listens on (\S+)")
 
 
 class Server:
-    """`atoll serve` on a free port with a data directory of its own; killed and started at will."""
+    """`atoll serve` on a free port with its own data directory; killed and started on request."""
 
     prefix: tuple[str, ...] = ()
-    """A command that becomes the server, such as one that takes rights from it."""
+    """A command that executes the server, such as one that drops privileges."""
     preloaded = True
     """Whether it may be a fork (`tests.preloaded`), which it is not with a `prefix`."""
 
@@ -114,10 +114,12 @@ class Server:
     def key(self) -> str:
         return (self.data_dir / "key").read_text().strip()
 
-    def atoll(self, *words: str, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def atoll(
+        self, *arguments: str, input: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a client of this server."""
         login = {"ATOLL_URL": self.url, "ATOLL_API_KEY": self.key}
-        return preloaded.run(*words, env=login | env, input=input)
+        return preloaded.run(*arguments, env=login | env, input=input)
 
     def client(self, **options: Any) -> httpx.Client:
         """An authenticated client of the REST API."""

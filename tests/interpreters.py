@@ -16,20 +16,20 @@ from pathlib import Path
 @contextmanager
 def own_interpreter() -> Iterator[Path]:
     """
-    The running one. A sandbox has a /tmp of its own, so that an environment in /tmp cannot be shown
-    to it: it is made once more in the home directory, by hard links.
+    The running interpreter. A sandbox has its own /tmp, so an environment in /tmp is not visible in
+    it: it is copied to the home directory with hard links.
     """
     if not Path(sys.prefix).is_relative_to("/tmp"):
         yield Path(sys.executable)
         return
-    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as place:
-        Path(place).chmod(0o755)
-        venv.create(place, with_pip=False, symlinks=True)
-        packages = next(Path(place).glob("lib/python*/site-packages"))
+    with tempfile.TemporaryDirectory(dir=Path.home(), prefix=".atoll-test-") as directory:
+        Path(directory).chmod(0o755)
+        venv.create(directory, with_pip=False, symlinks=True)
+        packages = next(Path(directory).glob("lib/python*/site-packages"))
         shutil.copytree(
             sysconfig.get_path("purelib"), packages, copy_function=_link, dirs_exist_ok=True
         )
-        yield Path(place, "bin", "python")
+        yield Path(directory, "bin", "python")
 
 
 def _link(source: str, target: str) -> None:

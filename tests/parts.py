@@ -149,7 +149,7 @@ def checkpoints_on(
 
 
 class NothingToBuild:
-    """Every template can be used as it is."""
+    """Every template is accepted without a build."""
 
     async def provide(self, template: Template) -> None:
         pass

@@ -1,10 +1,10 @@
 """
-Starts `atoll` quickly: forks of one process that has imported the application.
+Starts `atoll` quickly, as a fork of a process that has imported the application.
 
 A new interpreter needs about a second to import it, and tests start it a thousand times. A fork
-runs the same code in a process of its own, with the arguments, environment and output that it is
-given. But its command line and environment in /proc are those of the process that was forked: tests
-that look there start a program instead.
+runs the same code in its own process, with the given arguments, environment and output. But its
+command line and environment in /proc are those of the original process: tests that read them start
+a program instead.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Origin:
             )
 
     def close(self) -> None:
-        """End it; forks that still run go on."""
+        """End it; running forks continue."""
         self._socket.close()
         self._process.wait()
 
@@ -142,14 +142,14 @@ def start(
 
 
 def run(
-    *words: str, env: Mapping[str, str] | None = None, input: str = ""
+    *arguments: str, env: Mapping[str, str] | None = None, input: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `atoll` with these words to its end; `env` is added to this environment."""
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
         stdin.write(input)
         stdin.seek(0)
         forked = origin().start(
-            words, {**os.environ, **(env or {})}, stdin=stdin.fileno(), stderr=stderr.fileno()
+            arguments, {**os.environ, **(env or {})}, stdin=stdin.fileno(), stderr=stderr.fileno()
         )
         limit = threading.Timer(LONGEST_RUN, forked.kill)
         limit.start()
@@ -158,7 +158,7 @@ def run(
         code = forked.wait()
         limit.cancel()
         stderr.seek(0)
-        return subprocess.CompletedProcess(words, code, output, stderr.read())
+        return subprocess.CompletedProcess(arguments, code, output, stderr.read())
 
 
 def serve_requests(connection: socket.socket) -> list[str] | None:

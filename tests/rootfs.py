@@ -46,15 +46,15 @@ def put(place: Path, source: str, target: str | None = None) -> None:
 
 
 def put_libraries(place: Path, source: str) -> None:
-    said = subprocess.run(["ldd", source], capture_output=True, text=True, check=False)
-    for library in _LIBRARY.findall(said.stdout):
-        # Where the loader finds it without being told, wherever an interpreter has it here.
+    output = subprocess.run(["ldd", source], capture_output=True, text=True, check=False)
+    for library in _LIBRARY.findall(output.stdout):
+        # Where the loader finds it without configuration, wherever it is on this machine.
         usual = library.startswith(LIBRARIES)
         put(place, library, None if usual else f"/usr/lib/{Path(library).name}")
 
 
 def put_python(place: Path) -> None:
-    """The interpreter that runs the tests, with its standard library, beneath /usr/local."""
+    """The interpreter that runs the tests, with its standard library, below /usr/local."""
     put(place, sys.executable, "/usr/local/bin/python3")
     library = sysconfig.get_path("stdlib")
     for module in Path(library, "lib-dynload").glob("*.so"):

@@ -168,7 +168,8 @@ def pytest(variant: Variant, arguments: list[str]) -> Ended:
         lines = log.read_text().splitlines() if log.exists() else []
     failures: dict[str, Failure] = {}
     for line in map(json.loads, lines):
-        # What ends with a file, a server say, judges all tests of the file: it is run as a whole.
+        # Fixtures that end with a file, such as a server, check all tests of the file: it is run
+        # completely.
         test = line["id"].partition("::")[0] if line["when"] == "teardown" else line["id"]
         failures.setdefault(test, Failure(variant, test, line["output"]))
     return Ended(code, failures)

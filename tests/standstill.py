@@ -1,4 +1,4 @@
-"""Processes that are made to stand still."""
+"""Suspends processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STILL = "TtZX"
 
 def stand_still(pid: int) -> None:
     """
-    Stop a process, and wait until each of its threads is. The signal is only posted by `kill`: a
-    thread that runs meanwhile may answer one request more.
+    Stop a process, and wait until all its threads are stopped. `kill` only queues the signal: a
+    running thread could still answer one request.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = monotonic() + 30

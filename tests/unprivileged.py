@@ -1,10 +1,10 @@
 """
-The same programs as an ordinary user.
+Runs the same programs as an ordinary user.
 
-As root, a command is given an unused uid and a mount namespace in which that uid can reach what it
-needs: the interpreter, which may live in a closed home directory, and this checkout. A closed
-directory on the way is covered, for this command alone, by an empty one in which only what is
-needed is bound. Run by somebody who is not root, the command stays as it is.
+Started by root, a command gets an unused uid and a mount namespace in which that uid can reach the
+required files: the interpreter, which may be in a closed home directory, and this checkout. A
+closed directory on the path is covered, for this command only, by an empty one with bind mounts of
+the required files. Started by an ordinary user, the command is unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def directory() -> Iterator[Path]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """That user's environment: nothing of the one who runs the tests but where programs are."""
+    """The environment of that user: of the developer's it has only the path of programs."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(home),
@@ -114,8 +114,8 @@ def run(*arguments: str, home: Path, timeout: float = 120) -> subprocess.Complet
 
 class UnprivilegedServer(Server):
     """
-    With the local driver: whoever may use a Docker engine is as good as root. Run by somebody whose
-    systemd could give it control groups, it does not ask: tests are about a server without.
+    Only with the local driver: access to a Docker engine is equivalent to root. For a user whose
+    systemd could provide control groups, it requests none: the tests need a server without.
     """
 
     prefix = prefix()

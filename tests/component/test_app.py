@@ -18,7 +18,7 @@ from atoll.settings import LocalSettings, Settings
 LOCAL = LocalSettings()
 
 
-def test_a_start_between_making_and_locking_takes_nothing_away(
+def test_a_start_between_creating_and_locking_a_directory_removes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = fcntl.flock
@@ -33,12 +33,12 @@ def test_a_start_between_making_and_locking_takes_nothing_away(
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with data_directory.own_directory(tmp_path, LOCAL) as place:
+    with data_directory.own_directory(tmp_path, LOCAL) as directory:
         assert inner != [tmp_path]
-        (place / "used").touch()
+        (directory / "used").touch()
 
 
-def test_many_starts_at_once_all_have_a_directory(tmp_path: Path) -> None:
+def test_many_concurrent_starts_each_get_a_directory(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         held = list(pool.map(lambda _: data_directory.own_directory(tmp_path, LOCAL), range(64)))
     places = []
@@ -49,7 +49,9 @@ def test_many_starts_at_once_all_have_a_directory(tmp_path: Path) -> None:
     assert len(set(places)) == 64
 
 
-def test_what_a_dead_process_left_goes_whatever_its_depth_and_rights(tmp_path: Path) -> None:
+def test_directories_of_a_dead_process_are_removed_whatever_their_depth_and_permissions(
+    tmp_path: Path,
+) -> None:
     dead = tmp_path / "dead"
     closed = dead / "node" / "closed"
     (closed / "inner").mkdir(parents=True)
@@ -64,21 +66,21 @@ def test_what_a_dead_process_left_goes_whatever_its_depth_and_rights(tmp_path: P
     (closed / "inner").chmod(0)
     closed.chmod(0)
 
-    with data_directory.own_directory(tmp_path, LOCAL) as place:
-        assert list(tmp_path.iterdir()) == [place]
+    with data_directory.own_directory(tmp_path, LOCAL) as directory:
+        assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_what_cannot_be_removed_is_logged_and_does_not_keep_us_from_starting(
+def test_a_directory_that_cannot_be_removed_is_logged_and_does_not_prevent_a_start(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a file").touch()
-    with capture_logs() as logs, data_directory.own_directory(tmp_path, LOCAL) as place:
-        assert place.is_dir()
+    with capture_logs() as logs, data_directory.own_directory(tmp_path, LOCAL) as directory:
+        assert directory.is_dir()
     assert [entry["event"] for entry in logs] == ["embedded.not_removed"]
 
 
 @pytest.mark.anyio
-async def test_a_key_that_the_environment_gives_no_more_is_revoked(
+async def test_a_key_no_longer_set_in_the_environment_is_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.service.auth.service.REFRESH_TIMEOUT", 60.0)
@@ -100,7 +102,7 @@ async def test_a_key_that_the_environment_gives_no_more_is_revoked(
 
 
 @pytest.mark.anyio
-async def test_an_embedded_one_ends_everything_at_once() -> None:
+async def test_an_embedded_atoll_closes_its_parts_concurrently() -> None:
     """Each of them ends only when all the others are about to: in turn they never would."""
     everyone = asyncio.Barrier(4)
 
@@ -110,26 +112,26 @@ async def test_an_embedded_one_ends_everything_at_once() -> None:
         finally:
             await everyone.wait()
 
-    async def end() -> None:
+    async def finish() -> None:
         await everyone.wait()
 
     loops = [asyncio.create_task(loop()) for _ in range(2)]
     await asyncio.sleep(0)  # They run, and have something to finish.
     async with asyncio.timeout(60):
-        await application._stop(loops, end, end)
+        await application._stop(loops, finish, finish)
 
 
 @pytest.mark.anyio
-async def test_an_end_that_fails_keeps_no_other_from_its_end() -> None:
+async def test_a_part_that_fails_to_close_does_not_prevent_others() -> None:
     done = []
 
     async def fail() -> None:
         raise TemporaryError("The database is away.")
 
-    async def end() -> None:
+    async def finish() -> None:
         await asyncio.sleep(0)
         done.append("end")
 
     with pytest.raises(TemporaryError):
-        await application._stop([], fail, end)
+        await application._stop([], fail, finish)
     assert done == ["end"]

@@ -1,7 +1,7 @@
 """
-deploy/compose.yaml and what it needs, held against the settings: no engine is here to start it.
+Compares deploy/compose.yaml and its files with the settings, without an engine.
 
-Values are filled in as Compose does it, with the passwords that deploy/env makes.
+Values are substituted as by Compose, with the passwords that deploy/env generates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def filled(value: Any, env: dict[str, str]) -> Any:
     if not isinstance(value, str):
         return value
 
-    def one(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         dollar, name, operator, rest, other = match.groups()
         if dollar:
             return "$"
@@ -62,7 +62,7 @@ def filled(value: Any, env: dict[str, str]) -> Any:
             found = rest
         return found
 
-    return VARIABLE.sub(one, value)
+    return VARIABLE.sub(replacement, value)
 
 
 def services(env: dict[str, str]) -> Stack:
@@ -104,33 +104,33 @@ def binds(service: Service) -> dict[str, str]:
     return {mount["target"]: mount["source"] for mount in service["volumes"]}
 
 
-def test_passwords_are_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
-    place = tmp_path / ".env"
-    first = generated(place)
+def test_passwords_are_generated_once_and_readable_by_the_owner_only(tmp_path: Path) -> None:
+    directory = tmp_path / ".env"
+    first = generated(directory)
 
-    assert place.stat().st_mode & 0o777 == 0o600
-    assert generated(place) == first
+    assert directory.stat().st_mode & 0o777 == 0o600
+    assert generated(directory) == first
     assert len(set(first.values())) == len(first)
     for value in first.values():
         assert re.fullmatch("[0-9a-f]{64}", value)
 
 
-def test_what_was_set_by_hand_stays(tmp_path: Path) -> None:
-    place = tmp_path / ".env"
-    place.write_text("ATOLL_PORT=9000\nREDIS_PASSWORD=mine")
-    place.chmod(0o644)
-    made = generated(place)
+def test_values_set_by_hand_are_kept(tmp_path: Path) -> None:
+    directory = tmp_path / ".env"
+    directory.write_text("ATOLL_PORT=9000\nREDIS_PASSWORD=mine")
+    directory.chmod(0o644)
+    made = generated(directory)
 
-    assert place.stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o600
     assert (made["ATOLL_PORT"], made["REDIS_PASSWORD"]) == ("9000", "mine")
     assert len(made["MARIADB_PASSWORD"]) == 64
 
 
-def test_git_does_not_see_the_passwords() -> None:
+def test_git_ignores_the_passwords() -> None:
     assert "deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_no_password_is_in_the_file(tmp_path: Path) -> None:
+def test_the_compose_file_contains_no_password(tmp_path: Path) -> None:
     one, two = (services(generated(tmp_path / name)) for name in ("one", "two"))
     seen = set()
     for name, service in one.items():
@@ -142,21 +142,21 @@ def test_no_password_is_in_the_file(tmp_path: Path) -> None:
     assert {"ATOLL_API_KEY", "ATOLL_DATABASE_URL", "MARIADB_ROOT_PASSWORD", "MC_HOST_store"} <= seen
 
 
-def test_every_password_that_is_made_is_asked_for(env: dict[str, str]) -> None:
+def test_every_generated_password_is_required(env: dict[str, str]) -> None:
     text = COMPOSE.read_text()
 
     assert {name for name in env if f"${{{name}:?run deploy/up}}" not in text} == set()
-    # Nobody else gets one, and no other is demanded.
+    # No other value is generated, and no other is required.
     assert set(re.findall(r"\$\{(\w+):\?", text)) == set(env)
 
 
-def test_no_password_is_in_a_command(stack: Stack, env: dict[str, str]) -> None:
+def test_no_command_contains_a_password(stack: Stack, env: dict[str, str]) -> None:
     for service in stack.values():
         shown = json.dumps([service.get("command"), service.get("healthcheck")])
         assert not [name for name, value in env.items() if value in shown]
 
 
-def test_atoll_takes_its_settings(settings: Settings, env: dict[str, str]) -> None:
+def test_atoll_accepts_its_settings(settings: Settings, env: dict[str, str]) -> None:
     check_exposure(settings)
 
     assert settings.driver == "docker"
@@ -165,13 +165,13 @@ def test_atoll_takes_its_settings(settings: Settings, env: dict[str, str]) -> No
     assert parse_key(settings.secrets.key.get_secret_value())
 
 
-def test_what_is_not_set_is_what_settings_say(settings: Settings) -> None:
+def test_unset_values_have_the_defaults_of_the_settings(settings: Settings) -> None:
     assert settings.docker.image == DockerSettings().image
     assert settings.docker.runtime == DockerSettings().runtime
     assert str(settings.data_dir) == "/var/lib/atoll"
 
 
-def test_another_data_directory_port_image_and_runtime_can_be_set(
+def test_data_directory_port_image_and_runtime_can_be_set(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     atoll = services(
@@ -190,20 +190,22 @@ def test_another_data_directory_port_image_and_runtime_can_be_set(
     assert (settings.docker.image, settings.docker.runtime) == ("python:3.13-slim", "runsc")
 
 
-def test_the_engine_sees_the_data_directory_where_atoll_does(
+def test_engine_and_atoll_use_the_same_path_of_the_data_directory(
     stack: Stack, settings: Settings
 ) -> None:
-    place = str(settings.data_dir)
+    directory = str(settings.data_dir)
 
-    assert binds(stack["atoll"])[place] == place
+    assert binds(stack["atoll"])[directory] == directory
     assert settings.docker.storage == "directories"
 
 
-def test_atoll_sees_processes_and_control_groups_as_the_engine_does(stack: Stack) -> None:
+def test_atoll_shares_processes_and_control_groups_with_the_engine(stack: Stack) -> None:
     assert (stack["atoll"]["pid"], stack["atoll"]["cgroup"]) == ("host", "host")
 
 
-def test_the_engines_socket_is_where_atoll_looks(stack: Stack, settings: Settings) -> None:
+def test_the_socket_of_the_engine_is_mounted_at_the_configured_path(
+    stack: Stack, settings: Settings
+) -> None:
     assert settings.docker.url is not None
     socket = settings.docker.url.removeprefix("unix://")
 
@@ -212,15 +214,13 @@ def test_the_engines_socket_is_where_atoll_looks(stack: Stack, settings: Setting
         assert "docker.sock" not in json.dumps(stack[name]), name
 
 
-def test_atoll_is_published_on_loopback_and_nothing_else_is(
-    stack: Stack, settings: Settings
-) -> None:
+def test_only_atoll_is_published_and_only_on_loopback(stack: Stack, settings: Settings) -> None:
     assert stack["atoll"]["ports"] == [f"127.0.0.1:8000:{settings.port}"]
     assert settings.node.url == f"http://atoll:{settings.port}"
     assert not [name for name in stack if name != "atoll" and "ports" in stack[name]]
 
 
-def test_atoll_and_its_upgrade_have_one_database(
+def test_atoll_and_its_upgrade_use_the_same_database(
     stack: Stack, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mariadb = stack["mariadb"]["environment"]
@@ -234,7 +234,7 @@ def test_atoll_and_its_upgrade_have_one_database(
     assert settings_of(stack["schema"], monkeypatch).database_url == settings.database_url
 
 
-def test_redis_is_where_atoll_looks(stack: Stack, settings: Settings) -> None:
+def test_redis_has_the_configured_address(stack: Stack, settings: Settings) -> None:
     redis = stack["redis"]
     assert settings.redis_url is not None
     url = urlsplit(settings.redis_url)
@@ -244,7 +244,7 @@ def test_redis_is_where_atoll_looks(stack: Stack, settings: Settings) -> None:
     assert "requirepass $REDISCLI_AUTH\n" in redis["command"][-1]
 
 
-def test_the_bucket_is_made_where_atoll_looks(stack: Stack, settings: Settings) -> None:
+def test_the_bucket_is_created_at_the_configured_address(stack: Stack, settings: Settings) -> None:
     minio, bucket = stack["minio"]["environment"], stack["bucket"]
     blob = settings.blob
     assert blob.access_key_id is not None
@@ -266,7 +266,7 @@ def test_the_bucket_is_made_where_atoll_looks(stack: Stack, settings: Settings) 
 
 
 @pytest.mark.parametrize("name", ["atoll", "schema"])
-def test_what_it_runs_is_a_command_of_atoll(stack: Stack, name: str) -> None:
+def test_every_service_command_is_a_command_of_atoll(stack: Stack, name: str) -> None:
     command = [sys.executable, "-m", "atoll.cli", *stack[name]["command"], "--help"]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -275,7 +275,7 @@ def test_what_it_runs_is_a_command_of_atoll(stack: Stack, name: str) -> None:
     assert "--data-dir" in done.stdout
 
 
-def test_health_is_asked_of_a_probe(stack: Stack, settings: Settings) -> None:
+def test_the_health_check_calls_a_probe(stack: Stack, settings: Settings) -> None:
     kind, program, option, code = stack["atoll"]["healthcheck"]["test"]
     compile(code, "healthcheck", "exec")
     address = re.search(r'"(http://[^"]+)"', code)
@@ -311,7 +311,7 @@ def test_services_have_a_health_check_and_are_restarted(
         assert {"interval", "timeout", "retries", "start_period"} <= check.keys(), name
 
 
-def test_stores_are_in_a_network_that_leads_nowhere(stack: Stack) -> None:
+def test_stores_are_in_an_internal_network(stack: Stack) -> None:
     networks = yaml.safe_load(COMPOSE.read_text())["networks"]
 
     assert networks["stores"] == {"internal": True}
@@ -351,7 +351,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, rest in split]
 
 
-def test_the_image_is_built_of_what_is_there(stack: Stack) -> None:
+def test_the_files_of_the_image_build_exist(stack: Stack) -> None:
     build = stack["atoll"]["build"]
     context = (DEPLOY / build["context"]).resolve()
     assert context / build["dockerfile"] == DOCKERFILE
@@ -370,7 +370,7 @@ def test_the_image_is_built_of_what_is_there(stack: Stack) -> None:
         assert f"!{source}" in allowed, source
 
 
-def test_all_that_the_build_of_the_package_reads_is_copied() -> None:
+def test_all_files_that_the_package_build_reads_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     copied = " ".join(rest for word, rest in instructions() if word == "COPY")
 
@@ -396,7 +396,7 @@ def test_the_image_has_the_locked_packages_and_runs_atoll() -> None:
     assert entry in scripts
 
 
-def test_the_images_python_is_that_of_instances() -> None:
+def test_the_image_and_instances_have_the_same_python_version() -> None:
     base = dict(instructions())["FROM"]
     minor = re.match(r"python:(\d+\.\d+)", DockerSettings().image)
 

@@ -52,7 +52,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_relative_link_leads_to_something(page: Path) -> None:
+def test_every_relative_link_has_a_target(page: Path) -> None:
     broken = []
     for link in LINK.findall(text_of(page)):
         if re.match(r"[a-z]+:", link):

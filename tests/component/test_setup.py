@@ -136,7 +136,7 @@ def is_set_up(venv: Path) -> bool:
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"])
-def test_certificates_that_are_named_for_one_tool_are_used_by_all(
+def test_a_certificate_configured_for_one_tool_is_used_by_all(
     clone: Path, venv: Path, index: Index, ca_file: Path, variable: str
 ) -> None:
     done = set_up(clone, venv, PIP_INDEX_URL=index.url, **{variable: str(ca_file)})
@@ -145,7 +145,7 @@ def test_certificates_that_are_named_for_one_tool_are_used_by_all(
     assert is_set_up(venv)
 
 
-def test_a_certificate_in_pip_s_settings_is_used_by_all(
+def test_a_certificate_in_the_settings_of_pip_is_used_by_all(
     clone: Path, venv: Path, index: Index, ca_file: Path
 ) -> None:
     # The environment's own file wins over those of the machine.
@@ -158,7 +158,7 @@ def test_a_certificate_in_pip_s_settings_is_used_by_all(
     assert is_set_up(venv)
 
 
-def test_the_system_s_certificates_are_used_by_default(
+def test_the_certificates_of_the_system_are_used_by_default(
     clone: Path, venv: Path, index: Index, ca_file: Path
 ) -> None:
     if shutil.which("bwrap") is None:
@@ -175,7 +175,7 @@ def test_the_system_s_certificates_are_used_by_default(
     assert is_set_up(venv)
 
 
-def test_an_unknown_certificate_is_refused_and_the_way_out_named(
+def test_an_unknown_certificate_is_refused_with_advice(
     clone: Path, venv: Path, index: Index
 ) -> None:
     done = set_up(clone, venv, PIP_INDEX_URL=index.url)

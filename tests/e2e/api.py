@@ -1,4 +1,4 @@
-"""The REST API as a stranger calls it: paths, JSON, and nothing of Atoll's own code."""
+"""The REST API as a client calls it: paths and JSON, without code of Atoll."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Api:
         self.http = http
 
     def create(self, **fields: Any) -> dict[str, Any]:
-        """A new session, as the answer tells it."""
+        """Create a session and return the response."""
         return answer(self.http.post(f"{V1}/sessions", json=fields), 201)
 
     def get(self, session_id: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Api:
         return sizes
 
     def pools(self) -> dict[str, dict[str, Any]]:
-        """What is told of the warm pools, by template."""
+        """State of the warm pools, by template."""
         items = answer(self.http.get(f"{V1}/pools"))["items"]
         return {item["template_id"]: item for item in items}
 
@@ -79,8 +79,8 @@ class Api:
         self, execution_id: str, after: str | None = None, *, heartbeats: bool = False
     ) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """
-        Id, name and content of each server-sent event, as it comes; unless they are asked for,
-        without heartbeats, of which there are as many as the machine is slow.
+        Yield the id, name and content of each server-sent event. Heartbeats are left out unless
+        requested, because their number depends on the speed of the machine.
         """
         headers = {} if after is None else {"Last-Event-ID": after}
         with self.http.stream(
@@ -88,7 +88,7 @@ class Api:
         ) as response:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")
-            for event in heard(response):
+            for event in read_events(response):
                 if heartbeats or event[1] != "heartbeat":
                     yield event
 
@@ -105,13 +105,13 @@ def session(api: Api, *volumes: dict[str, Any], **fields: Any) -> Iterator[str]:
 
 def sh(api: Api, session_id: str, line: str) -> str:
     """What the line printed; it is to go well."""
-    told = api.run(session_id, command=["sh", "-c", line])
-    assert told["exit_code"] == 0, told
-    return str(told["stdout"])
+    result = api.run(session_id, command=["sh", "-c", line])
+    assert result["exit_code"] == 0, result
+    return str(result["stdout"])
 
 
-def heard(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Id ("" where there is none), name and content of each event of a stream."""
+def read_events(response: httpx.Response) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Id (empty if missing), name and content of each event of a stream."""
     fields: dict[str, str] = {}
     for line in response.iter_lines():
         if line:
@@ -143,8 +143,8 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 def eventually(condition: Callable[[], object], seconds: float = 45.0) -> None:
     """
-    For what tells nobody when it happens. Waits for less than the minute after which a sweep mends
-    what was missed.
+    Poll a condition that has no event. Waits for less than the minute after which a sweep repairs
+    missed events.
     """
     deadline = time.monotonic() + seconds
     while not condition():

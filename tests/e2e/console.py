@@ -1,4 +1,4 @@
-"""A console as a stranger opens it: a WebSocket and the documented messages."""
+"""A console as a client opens it: a WebSocket and the documented messages."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ class Console:
         self.socket.send(data.encode() if isinstance(data, str) else data)
         return self
 
-    def say(self, **message: Any) -> Self:
+    def send_message(self, **message: Any) -> Self:
         self.socket.send(json.dumps(message))
         return self
 
-    def hear(self, timeout: float = PATIENCE) -> None:
+    def receive(self, timeout: float = PATIENCE) -> None:
         """Take one message."""
         message = self.socket.recv(timeout=timeout)
         if isinstance(message, bytes):
             self.output += message
             return
-        told = json.loads(message)
-        if told["type"] in ("stdout", "stderr"):
-            self.output += base64.b64decode(told["base64"])
-            self.position = told["position"]
-        elif told["type"] == "status":
-            self.statuses.append(told)
-        elif told["type"] == "error":
-            self.errors.append(told)
+        content = json.loads(message)
+        if content["type"] in ("stdout", "stderr"):
+            self.output += base64.b64decode(content["base64"])
+            self.position = content["position"]
+        elif content["type"] == "status":
+            self.statuses.append(content)
+        elif content["type"] == "error":
+            self.errors.append(content)
         else:
-            assert told["type"] == "exit"
-            self.exit = told
+            assert content["type"] == "exit"
+            self.exit = content
 
     def wait(self, met: Callable[[], object]) -> Self:
         deadline = time.monotonic() + PATIENCE
         while not met():
             try:
-                self.hear(max(0.0, deadline - time.monotonic()))
+                self.receive(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                heard = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
-                raise AssertionError(f"it did not come: {heard}") from None
+                state = f"{self.output[-500:]!r} {self.errors} {self.statuses}"
+                raise AssertionError(f"it did not come: {state}") from None
         return self
 
     def until(self, text: str) -> Self:
@@ -95,7 +95,7 @@ class Console:
         deadline = time.monotonic() + 60
         while True:
             try:
-                self.hear(max(0.0, deadline - time.monotonic()))
+                self.receive(max(0.0, deadline - time.monotonic()))
             except ConnectionClosed:
                 return self.socket.close_code, self.socket.close_reason
 

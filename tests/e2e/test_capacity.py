@@ -1,4 +1,4 @@
-"""How many run in a session at once, in what order, and when one more is refused."""
+"""How many executions of a session run concurrently, in what order, and when one is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for _ in range(20):
 print(most)
 os.unlink(f"in.{name}")
 """
-"""Counts how many others are at it, as long as it is itself."""
+"""Counts how many others run at the same time."""
 
 
 def entering(name: object) -> str:
@@ -34,7 +34,7 @@ def entering(name: object) -> str:
 
 
 def barrier(name: int, size: int) -> str:
-    """Code that ends only when so many run at once."""
+    """Code that ends only when this number of executions runs concurrently."""
     return (
         f"import os, time\nopen('at.{name}', 'w').close()\n"
         f"while sum(n.startswith('at.') for n in os.listdir()) < {size}: time.sleep(0.005)\n"
@@ -42,7 +42,7 @@ def barrier(name: int, size: int) -> str:
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 8])
-def test_so_many_run_at_once_and_never_one_more(api: Api, capacity: int) -> None:
+def test_a_session_runs_exactly_as_many_executions_as_its_capacity(api: Api, capacity: int) -> None:
     session = api.create(capacity=capacity)["id"]
     together = [api.submit(session, barrier(n, capacity)) for n in range(capacity)]
     for execution_id in together:
@@ -54,7 +54,7 @@ def test_so_many_run_at_once_and_never_one_more(api: Api, capacity: int) -> None
     api.end(session)
 
 
-def test_so_many_run_at_once_and_the_next_waits(api: Api) -> None:
+def test_an_execution_beyond_the_capacity_waits(api: Api) -> None:
     session = api.create(capacity=2)["id"]
     first = [api.submit(session, until(f"go{n}")) for n in range(2)]
     for execution_id in first:
@@ -72,11 +72,11 @@ def test_so_many_run_at_once_and_the_next_waits(api: Api) -> None:
     api.end(session)
 
 
-def test_those_who_wait_begin_in_order(api: Api) -> None:
+def test_queued_executions_start_in_order(api: Api) -> None:
     session = api.create(capacity=2)["id"]
     holding = [api.submit(session, until(f"go{n}"), timeout=300) for n in range(2)]
     waiting = [api.submit(session, f"print({n})") for n in range(10)]
-    # One place for all: of two that begin at once, either may be the first.
+    # One slot for all: of two that start together, either may be the first.
     api.put(session, "go0")
     for execution_id in waiting:
         assert api.result(execution_id)["status"] == "success"
@@ -90,7 +90,7 @@ def test_those_who_wait_begin_in_order(api: Api) -> None:
     api.end(session)
 
 
-def test_a_failure_a_time_out_and_a_cancellation_give_their_place_back(api: Api) -> None:
+def test_an_execution_that_fails_times_out_or_is_cancelled_frees_its_slot(api: Api) -> None:
     session = api.create(capacity=2)["id"]
     for _ in range(3):
         api.run(session, "1/0")
@@ -107,7 +107,7 @@ def test_a_failure_a_time_out_and_a_cancellation_give_their_place_back(api: Api)
 
 
 @pytest.mark.slow
-def test_a_full_queue_refuses_with_retry_after(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_full_queue_refuses_executions_with_retry_after(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__QUEUE_LIMIT="3") as server, server.client() as http:
         api = Api(http)
         session = str(api.create(capacity=2)["id"])
@@ -121,14 +121,14 @@ def test_a_full_queue_refuses_with_retry_after(bubblewrap: str, tmp_path: Path) 
                 return mine.post(f"{V1}/invocations", json=body)
 
         with ThreadPoolExecutor(8) as threads:
-            told = list(threads.map(one_more, range(8)))
-        accepted = [response for response in told if response.status_code == 202]
-        refused = [response for response in told if response.status_code != 202]
+            responses = list(threads.map(one_more, range(8)))
+        accepted = [response for response in responses if response.status_code == 202]
+        refused = [response for response in responses if response.status_code != 202]
         assert len(accepted) == 3
         for response in refused:
             problem(response, 429, "session_busy")
             assert re.fullmatch(r"[1-9]\d*", response.headers["retry-after"])
-        # One who was refused has left nothing behind.
+        # A refused request has left nothing behind.
         listed = answer(api.http.get(f"{V1}/invocations?session_id={session}"))["items"]
         assert len(listed) == 5
         # An id that is known needs no room.
@@ -141,21 +141,21 @@ def test_a_full_queue_refuses_with_retry_after(bubblewrap: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 65, 10**10, 1.5, "many", None], ids=str)
-def test_a_capacity_that_makes_no_sense_is_refused(api: Api, capacity: Any) -> None:
+def test_an_invalid_capacity_is_refused(api: Api, capacity: Any) -> None:
     refused = problem(
         api.http.post(f"{V1}/sessions", json={"capacity": capacity}), 422, "invalid_request"
     )
     assert "capacity" in (refused.get("field"), *(e["field"] for e in refused.get("errors", [])))
 
 
-def test_a_session_tells_its_capacity(api: Api, session: str) -> None:
+def test_a_session_reports_its_capacity(api: Api, session: str) -> None:
     assert api.get(session)["capacity"] == 1
     made = api.create(capacity=64)
     assert (made["capacity"], api.get(made["id"])["capacity"]) == (64, 64)
     api.end(made["id"])
 
 
-def test_a_session_keeps_its_capacity_over_a_new_instance(api: Api) -> None:
+def test_a_replaced_instance_keeps_the_capacity_of_its_session(api: Api) -> None:
     session = api.create(capacity=2)["id"]
     eventually(lambda: api.get(session)["status"] == "running")
     for turn in range(2):

@@ -1,6 +1,6 @@
 """
-Servers, executors, zygotes, instances and links die while clients work: nothing accepted is lost,
-nothing is said to have run that did not, and nothing is run twice where that is promised.
+Servers, executors, zygotes, instances and links die while clients work: no accepted execution is
+lost, none is reported as run that did not run, and none is run twice unless that is documented.
 
 `make chaos` does the same for minutes.
 """
@@ -16,12 +16,12 @@ from tests.e2e.chaos.torment import torment
 
 SECONDS = 4.0
 SEEDS = (42, None)
-"""One that is always the same, and one that is new each time and printed."""
+"""A fixed seed, and a random one that is printed."""
 
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_or_done_twice_while_everything_dies(
+def test_no_execution_is_lost_or_repeated_while_servers_and_instances_die(
     bubblewrap: str, tmp_path: Path, seed: int | None
 ) -> None:
     if seed is None:
@@ -30,7 +30,7 @@ def test_nothing_is_lost_or_done_twice_while_everything_dies(
     print(torment(tmp_path, seed, SECONDS))
 
 
-def test_nothing_is_lost_or_done_twice_while_one_of_two_servers_dies(
+def test_no_execution_is_lost_or_repeated_while_one_of_two_servers_dies(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     print(torment(tmp_path, 3, SECONDS, size=2))

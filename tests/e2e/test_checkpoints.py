@@ -1,4 +1,4 @@
-"""A session's files in the blob store, as a stranger meets them."""
+"""Files of sessions in the blob store, through the API."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def lose_workspace(server: Server, session: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_checkpoint_is_taken_when_it_is_asked_for(api: Api) -> None:
+def test_a_checkpoint_is_created_on_request(api: Api) -> None:
     session = api.create()["id"]
     problem(api.http.get(path_of(session)), 404, "checkpoint_not_found")
     problem(api.http.post(path_of(session)), 404, "checkpoint_not_found")
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_taken_when_it_is_asked_for(api: Api) -> None:
     problem(api.http.post(path_of("sess_nope")), 404, "session_not_found")
 
 
-def test_a_session_begins_with_the_files_of_another(api: Api) -> None:
+def test_a_session_can_start_from_the_files_of_another(api: Api) -> None:
     first = api.create()["id"]
     api.run(first, FILES)
     second = api.create(started_from=first)
@@ -93,7 +93,7 @@ def test_a_session_begins_with_the_files_of_another(api: Api) -> None:
     assert answer(api.http.get(path_of(first)))["kept_until"] is not None
 
 
-def test_a_session_without_files_is_no_beginning(api: Api) -> None:
+def test_a_session_without_files_cannot_be_started_from(api: Api) -> None:
     empty = api.create()["id"]
     refused = api.http.post(f"{V1}/sessions", json={"started_from": empty})
     problem(refused, 404, "checkpoint_not_found")
@@ -102,7 +102,7 @@ def test_a_session_without_files_is_no_beginning(api: Api) -> None:
 
 
 @pytest.mark.every_driver
-def test_files_that_were_lost_with_their_node_come_from_the_checkpoint(
+def test_files_lost_with_their_node_are_restored_from_the_checkpoint(
     server: Server, api: Api
 ) -> None:
     session = api.create()
@@ -119,7 +119,7 @@ def test_files_that_were_lost_with_their_node_come_from_the_checkpoint(
     assert after["container_id"] != session["container_id"]
 
 
-def test_a_damaged_last_save_is_passed_over_for_the_one_before(server: Server, api: Api) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(server: Server, api: Api) -> None:
     session = api.create()
     blobs = server.data_dir / "blobs" / "workspaces" / session["id"] / "data"
     api.run(session["id"], FILES)
@@ -148,7 +148,9 @@ def test_a_damaged_last_save_is_passed_over_for_the_one_before(server: Server, a
     problem(api.http.get(f"{V1}/sessions/{session['id']}/files"), 500, "checkpoint_damaged")
 
 
-def test_durability_of_an_execution_is_there_with_its_result(server: Server, api: Api) -> None:
+def test_with_durability_execution_a_checkpoint_exists_before_the_result(
+    server: Server, api: Api
+) -> None:
     session = api.create(durability="execution")
     assert session["durability"] == "execution"
     api.run(session["id"], FILES)
@@ -160,7 +162,7 @@ def test_durability_of_an_execution_is_there_with_its_result(server: Server, api
 
 
 @pytest.mark.every_driver
-def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
+def test_files_that_user_code_cannot_read_are_saved_too(api: Api) -> None:
     first = api.create()["id"]
     code = (
         "import os\nos.mkdir('shut')\nopen('shut/in', 'w').write('kept')\n"
@@ -180,7 +182,9 @@ def test_what_user_code_may_not_read_itself_is_kept_too(api: Api) -> None:
     assert directory in {"0o40000", *(["0o40700"] if watched else [])}
 
 
-def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_path: Path) -> None:
+def test_files_of_an_ended_session_are_removed_after_the_retention_time(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with Server(tmp_path, ATOLL_WORKSPACE__KEEP="0") as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -194,7 +198,7 @@ def test_what_a_session_leaves_goes_when_its_time_is_over(bubblewrap: str, tmp_p
         assert not left.exists()
 
 
-def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> None:
+def test_an_unused_session_leaves_no_checkpoint(server: Server, api: Api) -> None:
     session = api.create()["id"]
     api.end(session)
     eventually(
@@ -208,7 +212,7 @@ def test_a_session_that_did_nothing_leaves_nothing(server: Server, api: Api) -> 
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
+def test_files_of_an_ended_session_can_be_downloaded(api: Api) -> None:
     session = api.create()["id"]
     made = api.run(
         session,
@@ -244,7 +248,7 @@ def test_the_files_of_an_ended_session_can_still_be_had(api: Api) -> None:
     problem(api.http.put(f"{files}/new", content=b"x"), 409, "session_ended")
 
 
-def test_a_session_started_right_after_the_end_has_the_last_files(api: Api) -> None:
+def test_a_session_started_right_after_the_end_has_the_latest_files(api: Api) -> None:
     session = api.create()["id"]
     api.run(session, "for n in range(2000): open(str(n), 'w').write('old')")
     answer(api.http.post(path_of(session)))
@@ -254,7 +258,7 @@ def test_a_session_started_right_after_the_end_has_the_last_files(api: Api) -> N
     assert api.run(after, "print(open('1999').read())")["stdout"] == "last\n"
 
 
-def test_the_sdk_and_the_command_line_begin_with_files(server: Server, api: Api) -> None:
+def test_the_sdk_and_the_command_line_start_sessions_from_files(server: Server, api: Api) -> None:
     with Atoll(server.url, api_key=server.key) as atoll:
         with atoll.session(durability="execution") as first:
             first.run(FILES)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.component.sdk.test_sdk_tar import seen
+from tests.component.sdk.test_sdk_tar import listing_of
 
 if TYPE_CHECKING:
     from tests.harness import Server
@@ -27,20 +27,20 @@ class Atoll:
         self.env = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
 
     def __call__(
-        self, *words: str | bytes | Path, input: bytes | None = None
+        self, *arguments: str | bytes | Path, input: bytes | None = None
     ) -> tuple[int, bytes, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "atoll.cli", "session", *words],
+            [sys.executable, "-m", "atoll.cli", "session", *arguments],
             input=input, stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True, env=self.env, timeout=60, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr.decode()
 
-    def on_terminal(self, *words: str | Path) -> tuple[int, str]:
+    def on_terminal(self, *arguments: str | Path) -> tuple[int, str]:
         """Exit code and what was on the screen, when stderr is a terminal and stdout is not."""
         screen, terminal = pty.openpty()
         process = subprocess.Popen(
-            [sys.executable, "-m", "atoll.cli", "session", *words],
+            [sys.executable, "-m", "atoll.cli", "session", *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal,
             env={**self.env, "TERM": "xterm", "COLUMNS": "100"},
         )  # fmt: skip
@@ -50,7 +50,7 @@ class Atoll:
             while piece := os.read(screen, 65536):
                 shown += piece
         except OSError:
-            pass  # how a terminal says that nobody is left on its other side
+            pass  # how a terminal reports that the other side is closed
         finally:
             os.close(screen)
         return process.wait(60), shown.decode()
@@ -78,9 +78,9 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
         0, b"", "atoll: 2 file(s) copied, 15 bytes.\n",
     )  # fmt: skip
     code, out, _ = atoll("cp", f"{session}:tree", tmp_path / "out", "--json")
-    told = json.loads(out)
-    assert (code, told["files"], told["size"], told["left_out"]) == (0, 2, 15, [])
-    assert seen(tmp_path / "out") == seen(source)
+    content = json.loads(out)
+    assert (code, content["files"], content["size"], content["left_out"]) == (0, 2, 15, [])
+    assert listing_of(tmp_path / "out") == listing_of(source)
     assert (tmp_path / "out" / "sub" / "run").stat().st_mode & 0o777 == 0o755
     # One file by a name that is no text, both ways.
     assert atoll("cp", bad, f"{session}:in/")[0] == 0
@@ -96,7 +96,7 @@ def test_a_tree_is_copied_in_and_out(atoll: Atoll, session: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_only_a_file_is_copied_through_pipes(atoll: Atoll, session: str) -> None:
+def test_a_pipe_carries_a_single_file(atoll: Atoll, session: str) -> None:
     data = os.urandom(2_000_000)
     code, out, err = atoll("cp", "-", f"{session}:x", input=data)
     assert (code, out, err) == (0, b"", "atoll: 1 file(s) copied, 1.9 MiB.\n")

@@ -21,12 +21,12 @@ class Atoll:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        done = self._server.atoll("session", *words)
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        done = self._server.atoll("session", *arguments)
         return done.returncode, done.stdout, done.stderr
 
-    def json(self, *words: str) -> Any:
-        code, out, err = self(*words, "--json")
+    def json(self, *arguments: str) -> Any:
+        code, out, err = self(*arguments, "--json")
         assert (code, err) == (0, "")
         return json.loads(out)
 

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.quick
 ASK = "from atoll_session import ask\nprint(ask('Go on?', {'n': 1}))\n"
 
 
-def start(*words: str, **env: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "atoll.cli", *words],
+        [sys.executable, "-m", "atoll.cli", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -43,7 +43,7 @@ def test_ctrl_c_cancels_the_code_with_a_note(bubblewrap: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_without_a_terminal_a_question_is_refused(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_question_is_refused_without_a_terminal(bubblewrap: str, tmp_path: Path) -> None:
     with start("run", "--code", ASK, ATOLL_DATA_DIR=str(tmp_path)) as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, 'atoll: approval requested: Go on? {"n": 1}\n')
@@ -53,8 +53,8 @@ def test_without_a_terminal_a_question_is_refused(bubblewrap: str, tmp_path: Pat
 def test_a_question_is_answered_by_another_command(server: Server) -> None:
     to = {"ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
 
-    def done(*words: str) -> str:
-        with start(*words, **to) as process:
+    def done(*arguments: str) -> str:
+        with start(*arguments, **to) as process:
             out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         return out

@@ -30,7 +30,7 @@ SHELL = {"rows": 30, "cols": 100}
 @pytest.fixture
 def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
     """A server for one test to end or to kill."""
-    # Time for those who are connected to leave, longer than `stop` waits for its end.
+    # Time for connected clients to leave, longer than `stop` waits for the server.
     with Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="250") as server:
         yield server
 
@@ -40,13 +40,13 @@ def reader(server: Server, api: Api) -> dict[str, str]:
     """A key that may only read."""
     made: dict[str, str] = json.loads(keys(server, "create", "reader", "--scope", "read", "--json"))
     headers = {"Authorization": f"Bearer {made['key']}"}
-    # A key that another process made counts soon, not at once.
+    # A key created by another process becomes valid within seconds.
     eventually(lambda: api.http.get("/api/v1/sessions", headers=headers).status_code == 200)
     return made
 
 
-def keys(server: Server, *words: str) -> str:
-    done = preloaded.run("key", *words, "--data-dir", str(server.data_dir))
+def keys(server: Server, *arguments: str) -> str:
+    done = preloaded.run("key", *arguments, "--data-dir", str(server.data_dir))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -54,7 +54,7 @@ def keys(server: Server, *words: str) -> str:
 # A terminal
 
 
-def test_a_terminal_is_typed_to_and_ends_with_its_exit_code(api: Api, session: str) -> None:
+def test_a_terminal_takes_input_and_reports_the_exit_code(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
         shell.ready().send("echo $((6*7)); tty\n").until("42\r\n/dev/pts/")
@@ -65,39 +65,41 @@ def test_a_terminal_is_typed_to_and_ends_with_its_exit_code(api: Api, session: s
     assert api.execution(execution)["exit_code"] == 3
 
 
-def test_input_comes_as_bytes_text_or_base64(api: Api, session: str) -> None:
+def test_input_can_be_bytes_text_or_base64(api: Api, session: str) -> None:
     execution = begin(api, session, command=["cat", "-v"], terminal=SHELL)
     with console(api, execution) as cat:
         cat.ready().send(b"one\n").until("one\r\none\r\n")
-        cat.say(type="stdin", data="zwei é\n").until("zwei M-CM-)")
-        cat.say(type="stdin", base64=base64.b64encode(b"\xffthree\n").decode()).until("M-^?three")
-        cat.say(type="stdin", eof=True)
+        cat.send_message(type="stdin", data="zwei é\n").until("zwei M-CM-)")
+        cat.send_message(type="stdin", base64=base64.b64encode(b"\xffthree\n").decode()).until(
+            "M-^?three"
+        )
+        cat.send_message(type="stdin", eof=True)
         assert cat.ended()["exit_code"] == 0
 
 
-def test_the_size_follows_that_of_who_types(api: Api, session: str) -> None:
+def test_the_size_follows_the_typing_client(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
         shell.ready().send("stty size\n").until("30 100\r\n")
         shell.send("trap 'echo changed to `stty size`' WINCH; echo re''ady\n").until("ready\r\n")
-        shell.say(type="resize", rows=50, cols=132)
+        shell.send_message(type="resize", rows=50, cols=132)
         shell.send("stty size\n").until("50 132\r\n").send("\n").until("changed to 50 132")
         with console(api, execution) as other:
             other.until("50 132")
-            other.say(type="resize", rows=10, cols=10)
+            other.send_message(type="resize", rows=10, cols=10)
             other.send("x").refused("console_taken")
             shell.send("echo; stty size; echo still\n").until("still\r\n")
             assert b"10 10" not in shell.output
         shell.send("exit\n").ended()
 
 
-def test_a_size_that_is_told_before_it_runs_counts_when_it_does(api: Api, session: str) -> None:
+def test_a_size_sent_before_the_start_applies_at_the_start(api: Api, session: str) -> None:
     first = api.submit(session, "import time; time.sleep(60)")
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
         shell.wait(lambda: shell.typing)
         assert shell.statuses[-1]["status"] == "pending"
-        shell.say(type="resize", rows=33, cols=44)
+        shell.send_message(type="resize", rows=33, cols=44)
         shell.send("x").refused("execution_not_running")
         api.http.post(f"/api/v1/executions/{first}/cancel")
         shell.ready().send("stty size\n").until("33 44\r\n")
@@ -106,21 +108,21 @@ def test_a_size_that_is_told_before_it_runs_counts_when_it_does(api: Api, sessio
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("how", ["byte", "signal"])
-def test_an_interrupt_reaches_what_is_in_the_foreground(api: Api, session: str, how: str) -> None:
+def test_an_interrupt_reaches_the_foreground_process(api: Api, session: str, how: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
-        # In the foreground before it says so, which a list of commands is not.
+        # In the foreground before it prints, unlike a list of commands.
         shell.ready().send("sh -c \"echo be''gun; exec sleep 100\"\n").until("begun\r\n")
         if how == "byte":
             shell.send(b"\x03")
         else:
-            shell.say(type="signal", signal="INT")
+            shell.send_message(type="signal", signal="INT")
         shell.until("^C") if how == "byte" else None
         shell.send("echo an''d $?\n").until("and 130")
         shell.send("exit 0\n").ended()
 
 
-def test_python_on_a_terminal_is_interrupted_too(api: Api, session: str) -> None:
+def test_an_interrupt_reaches_python_on_a_terminal(api: Api, session: str) -> None:
     code = (
         "import time\ntry:\n    print('up', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt:\n    print('interrupted')"
@@ -132,38 +134,40 @@ def test_python_on_a_terminal_is_interrupted_too(api: Api, session: str) -> None
 
 
 @pytest.mark.parametrize(("name", "cause"), [("TERM", "SIGTERM"), ("KILL", "SIGKILL")])
-def test_a_signal_may_be_the_end(api: Api, session: str, name: str, cause: str) -> None:
+def test_a_signal_can_end_an_execution(api: Api, session: str, name: str, cause: str) -> None:
     execution = begin(api, session, command=["sleep", "100"], terminal=SHELL)
     with console(api, execution) as running:
-        running.ready().say(type="signal", signal=name)
+        running.ready().send_message(type="signal", signal=name)
         assert running.ended()["signal"] == cause
 
 
 # Pipes
 
 
-def test_pipes_are_watched_and_typed_to_as_well(api: Api, session: str) -> None:
+def test_executions_with_pipes_take_input_and_can_be_watched(api: Api, session: str) -> None:
     code = "import sys\nfor line in sys.stdin: print('got', line, end='', file=sys.stderr)\n"
     execution = begin(api, session, code=code, stdin_open=True)
     with console(api, execution) as running:
         running.ready()
         assert running.statuses[-1]["terminal"] is False
         running.send("one\n").until("got one\n")
-        running.say(type="resize", rows=2, cols=2).say(type="stdin", data="two\n", eof=True)
+        running.send_message(type="resize", rows=2, cols=2).send_message(
+            type="stdin", data="two\n", eof=True
+        )
         assert running.ended()["exit_code"] == 0
     assert running.output == b"got one\ngot two\n"
     assert api.execution(execution)["stderr"] == "got one\ngot two\n"
 
 
-def test_what_has_no_input_open_can_only_be_watched(api: Api, session: str) -> None:
+def test_an_execution_without_open_input_can_only_be_watched(api: Api, session: str) -> None:
     execution = api.submit(session, "import time\nprint('up', flush=True)\ntime.sleep(60)")
     with console(api, execution) as running:
         running.ready().until("up").send("x").refused("stdin_closed")
-        running.say(type="close", end=True)
+        running.send_message(type="close", end=True)
         assert running.ended()["status"] == "cancelled"
 
 
-def test_all_of_a_large_output_comes_in_order(api: Api, session: str) -> None:
+def test_a_large_output_arrives_completely_and_in_order(api: Api, session: str) -> None:
     execution = begin(api, session, command=["sh", "-c", "read x; seq 100000"], stdin_open=True)
     with console(api, execution) as running:
         running.ready().send("\n").ended()
@@ -177,7 +181,7 @@ def test_a_reattached_console_replays_its_output(api: Api, session: str) -> None
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as first:
         first.ready().send("echo fi''rst; X=kept\n").until("first\r\n")
-        first.say(type="close")
+        first.send_message(type="close")
         assert first.closed() == (1000, "detached")
     assert api.status(execution) == "running"
     with console(api, execution) as second:
@@ -203,7 +207,9 @@ def test_a_console_with_a_position_receives_only_later_output(api: Api, session:
     assert nothing.output == b""
 
 
-def test_one_that_has_ended_tells_its_output_and_its_end(api: Api, session: str) -> None:
+def test_a_console_of_an_ended_execution_replays_its_output_and_result(
+    api: Api, session: str
+) -> None:
     result = api.run(session, "import sys; print('out'); print('err', file=sys.stderr)")
     with console(api, result["execution_id"]) as late:
         assert late.ended()["exit_code"] == 0
@@ -211,7 +217,7 @@ def test_one_that_has_ended_tells_its_output_and_its_end(api: Api, session: str)
     assert [status["status"] for status in late.statuses] == ["completed"]
 
 
-def test_one_that_waits_and_is_cancelled_says_so(api: Api, session: str) -> None:
+def test_a_console_reports_that_a_queued_execution_was_cancelled(api: Api, session: str) -> None:
     first = api.submit(session, "import time; time.sleep(60)")
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as waiting:
@@ -224,7 +230,7 @@ def test_one_that_waits_and_is_cancelled_says_so(api: Api, session: str) -> None
 # Several
 
 
-def test_all_watch_and_the_first_types_until_it_leaves(api: Api, session: str) -> None:
+def test_the_first_client_types_until_it_leaves_and_all_watch(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with ExitStack() as stack:
         first = stack.enter_context(console(api, execution)).ready()
@@ -236,20 +242,20 @@ def test_all_watch_and_the_first_types_until_it_leaves(api: Api, session: str) -
         first.send("echo on''e\n")
         for each in (first, watcher, second, third):
             each.until("one\r\n")
-        first.say(type="close").closed()
+        first.send_message(type="close").closed()
         second.ready().send("echo tw''o\n")
         for each in (watcher, second, third):
             each.until("two\r\n")
         assert not third.typing
         assert not watcher.typing
-        # One that breaks off without a word leaves too.
+        # A client that disconnects without a message leaves too.
         second.socket.socket.close()
         third.ready().send("echo th''ree; exit\n")
         watcher.until("three\r\n").ended()
         assert third.ended() == watcher.exit
 
 
-def test_only_so_many_may_watch(api: Api, session: str) -> None:
+def test_the_number_of_watching_clients_is_limited(api: Api, session: str) -> None:
     execution = begin(api, session, terminal=SHELL)
     with ExitStack() as stack:
         for _ in range(64):
@@ -271,7 +277,7 @@ def memory_of(server: Server) -> int:
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_read_delays_no_other_and_fills_no_memory(own: Server) -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_uses_no_memory(own: Server) -> None:
     with own.client() as http, ExitStack() as stack:
         api = Api(http)
         session = api.create()["id"]
@@ -286,7 +292,7 @@ def test_a_client_that_does_not_read_delays_no_other_and_fills_no_memory(own: Se
         before = memory_of(own)
         shell.send("yes 0123456789abcdef | head -c 100000000; echo d''one; exit\n")
         while shell.exit is None:
-            shell.hear(60)
+            shell.receive(60)
             shell.output = shell.output[-100:]
         assert memory_of(own) - before < 64 << 20
         assert shell.ended()["exit_code"] == 0
@@ -297,13 +303,15 @@ def test_a_client_that_does_not_read_delays_no_other_and_fills_no_memory(own: Se
         assert deaf[0].closed()[0] != 1000
 
 
-def test_garbage_is_refused_and_too_much_of_it_is_the_end(api: Api, session: str) -> None:
+def test_an_invalid_message_is_refused_and_many_close_the_connection(
+    api: Api, session: str
+) -> None:
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:
         shell.ready()
         for message in ("garbage", "[]", '{"type":"resize","rows":-1}', "[" * 20_000):
             shell.socket.send(message)
-        shell.say(type="signal", signal="SEGV").refused("unknown_signal")
+        shell.send_message(type="signal", signal="SEGV").refused("unknown_signal")
         assert [error["code"] for error in shell.errors] == [*["bad_message"] * 4, "unknown_signal"]
         shell.send("echo st''ill\n").until("still\r\n")
         for _ in range(15):
@@ -312,22 +320,22 @@ def test_garbage_is_refused_and_too_much_of_it_is_the_end(api: Api, session: str
     api.http.post(f"/api/v1/executions/{execution}/cancel")
 
 
-def test_a_message_is_not_larger_than_it_may_be(api: Api, session: str) -> None:
+def test_the_size_of_a_message_is_limited(api: Api, session: str) -> None:
     execution = begin(api, session, command=["sleep", "100"], terminal=SHELL)
     with console(api, execution) as running:
         running.ready().send("x" * 65_536)
         running.send("x" * 65_537)
         assert running.closed()[0] == 1009
     with console(api, execution) as running:
-        # What is not read does not hold up what ends it.
-        running.ready().say(type="signal", signal="KILL")
+        # Unread output does not delay the close.
+        running.ready().send_message(type="signal", signal="KILL")
         assert running.ended()["signal"] == "SIGKILL"
 
 
-# Who may
+# Permissions
 
 
-def test_a_key_is_needed_and_may_come_as_a_web_page_sends_it(
+def test_a_key_is_required_and_can_be_sent_as_a_subprotocol(
     api: Api, session: str, server: Server
 ) -> None:
     execution = begin(api, session, terminal=SHELL)
@@ -346,17 +354,17 @@ def test_a_key_is_needed_and_may_come_as_a_web_page_sends_it(
     assert server.key not in server.stderr()
 
 
-def test_a_key_that_may_only_read_watches(api: Api, session: str, reader: dict[str, str]) -> None:
+def test_a_read_only_key_can_watch(api: Api, session: str, reader: dict[str, str]) -> None:
     execution = begin(api, session, terminal=SHELL)
     key = reader["key"]
     with console(api, execution, key=key) as watching, console(api, execution) as shell:
         watching.wait(lambda: watching.statuses)
         watching.send("no\n").refused("key_read_only")
         watching.errors.clear()
-        watching.say(type="signal", signal="INT").refused("key_read_only")
+        watching.send_message(type="signal", signal="INT").refused("key_read_only")
         watching.errors.clear()
-        watching.say(type="close", end=True).refused("key_read_only")
-        # It did not take the turn of one who may.
+        watching.send_message(type="close", end=True).refused("key_read_only")
+        # It did not take the turn of a client that may type.
         shell.ready().send("echo he''re; exit 0\n")
         watching.until("here\r\n")
         assert not watching.typing
@@ -364,7 +372,7 @@ def test_a_key_that_may_only_read_watches(api: Api, session: str, reader: dict[s
 
 
 @pytest.mark.slow
-def test_a_key_that_is_revoked_is_of_no_more_use(
+def test_a_revoked_key_closes_its_consoles(
     api: Api, session: str, server: Server, reader: dict[str, str]
 ) -> None:
     execution = begin(api, session, terminal=SHELL)
@@ -375,7 +383,7 @@ def test_a_key_that_is_revoked_is_of_no_more_use(
     api.http.post(f"/api/v1/executions/{execution}/cancel")
 
 
-def test_web_pages_of_elsewhere_may_not_connect(api: Api, session: str, server: Server) -> None:
+def test_pages_of_other_origins_cannot_connect(api: Api, session: str, server: Server) -> None:
     execution = begin(api, session, terminal=SHELL)
     for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "", "http://", "//x"):
         assert refusal(api, execution, headers={"Origin": origin}) == (403, "origin_refused")
@@ -384,7 +392,7 @@ def test_web_pages_of_elsewhere_may_not_connect(api: Api, session: str, server: 
         shell.ready().send("exit\n").ended()
 
 
-def test_what_is_not_there_is_not_found(api: Api) -> None:
+def test_unknown_executions_and_paths_are_not_found(api: Api) -> None:
     assert refusal(api, "exec_none") == (404, "execution_not_found")
     assert refusal(api, "x/y") == (404, "not_found")
     assert refusal(api, "exec_none", query={"format": "xml"}) == (422, "invalid_request")
@@ -398,7 +406,7 @@ def test_what_is_not_there_is_not_found(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_console_of_a_server_that_was_killed_is_found_again(own: Server) -> None:
+def test_a_client_can_reconnect_to_a_console_after_the_server_was_killed(own: Server) -> None:
     with own.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -423,7 +431,7 @@ def kill_instance(server: Server, api: Api, execution: str) -> None:
     os.kill(drivers.handle(server.data_dir, instance)["child"], signal.SIGKILL)
 
 
-def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> None:
+def test_a_console_follows_an_execution_to_its_next_attempt(own: Server) -> None:
     query = {"format": "json"}
     with own.client() as http:
         api = Api(http)
@@ -444,7 +452,7 @@ def test_an_instance_that_dies_is_followed_by_the_next_attempt(own: Server) -> N
         api.end(session)
 
 
-def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
+def test_a_terminal_execution_is_not_retried_after_its_instance_died(own: Server) -> None:
     with own.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -460,7 +468,7 @@ def test_a_terminal_whose_instance_dies_is_not_made_again(own: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_server_that_is_told_to_end_closes_consoles_at_once(own: Server) -> None:
+def test_a_server_that_shuts_down_closes_consoles_at_once(own: Server) -> None:
     with own.client() as http, ThreadPoolExecutor(1) as beside:
         api = Api(http)
         session = api.create()["id"]
@@ -478,7 +486,7 @@ def test_a_server_that_is_told_to_end_closes_consoles_at_once(own: Server) -> No
         api.end(session)
 
 
-def test_the_end_of_a_session_is_the_end_of_its_consoles(api: Api) -> None:
+def test_consoles_close_when_their_session_ends(api: Api) -> None:
     session = str(api.create()["id"])
     execution = begin(api, session, terminal=SHELL)
     with console(api, execution) as shell:

@@ -31,7 +31,7 @@ PNG = b"\x89PNG"
 
 
 class Context:
-    """One context of a session, as a stranger uses it."""
+    """One context of a session, through the API."""
 
     def __init__(self, api: Api, session: str, **fields: Any) -> None:
         self.api = api
@@ -114,7 +114,7 @@ def plain(api: Api) -> Iterator[Context]:
 # State
 
 
-def test_what_one_execution_leaves_is_there_for_the_next(context: Context) -> None:
+def test_state_of_a_context_persists_between_executions(context: Context) -> None:
     context.ok("import os\nx = 41\ndef f(n): return n + 1\nos.mkdir('d'); os.chdir('d')\n")
     context.ok("file = open('log', 'w'); file.write('kept')\nimport sys; sys.marked = True")
     assert context.value("f(x)") == "42"
@@ -123,7 +123,7 @@ def test_what_one_execution_leaves_is_there_for_the_next(context: Context) -> No
     assert context.value("sys.marked") == "True"
 
 
-def test_a_context_says_what_it_is(api: Api, session: str) -> None:
+def test_a_context_reports_its_fields(api: Api, session: str) -> None:
     api.put(session, "sub/file")
     context = Context(api, session, language="python", cwd="sub")
     shown = context.look()
@@ -136,7 +136,7 @@ def test_a_context_says_what_it_is(api: Api, session: str) -> None:
     assert answer(api.http.get(context.path))["items"] == [context.look()]
 
 
-def test_two_contexts_and_executions_without_one_are_separate(context: Context) -> None:
+def test_contexts_are_separate_from_each_other_and_from_plain_executions(context: Context) -> None:
     other = Context(context.api, context.session)
     context.ok("x = 1")
     other.ok("x = 2")
@@ -145,7 +145,7 @@ def test_two_contexts_and_executions_without_one_are_separate(context: Context) 
 
 
 @pytest.mark.every_driver
-def test_stdin_and_environment_are_those_of_the_execution(context: Context) -> None:
+def test_stdin_and_environment_belong_to_the_execution(context: Context) -> None:
     result = context.ok(
         "import os\nprint(input(), os.environ['WHO'])", stdin="a\nb\n", env={"WHO": "me"}
     )
@@ -159,7 +159,7 @@ def test_code_may_await(context: Context) -> None:
     assert context.value("import asyncio\nawait asyncio.sleep(0, 'woke')") == "'woke'"
 
 
-def test_exit_ends_the_execution_and_not_the_context(context: Context) -> None:
+def test_exit_ends_the_execution_but_not_the_context(context: Context) -> None:
     context.ok("x = 5")
     for code in ("exit(3)", "import sys; sys.exit(3)", "raise SystemExit(3)"):
         result = context.run(code)
@@ -167,10 +167,10 @@ def test_exit_ends_the_execution_and_not_the_context(context: Context) -> None:
     assert context.value("x") == "5"
 
 
-# What is shown
+# Displays and results
 
 
-def test_the_last_expression_and_displays_come_back_in_order(context: Context) -> None:
+def test_the_last_expression_and_displays_are_returned_in_order(context: Context) -> None:
     result = context.ok("print('out'); display('a', 2); 'b' + 'c'")
     assert [(shown["type"], shown["data"]["text/plain"]) for shown in result["results"]] == [
         ("display", "'a'"), ("display", "2"), ("result", "'bc'"),
@@ -181,7 +181,7 @@ def test_the_last_expression_and_displays_come_back_in_order(context: Context) -
     assert context.value("1; 2") == "2"
 
 
-def test_every_form_that_a_value_has_is_told(context: Context) -> None:
+def test_every_representation_of_a_value_is_returned(context: Context) -> None:
     shown = context.ok("""
 class Rich:
     def __repr__(self): return "plain"
@@ -207,7 +207,7 @@ Rich()
     assert shown["metadata"]["image/jpeg"] == {"width": 3}
 
 
-def test_a_bundle_of_its_own_is_told_as_it_is(context: Context) -> None:
+def test_a_custom_mime_bundle_is_returned_unchanged(context: Context) -> None:
     results = context.ok(
         "class Own:\n"
         "    def _repr_mimebundle_(self, include=None, exclude=None):\n"
@@ -220,7 +220,7 @@ def test_a_bundle_of_its_own_is_told_as_it_is(context: Context) -> None:
     ]
 
 
-def test_figures_are_shown_at_the_end_and_by_show_once(context: Context) -> None:
+def test_figures_are_shown_once_at_the_end_or_by_show(context: Context) -> None:
     context.ok("import matplotlib.pyplot as plt", timeout=60, wait=60)
     for code in (
         "plt.plot([1, 2, 3]);",
@@ -236,22 +236,22 @@ def test_figures_are_shown_at_the_end_and_by_show_once(context: Context) -> None
     assert context.value("plt.get_fignums()") == "[]"
 
 
-def test_drawing_prints_nothing_and_leaves_nothing_but_the_figure(api: Api) -> None:
+def test_drawing_prints_nothing_and_leaves_only_the_figure(api: Api) -> None:
     session = str(api.create(**SHELLS["ipython"])["id"])
     code = (
         "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.savefig('figure.png')\nplt.close()"
     )
     for context in ({}, {"context_id": Context(api, session).id}):
         result = api.run(session, code, timeout=60, wait=60, **context)
-        # What it says where it takes longer than five seconds.
-        told = [line for line in result["stderr"].splitlines() if "font cache" not in line]
-        assert (result["exit_code"], told) == (0, [])
+        # Output if it takes longer than five seconds.
+        received = [line for line in result["stderr"].splitlines() if "font cache" not in line]
+        assert (result["exit_code"], received) == (0, [])
         assert result["artifacts"] == ["figure.png"]
     assert api.names(session) == ["figure.png"]
     api.end(session)
 
 
-def test_a_table_of_pandas_comes_as_html_and_text(context: Context) -> None:
+def test_a_pandas_table_is_returned_as_html_and_text(context: Context) -> None:
     (shown,) = context.ok("import pandas\npandas.DataFrame({'a': [1, 2]})", timeout=60, wait=60)[
         "results"
     ]
@@ -260,18 +260,18 @@ def test_a_table_of_pandas_comes_as_html_and_text(context: Context) -> None:
 
 
 @pytest.mark.every_driver
-def test_results_stay_with_the_record_and_are_told_as_events(context: Context) -> None:
+def test_results_are_stored_with_the_record_and_sent_as_events(context: Context) -> None:
     execution = context.submit("print('first')\ndisplay('x' * 200_000)\nprint('then')\n7")
     result = context.api.result(execution)
     assert [len(s["data"]["text/plain"]) for s in result["results"]] == [200_002, 1]
     assert context.api.execution(execution)["results"] == result["results"]
-    told = [(name, content) for _, name, content in context.api.events(execution)]
-    assert [content for name, content in told if name == "display"] == result["results"]
-    order = [name for name, _ in told if name in ("stdout", "display")]
+    events = [(name, content) for _, name, content in context.api.events(execution)]
+    assert [content for name, content in events if name == "display"] == result["results"]
+    order = [name for name, _ in events if name in ("stdout", "display")]
     assert order[0] == "stdout"
 
 
-def test_magics_and_the_shell_work_where_there_is_ipython(api: Api) -> None:
+def test_magics_and_shell_commands_work_with_ipython(api: Api) -> None:
     session = str(api.create(**SHELLS["ipython"])["id"])
     context = Context(api, session)
     assert context.ok("!echo hey")["stdout"] == "hey\n"
@@ -313,7 +313,7 @@ def test_an_error_has_a_name_a_value_and_a_traceback(context: Context) -> None:
 # Interrupts, time-outs, ends
 
 
-def test_an_interrupt_keeps_what_was_there(context: Context) -> None:
+def test_an_interrupt_keeps_the_state(context: Context) -> None:
     context.ok("x = 1")
     for code in (
         "while True: pass",
@@ -334,7 +334,7 @@ def test_an_interrupt_keeps_what_was_there(context: Context) -> None:
     assert context.value("x") == "1"
 
 
-def test_a_timeout_interrupts_and_keeps_what_was_there(context: Context) -> None:
+def test_a_timeout_interrupts_and_keeps_the_state(context: Context) -> None:
     context.ok("x = 1")
     result = context.run("x = 2\nimport time; time.sleep(60)", timeout=2)
     assert (result["status"], result["cause"]) == ("timeout", "timeout")
@@ -353,7 +353,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_code_that_heeds_no_interrupt_is_ended_with_its_context(context: Context) -> None:
+def test_code_that_ignores_the_interrupt_is_ended_with_its_context(context: Context) -> None:
     context.ok("1")
     result = context.run(STUBBORN, timeout=2)
     assert (result["status"], result["stdout"]) == ("timeout", "never\n")
@@ -373,7 +373,7 @@ def test_a_cancellation_interrupts_too(context: Context) -> None:
     assert context.value("x") == "1"
 
 
-def test_a_restart_forgets_all_and_cancels_what_runs(context: Context) -> None:
+def test_a_restart_clears_the_state_and_cancels_the_running_execution(context: Context) -> None:
     context.ok("x = 1")
     execution = context.submit("open('began', 'w').close()\nimport time; time.sleep(60)")
     eventually(lambda: "began" in context.api.names(context.session))
@@ -385,7 +385,7 @@ def test_a_restart_forgets_all_and_cancels_what_runs(context: Context) -> None:
 
 
 @pytest.mark.every_driver
-def test_a_deleted_context_is_gone(context: Context) -> None:
+def test_a_deleted_context_cancels_its_execution_and_is_not_found(context: Context) -> None:
     execution = context.submit("open('began', 'w').close()\nimport time; time.sleep(60)")
     eventually(lambda: "began" in context.api.names(context.session))
     context.delete()
@@ -405,7 +405,7 @@ def test_a_deleted_context_is_gone(context: Context) -> None:
     [("import os; os._exit(4)", 4, None), ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV")],
     ids=["exit", "crash"],
 )
-def test_a_process_that_ends_takes_its_execution_with_it(
+def test_a_context_process_that_exits_ends_its_execution(
     plain: Context, code: str, exit_code: int, signal: str | None
 ) -> None:
     result = plain.run(f"import sys; print('said', flush=True)\n{code}")
@@ -433,7 +433,7 @@ def test_a_context_survives_the_zygote(plain: Context) -> None:
     assert plain.value("2") == "2"
 
 
-def test_a_context_goes_with_the_instance(plain: Context, directory: Path) -> None:
+def test_a_context_ends_with_its_instance(plain: Context, directory: Path) -> None:
     instance = plain.api.get(plain.session)["container_id"]
     os.kill(drivers.handle(directory, instance)["child"], signal.SIGKILL)
     eventually(lambda: plain.api.http.get(f"{plain.path}/{plain.id}").status_code == 404)
@@ -448,7 +448,7 @@ def test_a_context_goes_with_the_instance(plain: Context, directory: Path) -> No
 # Refusals
 
 
-def test_what_has_no_context_is_refused(api: Api, session: str) -> None:
+def test_a_context_that_is_not_supported_is_refused(api: Api, session: str) -> None:
     path = f"{V1}/sessions/{session}/contexts"
     for language in ("javascript", "shell", "cobol"):
         refused = api.http.post(path, json={"language": language})
@@ -468,7 +468,7 @@ def test_what_has_no_context_is_refused(api: Api, session: str) -> None:
     problem(api.http.get(f"{V1}/sessions/sess_nope/contexts"), 404, "session_not_found")
 
 
-def test_a_session_has_so_many_contexts_and_no_more(plain: Context) -> None:
+def test_the_number_of_contexts_of_a_session_is_limited(plain: Context) -> None:
     api, path = plain.api, plain.path
     contexts = [plain, *(Context(api, plain.session) for _ in range(15))]
     problem(api.http.post(path, json={}), 409, "too_many_contexts")
@@ -477,7 +477,7 @@ def test_a_session_has_so_many_contexts_and_no_more(plain: Context) -> None:
     assert contexts[15].value("1") == "1"
 
 
-def test_a_context_runs_one_thing_at_a_time(api: Api) -> None:
+def test_a_context_runs_one_execution_at_a_time(api: Api) -> None:
     session = str(api.create(capacity=2, **SHELLS["plain"])["id"])
     context = Context(api, session)
     first = context.submit(until("go"))
@@ -490,7 +490,7 @@ def test_a_context_runs_one_thing_at_a_time(api: Api) -> None:
     api.end(session)
 
 
-def test_executions_wait_their_turn_in_a_session_of_one(plain: Context) -> None:
+def test_executions_in_contexts_are_queued_at_a_capacity_of_one(plain: Context) -> None:
     first = plain.submit(until("go") + "x = 1")
     second = plain.submit("print(x)")
     plain.api.put(plain.session, "go")
@@ -498,7 +498,7 @@ def test_executions_wait_their_turn_in_a_session_of_one(plain: Context) -> None:
     assert plain.api.result(second)["stdout"] == "1\n"
 
 
-def test_a_request_repeated_with_its_key_makes_one_context(api: Api, session: str) -> None:
+def test_a_request_repeated_with_its_key_creates_one_context(api: Api, session: str) -> None:
     path, headers = f"{V1}/sessions/{session}/contexts", {"Idempotency-Key": f"one-{session}"}
     made: list[Any] = []
 
@@ -516,7 +516,7 @@ def test_a_request_repeated_with_its_key_makes_one_context(api: Api, session: st
     assert len(answer(api.http.get(path))["items"]) == 1
 
 
-def test_code_in_a_context_stages_files_and_hears_messages(plain: Context) -> None:
+def test_code_in_a_context_stages_files_and_receives_messages(plain: Context) -> None:
     result = plain.ok(
         "import os, pathlib\npathlib.Path(os.environ['ATOLL_STAGING'], 'made').write_text('x');\n"
         "os.environ['ATOLL_EXECUTION_ID']"

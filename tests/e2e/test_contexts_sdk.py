@@ -24,9 +24,7 @@ def session(server: Server) -> Iterator[Session]:
         yield session
 
 
-def test_a_context_keeps_variables_and_gives_back_what_is_shown(
-    session: Session, tmp_path: Path
-) -> None:
+def test_a_context_keeps_variables_and_returns_displays(session: Session, tmp_path: Path) -> None:
     with session.context() as context:
         assert context.run("x = 6").results == ()
         result = context.run("display(x)\nx * 7")
@@ -109,9 +107,11 @@ async def test_the_asynchronous_client_has_contexts_too(server: Server) -> None:
         assert [found.id async for found in session.contexts()] == [context.id]
 
 
-def test_the_command_line_has_contexts(session: Session, server: Server, tmp_path: Path) -> None:
-    def atoll(*words: str, code: int = 0, given: str = "") -> str:
-        done = server.atoll("context", *words, input=given)
+def test_the_command_line_manages_contexts(
+    session: Session, server: Server, tmp_path: Path
+) -> None:
+    def atoll(*arguments: str, code: int = 0, given: str = "") -> str:
+        done = server.atoll("context", *arguments, input=given)
         assert done.returncode == code, done.stderr
         return done.stdout.strip()
 
@@ -131,7 +131,7 @@ def test_the_command_line_has_contexts(session: Session, server: Server, tmp_pat
     assert json.loads(atoll("list", session.id, "--json")) == []
 
 
-async def test_a_context_can_be_had_with_and_without_a_block(server: Server) -> None:
+async def test_a_context_can_be_used_with_and_without_a_block(server: Server) -> None:
     async with AsyncAtoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
         async with session.context() as context:
             assert (await context.run("1")).results[0].text == "1"
@@ -142,7 +142,7 @@ async def test_a_context_can_be_had_with_and_without_a_block(server: Server) -> 
         assert [found async for found in session.contexts()] == []
 
 
-def test_a_context_that_is_left_open_is_warned_about(session: Session) -> None:
+def test_a_context_left_open_causes_a_warning(session: Session) -> None:
     def leave_open() -> None:
         session.context()
         gc.collect()
@@ -151,7 +151,7 @@ def test_a_context_that_is_left_open_is_warned_about(session: Session) -> None:
         leave_open()
 
 
-def test_a_key_is_for_one_run_with_and_without_callbacks(session: Session) -> None:
+def test_a_key_names_one_run_with_and_without_callbacks(session: Session) -> None:
     with session.context() as context:
         context.run("n = 0")
         first = context.run("n += 1\nn", idempotency_key=context.id)

@@ -1,4 +1,4 @@
-"""Talking to what runs: stdin, messages, questions, and what is said too early or too late."""
+"""Conversations with running code: stdin, messages, questions, and requests at the wrong time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASK = (
 READ = (
     "import sys\nprint('ready', flush=True)\nfor line in sys.stdin.buffer: print(line, flush=True)"
 )
-"""Says each line that it reads."""
+"""Prints each line that it reads."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def cancel(api: Api, execution_id: str) -> httpx.Response:
     return api.http.post(f"{V1}/executions/{execution_id}/cancel")
 
 
-def asked(api: Api, execution_id: str) -> dict[str, Any]:
+def wait_for_question(api: Api, execution_id: str) -> dict[str, Any]:
     """Wait until it asks; the question."""
     return next(data for _, name, data in api.events(execution_id) if name == "approval")
 
@@ -65,13 +65,13 @@ def waits(api: Api, execution_id: str) -> None:
 # stdin
 
 
-def test_stdin_is_typed_until_its_end(api: Api, session: str) -> None:
+def test_stdin_is_written_until_it_is_closed(api: Api, session: str) -> None:
     execution_id = api.submit(session, READ, stdin="first\n", stdin_open=True)
     events = api.events(execution_id)
-    said = (data["text"] for _, name, data in events if name == "stdout")
-    text = next(said)
+    output = (data["text"] for _, name, data in events if name == "stdout")
+    text = next(output)
     while "first" not in text:
-        text += next(said)
+        text += next(output)
     for given, seen in (
         ({"stdin": "ä\n"}, "ä\n".encode()),
         ({"stdin_base64": base64.b64encode(b"\x00\xff\n").decode()}, b"\x00\xff\n"),
@@ -80,14 +80,14 @@ def test_stdin_is_typed_until_its_end(api: Api, session: str) -> None:
     ):
         assert answer(inject(api, execution_id, **given))["status"] == "running"
         if seen is not None:
-            assert next(said) == f"{seen!r}\n"
+            assert next(output) == f"{seen!r}\n"
     answer(inject(api, execution_id, stdin="last", eof=True))
-    assert next(said) == f"{b'last'!r}\n"
+    assert next(output) == f"{b'last'!r}\n"
 
     assert api.result(execution_id)["status"] == "success"
 
 
-def test_an_end_alone_is_enough(api: Api, session: str) -> None:
+def test_closing_stdin_without_data_is_enough(api: Api, session: str) -> None:
     execution_id = api.submit(session, "import sys\nprint(sys.stdin.read())", stdin_open=True)
     api.await_status(execution_id, "running")
     answer(inject(api, execution_id, eof=True))
@@ -96,7 +96,7 @@ def test_an_end_alone_is_enough(api: Api, session: str) -> None:
 
 
 @pytest.mark.parametrize("stdin", [None, "given"], ids=["none", "given"])
-def test_stdin_that_was_not_left_open_takes_no_more(
+def test_stdin_that_was_not_left_open_takes_no_input(
     api: Api, session: str, stdin: str | None
 ) -> None:
     execution_id = api.submit(session, until("go"), stdin=stdin)
@@ -107,7 +107,7 @@ def test_stdin_that_was_not_left_open_takes_no_more(
     assert api.result(execution_id)["status"] == "success"
 
 
-def test_stdin_that_has_ended_takes_no_more(api: Api, session: str) -> None:
+def test_closed_stdin_takes_no_input(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go"), stdin_open=True)
     api.await_status(execution_id, "running")
     answer(inject(api, execution_id, stdin="x", eof=True))
@@ -116,7 +116,7 @@ def test_stdin_that_has_ended_takes_no_more(api: Api, session: str) -> None:
     api.result(execution_id)
 
 
-def test_stdin_that_nobody_reads_is_bounded(api: Api, session: str) -> None:
+def test_unread_stdin_is_bounded(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go"), stdin_open=True)
     api.await_status(execution_id, "running")
     most = "x" * 1024 * 1024
@@ -145,7 +145,7 @@ def test_messages_are_read_in_order_once(api: Api, session: str) -> None:
     assert api.result(execution_id)["stdout"] == f"ready\n{given}\n"
 
 
-def test_messages_that_nobody_reads_are_bounded(api: Api, session: str) -> None:
+def test_unread_messages_are_bounded(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go"), timeout=300)
     api.await_status(execution_id, "running")
     for _ in range(1000):
@@ -175,7 +175,7 @@ def test_messages_that_nobody_reads_are_bounded(api: Api, session: str) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_an_injection_that_makes_no_sense_is_refused(
+def test_an_invalid_injection_is_refused(
     api: Api, session: str, body: dict[str, Any], field: str
 ) -> None:
     execution_id = api.submit(session, until("go"), stdin_open=True)
@@ -185,7 +185,7 @@ def test_an_injection_that_makes_no_sense_is_refused(
     api.put(session, "go")
 
 
-# Too early, too late, to nobody
+# Requests at the wrong time or for unknown executions
 
 
 SAID: list[tuple[str, dict[str, Any], str]] = [
@@ -248,9 +248,7 @@ def test_input_for_an_unknown_execution_or_ended_session_is_refused(
     ],
     ids=str,
 )
-def test_an_answer_that_makes_no_sense_is_refused(
-    api: Api, body: dict[str, Any], field: str
-) -> None:
+def test_an_invalid_answer_is_refused(api: Api, body: dict[str, Any], field: str) -> None:
     refused = problem(resume(api, "exec_nobody", **body), 422, "invalid_request")
     assert [item["field"] for item in refused["errors"]] == [field]
 
@@ -271,7 +269,7 @@ def test_an_answer_that_makes_no_sense_is_refused(
 )
 def test_a_person_answers(api: Api, session: str, given: dict[str, Any], printed: str) -> None:
     execution_id = api.submit(session, ASK)
-    question = asked(api, execution_id)
+    question = wait_for_question(api, execution_id)
     assert question == {
         "id": "1", "state": "asked", "question": "Go?", "data": {"n": 1},
         "timeout": question["timeout"],
@@ -283,10 +281,10 @@ def test_a_person_answers(api: Api, session: str, given: dict[str, Any], printed
 
     assert api.result(execution_id)["stdout"] == f"{printed}\n"
     assert approval(api, execution_id) is None
-    told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-    assert told[0] == question
-    assert (told[1]["id"], told[1]["state"]) == ("1", "answered")
-    assert (told[1]["approved"], told[1]["answer"]) == (given["approved"], given.get("answer"))
+    events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+    assert events[0] == question
+    assert (events[1]["id"], events[1]["state"]) == ("1", "answered")
+    assert (events[1]["approved"], events[1]["answer"]) == (given["approved"], given.get("answer"))
     late = resume(api, execution_id, approved=True)
     # Which of the two depends on how long ago it was answered.
     code = late.json()["code"]
@@ -294,19 +292,19 @@ def test_a_person_answers(api: Api, session: str, given: dict[str, Any], printed
     assert problem(late, 409, code)["status_now"] == "completed"
 
 
-def test_of_many_answers_at_once_one_counts(api: Api, server: Server, session: str) -> None:
+def test_only_one_of_many_concurrent_answers_counts(api: Api, server: Server, session: str) -> None:
     execution_id = api.submit(session, ASK + "\n" + until("go"))
     waits(api, execution_id)
 
-    def give(number: int) -> tuple[int, int, str]:
+    def send_answer(number: int) -> tuple[int, int, str]:
         with server.client() as http:
             response = resume(Api(http), execution_id, approved=True, answer=number)
             return number, response.status_code, response.json().get("code", "")
 
     with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(give, range(8)))
-    (good,) = [number for number, status, _ in told if status == 200]
-    assert {code for _, status, code in told if status == 409} <= {"already_answered"}
+        responses = list(threads.map(send_answer, range(8)))
+    (good,) = [number for number, status, _ in responses if status == 200]
+    assert {code for _, status, code in responses if status == 409} <= {"already_answered"}
     refused = problem(resume(api, execution_id, approved=False), 409, "already_answered")
     assert refused["status_now"] == "running"
     api.put(session, "go")
@@ -315,19 +313,21 @@ def test_of_many_answers_at_once_one_counts(api: Api, server: Server, session: s
 
 
 @pytest.mark.slow
-def test_a_question_is_refused_by_time(bubblewrap: str, tmp_path: Path) -> None:
+def test_an_unanswered_question_is_refused_after_its_timeout(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__APPROVAL_TIMEOUT="0.3") as own, calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ASK)
-        question = asked(api, execution_id)
+        question = wait_for_question(api, execution_id)
         assert question["timeout"] == 0.3
         assert api.result(execution_id)["stdout"] == "False None timeout\n"
-        told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-        assert (told[1]["state"], told[1]["reason"]) == ("refused", "timeout")
+        events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+        assert (events[1]["state"], events[1]["reason"]) == ("refused", "timeout")
         problem(resume(api, execution_id, approved=True), 409, "no_approval")
 
 
-def test_a_question_is_refused_by_cancelling(bubblewrap: str, tmp_path: Path) -> None:
+def test_cancelling_an_execution_refuses_its_question(bubblewrap: str, tmp_path: Path) -> None:
     env = {"ATOLL_POOL__SIZE": "0", "ATOLL_EXECUTION__CANCEL_GRACE": "20"}
     with Server(tmp_path, **env) as own, calling(own) as api:
         session = api.create()["id"]
@@ -337,13 +337,13 @@ def test_a_question_is_refused_by_cancelling(bubblewrap: str, tmp_path: Path) ->
         assert answer(cancel(api, execution_id))["status"] == "cancelled"
 
         assert api.result(execution_id)["stdout"] == "False None cancelled\nover\n"
-        told = [data for _, name, data in api.events(execution_id) if name == "approval"]
-        assert (told[1]["state"], told[1]["reason"]) == ("refused", "cancelled")
+        events = [data for _, name, data in api.events(execution_id) if name == "approval"]
+        assert (events[1]["state"], events[1]["reason"]) == ("refused", "cancelled")
         problem(resume(api, execution_id, approved=True), 409, "no_approval")
         api.end(session)
 
 
-def test_questions_one_after_the_other_and_at_once(api: Api, session: str) -> None:
+def test_questions_can_be_asked_in_turn_and_at_once(api: Api, session: str) -> None:
     code = (
         "import threading\nfrom atoll_session import ask\ngot = {}\n"
         "def go(n): got[n] = ask(str(n)).answer\n"
@@ -373,8 +373,8 @@ def test_an_answer_that_is_too_large_is_refused(api: Api, session: str) -> None:
     waits(api, execution_id)
     for large in ("x" * 40_000, ["ä"] * 40_000):
         refused = resume(api, execution_id, approved=True, answer=large)
-        told = problem(refused, 422, "invalid_request")
-        assert [item["field"] for item in told["errors"]] == ["answer"]
+        error = problem(refused, 422, "invalid_request")
+        assert [item["field"] for item in error["errors"]] == ["answer"]
     answer(resume(api, execution_id, approved=True))
     assert api.result(execution_id)["stdout"] == "True None None\n"
 
@@ -392,12 +392,12 @@ def test_a_question_outlives_the_control_plane(own: Server) -> None:
         assert approval(api, execution_id) == before
         answer(resume(api, execution_id, approved=True, answer="after"))
         assert api.result(execution_id)["stdout"] == "True after None\n"
-        told = [data["state"] for _, name, data in api.events(execution_id) if name == "approval"]
-        assert told == ["asked", "answered"]
+        events = [data["state"] for _, name, data in api.events(execution_id) if name == "approval"]
+        assert events == ["asked", "answered"]
 
 
 @pytest.mark.slow
-def test_a_question_outlives_a_control_plane_that_is_told_to_end(own: Server) -> None:
+def test_a_question_outlives_a_graceful_shutdown_of_the_control_plane(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ASK, timeout=120)
@@ -411,7 +411,7 @@ def test_a_question_outlives_a_control_plane_that_is_told_to_end(own: Server) ->
 
 
 @pytest.mark.slow
-def test_what_was_answered_before_a_restart_is_not_asked_again(own: Server) -> None:
+def test_a_question_answered_before_a_restart_is_not_repeated(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ASK + "\n" + until("go"), timeout=120)
@@ -428,7 +428,7 @@ def test_what_was_answered_before_a_restart_is_not_asked_again(own: Server) -> N
 
 
 @pytest.mark.slow
-def test_a_question_goes_with_its_instance_and_is_asked_anew(own: Server) -> None:
+def test_a_question_ends_with_its_instance_and_is_repeated_by_the_next_attempt(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ASK, timeout=120)

@@ -20,16 +20,16 @@ from tests.servers.process import DatabaseServer
 SERVERS = ("mariadb", "postgresql")
 
 
-def atoll(*words: str, input: str = "", **env: str) -> Result:
-    return CliRunner().invoke(app, list(words), input=input, env=env)
+def atoll(*arguments: str, input: str = "", **env: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=input, env=env)
 
 
 def current(**env: str) -> tuple[int, str | None, str]:
-    """The exit code, the revision and the state that `atoll db current` tells."""
+    """The exit code, the revision and the state that `atoll db current` prints."""
     done = atoll("db", "current", "--json", **env)
-    told = json.loads(done.stdout)
-    assert told["head"] == HEAD
-    return done.exit_code, told["revision"], told["state"]
+    content = json.loads(done.stdout)
+    assert content["head"] == HEAD
+    return done.exit_code, content["revision"], content["state"]
 
 
 @pytest.fixture(params=["sqlite", *SERVERS])
@@ -49,7 +49,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.quick
-def test_the_schema_goes_up_and_down_and_is_told(env: dict[str, str]) -> None:
+def test_db_commands_upgrade_downgrade_and_report_the_schema(env: dict[str, str]) -> None:
     assert current(**env) == (1, None, "missing")
 
     assert atoll("db", "upgrade", "0001", **env).stdout == "base -> 0001\n"
@@ -64,7 +64,7 @@ def test_the_schema_goes_up_and_down_and_is_told(env: dict[str, str]) -> None:
     assert current(**env) == (1, "0001", "outdated")
 
 
-def test_a_downgrade_asks_first(env: dict[str, str]) -> None:
+def test_a_downgrade_asks_for_confirmation(env: dict[str, str]) -> None:
     assert atoll("db", "upgrade", **env).exit_code == 0
 
     for answer in ("", "n\n"):
@@ -76,7 +76,7 @@ def test_a_downgrade_asks_first(env: dict[str, str]) -> None:
     assert atoll("db", "downgrade", "base", input="y\n", **env).stdout == f"{HEAD} -> base\n"
 
 
-def test_mistakes_have_codes(env: dict[str, str], tmp_path: Path) -> None:
+def test_errors_of_db_commands_have_codes(env: dict[str, str], tmp_path: Path) -> None:
     unknown = atoll("db", "upgrade", "0815", **env)
     assert unknown.exit_code == 1
     assert "(unknown_revision)" in unknown.stderr
@@ -90,7 +90,9 @@ def test_mistakes_have_codes(env: dict[str, str], tmp_path: Path) -> None:
         assert len(away.stderr.splitlines()) == 1
 
 
-def test_no_schema_is_taken_down_under_a_server(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_schema_cannot_be_downgraded_while_a_server_runs(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with Server(tmp_path) as server, server.client() as client:
         refused = atoll("db", "downgrade", "base", "--yes", "--data-dir", str(tmp_path))
         assert refused.exit_code == 1
@@ -98,7 +100,7 @@ def test_no_schema_is_taken_down_under_a_server(bubblewrap: str, tmp_path: Path)
         assert client.get("/api/v1/sessions").status_code == 200
 
 
-def test_a_server_refuses_a_database_without_schema_and_says_the_command(
+def test_a_server_refuses_a_database_without_schema_and_names_the_command(
     bubblewrap: str, url: str, tmp_path: Path
 ) -> None:
     env = {"ATOLL_DATABASE_URL": url, "ATOLL_DATA_DIR": str(tmp_path)}

@@ -15,7 +15,7 @@ exit 1
 """
 
 
-def test_a_server_that_gets_no_control_group_starts_and_logs_why(bubblewrap: str) -> None:
+def test_a_server_without_a_control_group_starts_and_logs_the_reason(bubblewrap: str) -> None:
     unprivileged.require()
     with unprivileged.directory() as home, socket.socket(socket.AF_UNIX) as bus:
         for name in ("data", "bin", "cgroup"):

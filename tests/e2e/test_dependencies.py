@@ -41,8 +41,8 @@ def index() -> Iterator[Index]:
 def server(
     bubblewrap: str, index: Index, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("server")
-    with Server(place, ATOLL_PACKAGES__INDEX_URL=index.url) as running:
+    directory = tmp_path_factory.mktemp("server")
+    with Server(directory, ATOLL_PACKAGES__INDEX_URL=index.url) as running:
         yield running
 
 
@@ -98,24 +98,24 @@ def equipped(api: Api) -> Iterator[str]:
     ],
     ids=["code", "command", "shell"],
 )  # fmt: skip
-def test_all_that_runs_python_finds_the_packages_and_what_they_need(
+def test_all_python_code_finds_the_packages_and_their_dependencies(
     api: Api, equipped: str, fields: dict[str, Any]
 ) -> None:
     assert api.run(equipped, **fields)["stdout"] == "1.2 2.0\n"
 
 
-def test_a_context_finds_them(api: Api, equipped: str) -> None:
+def test_a_context_finds_the_packages(api: Api, equipped: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{equipped}/contexts", json={}), 201)
     result = api.run(equipped, "import greet; print(greet.version)", context_id=context["id"])
     assert result["stdout"] == "1.2\n", result
 
 
-def test_programs_that_they_bring_are_on_the_path(api: Api, equipped: str) -> None:
+def test_programs_of_packages_are_on_the_path(api: Api, equipped: str) -> None:
     assert api.run(equipped, command=["hello-greet"])["stdout"] == "greet 1.2\n"
     assert api.run(equipped, "hello-greet", language="shell")["stdout"] == "greet 1.2\n"
 
 
-def test_what_the_user_set_comes_first(api: Api, equipped: str) -> None:
+def test_files_and_variables_of_the_user_take_precedence(api: Api, equipped: str) -> None:
     api.put(equipped, "mine/greet.py", b"version = 'mine'")
     code = "import greet, lower; print(greet.version, lower.version)"
     env = {"PYTHONPATH": "/workspace/mine", "PATH": "/usr/bin:/bin"}
@@ -124,28 +124,28 @@ def test_what_the_user_set_comes_first(api: Api, equipped: str) -> None:
     assert printed.startswith("/usr/bin:/bin:/opt/atoll/packages/")
 
 
-def test_versions_and_the_log_are_told(api: Api, equipped: str) -> None:
-    told = answer(api.http.get(f"{V1}/sessions/{equipped}/dependencies"))
-    assert told == {
+def test_versions_and_the_log_can_be_read(api: Api, equipped: str) -> None:
+    response = answer(api.http.get(f"{V1}/sessions/{equipped}/dependencies"))
+    assert response == {
         "status": "installed",
         "requested": ["greet>=1.1"],
         "installed": ["greet==1.2", "lower==2.0"],
         "message": None,
     }
-    assert api.get(equipped)["dependencies"] == told
-    said = log_of(api, equipped)
-    assert "Looking for greet>=1.1." in said
-    assert "Installed: greet==1.2 lower==2.0" in said
+    assert api.get(equipped)["dependencies"] == response
+    log = log_of(api, equipped)
+    assert "Looking for greet>=1.1." in log
+    assert "Installed: greet==1.2 lower==2.0" in log
 
 
 def test_the_password_and_address_of_the_index_are_never_shown(
     api: Api, equipped: str, server: Server, index: Index
 ) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("not-on-the-index"))
-    told = log_of(api, equipped) + log_of(api, failed["session_id"]) + str(failed)
-    told += api.run(equipped, "import os; print(os.environ)")["stdout"] + server.stderr()
-    assert "index-password" not in told
-    assert f":{index.port}" not in told
+    log = log_of(api, equipped) + log_of(api, failed["session_id"]) + str(failed)
+    log += api.run(equipped, "import os; print(os.environ)")["stdout"] + server.stderr()
+    assert "index-password" not in log
+    assert f":{index.port}" not in log
 
 
 def test_extras_bring_their_packages(api: Api) -> None:
@@ -154,10 +154,10 @@ def test_extras_bring_their_packages(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_a_session_without_packages_has_none(api: Api) -> None:
+def test_a_session_without_packages_has_an_empty_list(api: Api) -> None:
     session = api.create()["id"]
-    told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-    assert (told["requested"], told["installed"]) == ([], [])
+    response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+    assert (response["requested"], response["installed"]) == ([], [])
     assert log_of(api, session) == ""
     assert api.run(session, "import greet")["exit_code"] == 1
     api.end(session)
@@ -183,7 +183,7 @@ def test_a_cached_set_needs_no_index_and_uses_a_ready_instance(
     api.end(session["id"])
 
 
-def test_sessions_that_ask_at_once_share_one_installation(api: Api, index: Index) -> None:
+def test_concurrent_sessions_share_one_installation(api: Api, index: Index) -> None:
     index.add("popular", "3.0")
     held = index.hold("/files/popular-3.0-py3-none-any.whl")
     with ThreadPoolExecutor(4) as threads:
@@ -198,10 +198,10 @@ def test_sessions_that_ask_at_once_share_one_installation(api: Api, index: Index
         api.end(session["id"])
 
 
-# While it goes on
+# During an installation
 
 
-def test_it_can_be_watched_while_it_installs(api: Api, index: Index) -> None:
+def test_an_installation_can_be_followed(api: Api, index: Index) -> None:
     index.add("slow", "1.0")
     held = index.hold("/files/slow-1.0-py3-none-any.whl")
     response = api.http.post(f"{V1}/sessions?wait=0", json={"dependencies": wanted("slow")})
@@ -220,7 +220,7 @@ def test_it_can_be_watched_while_it_installs(api: Api, index: Index) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_was_interrupted_by_a_kill_is_finished_after_the_next_start(
+def test_an_installation_interrupted_by_a_kill_is_finished_after_the_next_start(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -243,7 +243,7 @@ def test_one_that_was_interrupted_by_a_kill_is_finished_after_the_next_start(
 # Failures
 
 
-def test_what_is_not_on_the_index_fails_the_session(api: Api) -> None:
+def test_a_package_missing_from_the_index_fails_the_session(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("needs-nothing-there"))
     assert "not-on-the-index" in failed["detail"]
     session = api.get(failed["session_id"])
@@ -252,7 +252,7 @@ def test_what_is_not_on_the_index_fails_the_session(api: Api) -> None:
     assert "not-on-the-index" in log_of(api, failed["session_id"])
 
 
-def test_a_session_can_do_without_packages_that_fail(api: Api) -> None:
+def test_packages_can_be_optional(api: Api) -> None:
     session = api.create(dependencies=wanted("not-on-the-index"), fail_on_dependency_error=False)
     assert session["status"] == "running"
     assert session["dependencies"]["status"] == "failed"
@@ -261,12 +261,12 @@ def test_a_session_can_do_without_packages_that_fail(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_source_is_not_built_unless_settings_allow_it(api: Api) -> None:
+def test_a_source_package_is_not_built_unless_settings_allow_it(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("only-source"))
     assert "source" in failed["detail"]
 
 
-def test_another_version_than_the_templates_is_a_conflict(api: Api) -> None:
+def test_a_version_other_than_that_of_the_template_is_a_conflict(api: Api) -> None:
     versions = api.create()["id"]
     code = "import importlib.metadata as m; print(m.version('pip'))"
     has = api.run(versions, code)["stdout"].strip()
@@ -283,7 +283,7 @@ def test_another_version_than_the_templates_is_a_conflict(api: Api) -> None:
     api.end(session["id"])
 
 
-def test_what_a_package_needs_is_held_against_the_template_too(api: Api) -> None:
+def test_dependencies_of_a_package_are_checked_against_the_template_too(api: Api) -> None:
     failed = refused(api, 422, "dependency_failed", dependencies=wanted("needs-other-pip"))
     assert "pip 9001.0 (the template has" in failed["detail"]
     session = api.create(dependencies=wanted("needs-other-pip"), allow_version_conflicts=True)
@@ -312,7 +312,7 @@ def test_what_a_package_needs_is_held_against_the_template_too(api: Api) -> None
     ],
     ids=str,
 )
-def test_only_names_and_versions_are_taken(
+def test_only_names_and_versions_are_accepted(
     api: Api, index: Index, dependency: dict[str, str]
 ) -> None:
     asked = len(index.asked)
@@ -320,7 +320,7 @@ def test_only_names_and_versions_are_taken(
     assert len(index.asked) == asked
 
 
-def test_a_package_is_named_once_and_there_are_at_most_fifty(api: Api) -> None:
+def test_a_package_is_listed_once_and_at_most_fifty_are_allowed(api: Api) -> None:
     twice = [{"name": "greet"}, {"name": "Greet", "version": "==1.0"}]
     refused(api, 422, "invalid_request", dependencies=twice)
     refused(api, 422, "invalid_request", dependencies=wanted(*(f"p{i}" for i in range(51))))
@@ -330,51 +330,51 @@ def test_a_package_is_named_once_and_there_are_at_most_fifty(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_packages_can_be_added_to_a_session_that_runs(api: Api) -> None:
+def test_packages_can_be_added_to_a_running_session(api: Api) -> None:
     session = api.create()["id"]
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     assert api.run(session, "kept = 1", context_id=context)["exit_code"] == 0
-    told = answer(add(api, session, "lower<2"))
-    assert told["installed"] == ["lower==1.0"]
+    response = answer(add(api, session, "lower<2"))
+    assert response["installed"] == ["lower==1.0"]
     code = "import lower; print(lower.version)"
     assert api.run(session, code)["stdout"] == "1.0\n"
     assert api.run(session, f"{code}; print(kept)", context_id=context)["stdout"] == "1.0\n1\n"
-    told = answer(add(api, session, "greet==1.2"))
-    assert told["requested"] == ["greet==1.2", "lower<2"]
+    response = answer(add(api, session, "greet==1.2"))
+    assert response["requested"] == ["greet==1.2", "lower<2"]
     assert api.run(session, "import greet, lower; print(lower.version)")["stdout"] == "1.0\n"
     assert api.run(session, "import greet", context_id=context)["exit_code"] == 0
     assert api.run(session, command=["hello-greet"])["stdout"] == "greet 1.2\n"
-    assert api.get(session)["dependencies"] == told
+    assert api.get(session)["dependencies"] == response
     api.end(session)
 
 
-def test_adding_that_fails_leaves_what_was_there(api: Api) -> None:
+def test_a_failed_addition_keeps_the_installed_packages(api: Api) -> None:
     session = api.create(dependencies=wanted("lower==1.0"))["id"]
     problem(add(api, session, "not-on-the-index"), 422, "dependency_failed")
     problem(add(api, session, "pip>9000"), 409, "version_conflict")
-    told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-    assert (told["status"], told["installed"]) == ("installed", ["lower==1.0"])
+    response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+    assert (response["status"], response["installed"]) == ("installed", ["lower==1.0"])
     assert api.run(session, "import lower; print(lower.version)")["stdout"] == "1.0\n"
     api.end(session)
     problem(add(api, session, "lower"), 409, "session_ended")
 
 
-def test_one_addition_at_a_time(api: Api, index: Index) -> None:
+def test_only_one_addition_runs_at_a_time(api: Api, index: Index) -> None:
     index.add("later", "1.0")
     held = index.hold("/files/later-1.0-py3-none-any.whl")
     session = api.create()["id"]
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(add, api, session, "later")
         assert held.asked.wait(30)
-        told = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
-        assert (told["status"], told["requested"]) == ("installing", ["later"])
+        response = answer(api.http.get(f"{V1}/sessions/{session}/dependencies"))
+        assert (response["status"], response["requested"]) == ("installing", ["later"])
         problem(add(api, session, "lower"), 409, "install_in_progress")
         held.go.set()
         assert answer(first.result(60))["installed"] == ["later==1.0"]
     api.end(session)
 
 
-def test_packages_survive_the_instance(api: Api) -> None:
+def test_packages_survive_a_replaced_instance(api: Api) -> None:
     session = api.create()["id"]
     assert answer(add(api, session, "lower==1.0"))["status"] == "installed"
     api.run(session, "import os; os.kill(os.getppid(), 9)")
@@ -383,7 +383,7 @@ def test_packages_survive_the_instance(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) -> None:
+def test_an_index_that_answers_in_html_works(bubblewrap: str, tmp_path: Path) -> None:
     with Index(html=True) as index:
         index.add("greet", "1.2", requires=["lower"]).add("lower", "2.0")
         with (
@@ -399,7 +399,7 @@ def test_an_index_that_tells_in_html_will_do(bubblewrap: str, tmp_path: Path) ->
 # The SDK and the command line
 
 
-def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -> None:
+def test_the_sdk_creates_sessions_with_packages_and_adds_some(server: Server, api: Api) -> None:
     with Atoll(server.url, api_key=server.key) as atoll:
         wanted_here: list[str | dict[str, str]] = [
             "greet >= 1.1",
@@ -419,9 +419,11 @@ def test_the_sdk_creates_with_packages_and_adds_some(server: Server, api: Api) -
             atoll.sessions.create(dependencies=["-r requirements.txt"])
 
 
-def test_the_command_line_does_the_same(server: Server, api: Api) -> None:
-    def run(*words: str) -> str:
-        done = server.atoll("session", *words)
+def test_the_command_line_creates_sessions_with_packages_and_adds_some(
+    server: Server, api: Api
+) -> None:
+    def run(*arguments: str) -> str:
+        done = server.atoll("session", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

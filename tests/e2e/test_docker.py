@@ -45,8 +45,8 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def server(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("docker")
-    with Server(place, **QUICK, **drivers.settings(dockerd.url)).with_constants(
+    directory = tmp_path_factory.mktemp("docker")
+    with Server(directory, **QUICK, **drivers.settings(dockerd.url)).with_constants(
         QUICK_RETRIES
     ) as running:
         yield running
@@ -68,8 +68,8 @@ def mortal(image_archives: Archives, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def lone(mortal: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that uses the engine `mortal`."""
-    place = tmp_path_factory.mktemp("lone")
-    with Server(place, **QUICK, **drivers.settings(mortal.url)).with_constants(
+    directory = tmp_path_factory.mktemp("lone")
+    with Server(directory, **QUICK, **drivers.settings(mortal.url)).with_constants(
         QUICK_RETRIES
     ) as running:
         yield running
@@ -102,13 +102,17 @@ def attempts(api: Api, execution: str) -> list[str | None]:
 
 
 def test_a_docker_node_reports_its_type_and_capabilities(api: Api) -> None:
-    told = node(api)
+    reported = node(api)
 
-    assert (told["type"], told["status"], told["problem"]) == ("docker", "healthy", None)
-    assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(told["provides"])
-    assert {"pause", "copy"} <= set(told["features"])
+    assert (reported["type"], reported["status"], reported["problem"]) == (
+        "docker",
+        "healthy",
+        None,
+    )
+    assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids", "seccomp"} <= set(reported["provides"])
+    assert {"pause", "copy"} <= set(reported["features"])
     # Each with a reason.
-    assert all(told["missing"].values())
+    assert all(reported["missing"].values())
 
 
 @pytest.mark.quick
@@ -201,23 +205,23 @@ def test_containers_end_when_no_server_connects_for_a_while(
 def test_gc_removes_containers_and_mounts_of_a_removed_data_directory(
     api: Api, dockerd: Dockerd, session: str, tmp_path: Path
 ) -> None:
-    place = tmp_path / "gone"
-    place.mkdir()
+    directory = tmp_path / "gone"
+    directory.mkdir()
     settings = drivers.settings(dockerd.url)
-    server = Server(place, **QUICK, **settings).with_constants(QUICK_RETRIES).start()
+    server = Server(directory, **QUICK, **settings).with_constants(QUICK_RETRIES).start()
     with calling(server) as other:
         name = container(other, other.create()["id"])
     server.stop(signal.SIGKILL)
     # Mount points cannot be removed.
-    shutil.rmtree(place, ignore_errors=True)
-    assert mounted_below(place)
+    shutil.rmtree(directory, ignore_errors=True)
+    assert mounted_below(directory)
 
     done = preloaded.run("gc", "--json", env=settings)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
-    assert (found["data_dir"], found["containers"]) == (str(place), 1)
+    assert (found["data_dir"], found["containers"]) == (str(directory), 1)
     assert name.removeprefix("atoll-") not in names(dockerd)
-    assert not mounted_below(place)
+    assert not mounted_below(directory)
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
@@ -330,8 +334,8 @@ def test_orphaned_containers_are_removed_when_the_server_starts(
             session = api.create()
             labels = dockerd.inspect(container(api, session["id"]))["Config"]["Labels"]
         orphan, stranger = ids.instance_id(), ids.instance_id()
-        begin(dockerd, orphan, labels["atoll.node"])
-        begin(dockerd, stranger, "somebody else's")
+        create_orphan(dockerd, orphan, labels["atoll.node"])
+        create_orphan(dockerd, stranger, "somebody else's")
         server.stop(signal.SIGKILL)
         server.start()
         try:
@@ -343,7 +347,7 @@ def test_orphaned_containers_are_removed_when_the_server_starts(
             assert api.run(session["id"], "print(1)")["stdout"] == "1\n"
 
 
-def begin(dockerd: Dockerd, instance_id: str, node: str) -> None:
+def create_orphan(dockerd: Dockerd, instance_id: str, node: str) -> None:
     """A container with a node's labels that its server did not make."""
     about = {
         "Image": PYTHON,

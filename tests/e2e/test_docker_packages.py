@@ -92,9 +92,9 @@ def test_a_session_has_its_packages_and_their_dependencies(
         assert api.run(made, CODE)["stdout"] == "1.2 2.0\n"
         assert api.run(made, command=["python3", "-c", CODE])["stdout"] == "1.2 2.0\n"
         assert api.run(made, command=["hello-greet"])["stdout"] == "greet 1.2\n"
-        said = log_of(api, made)
-        assert "Installed: greet==1.2 lower==2.0" in said
-        assert "index-password" not in said
+        log = log_of(api, made)
+        assert "Installed: greet==1.2 lower==2.0" in log
+        assert "index-password" not in log
     assert installs(server, dockerd) == []
     asked = len(index.asked)
     with session(api, dependencies=[{"name": "greet", "version": ">=1.1"}]) as made:
@@ -105,8 +105,8 @@ def test_a_session_has_its_packages_and_their_dependencies(
 def test_packages_can_be_added_to_a_running_session(api: Api) -> None:
     with session(api) as made:
         body = {"dependencies": [{"name": "lower"}]}
-        told = answer(api.http.post(f"{V1}/sessions/{made}/dependencies", json=body))
-        assert told["installed"] == ["lower==2.0"]
+        response = answer(api.http.post(f"{V1}/sessions/{made}/dependencies", json=body))
+        assert response["installed"] == ["lower==2.0"]
         assert api.run(made, "import lower; print(lower.version)")["stdout"] == "2.0\n"
 
 
@@ -135,9 +135,9 @@ def test_a_template_can_have_packages(api: Api) -> None:
 def test_a_package_missing_from_the_index_fails_and_leaves_nothing(
     api: Api, server: Server, dockerd: Dockerd
 ) -> None:
-    why, said = refused(api, "needs-nothing-there")
+    why, log = refused(api, "needs-nothing-there")
     assert "not-on-the-index" in why
-    assert "not-on-the-index" in said
+    assert "not-on-the-index" in log
     assert installs(server, dockerd) == []
 
 
@@ -165,9 +165,9 @@ def test_an_installation_of_a_killed_control_plane_ends_and_is_repeated(
     with Index() as index:
         index.add("greet", "1.0")
         held = index.hold("/files/greet-1.0-py3-none-any.whl")
-        place = tmp_path / "server"
-        place.mkdir()
-        with Server(place, **settings(own_dockerd, index)) as server:
+        directory = tmp_path / "server"
+        directory.mkdir()
+        with Server(directory, **settings(own_dockerd, index)) as server:
             with server.client() as http:
                 body = {"dependencies": [{"name": "greet"}], "timeout": 600}
                 made = answer(http.post(f"{V1}/sessions?wait=0", json=body), 201)["id"]
@@ -251,12 +251,12 @@ def test_a_source_build_has_no_network_no_host_files_and_no_privileges(
         addresses = [*(("127.0.0.1", port) for port in ports), ("192.0.2.1", 80)]
         paths = [str(secret), str(server.data_dir / "key"), str(dockerd.socket), "/root/.ssh"]
         index.add_source("nosy", code=NOSY.format(addresses=addresses, paths=paths))
-        _, said = refused(api, "nosy")
-    assert said.count("no way to") >= 3, said
-    assert said.count("not there") >= 4
-    assert "rights 1000 0000000000000000 1 2" in said
+        _, log = refused(api, "nosy")
+    assert log.count("no way to") >= 3, log
+    assert log.count("not there") >= 4
+    assert "rights 1000 0000000000000000 1 2" in log
     for bad in ("REACHED", "SEEN", "WROTE", "index-password", "ATOLL_"):
-        assert bad not in said, said
+        assert bad not in log, log
     assert installs(server, dockerd) == []
 
 
@@ -288,15 +288,15 @@ def test_a_source_build_reaches_only_the_index(api: Api, index: Index) -> None:
     with Index() as outside:
         outside.add("elsewhere")
         index.add_source("asks", code=ASKS.replace("PORT", str(outside.port)))
-        _, said = refused(api, "asks")
+        _, log = refused(api, "asks")
         assert outside.asked == []
-    lines = [line.strip() for line in said.splitlines() if "->" in line]
-    assert len({line for line in lines if "403" in line}) == 6, said
+    lines = [line.strip() for line in log.splitlines() if "->" in line]
+    assert len({line for line in lines if "403" in line}) == 6, log
     fine = "GET /simple/lower/ -> b'HTTP/1.1 200 '"
-    assert [line for line in lines if "403" not in line][:2] == [fine, fine], said
+    assert [line for line in lines if "403" not in line][:2] == [fine, fine], log
 
 
-def test_a_successful_source_build_leaves_nothing_running(
+def test_a_successful_source_build_leaves_no_processes(
     api: Api, server: Server, dockerd: Dockerd, index: Index
 ) -> None:
     stays = "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 100)\n    import time\n"
@@ -326,8 +326,8 @@ def test_a_source_build_that_exhausts_resources_or_forges_answers_fails(
     if name == "fills-unnamed" and "disk_quota" not in provides(api):
         pytest.skip("this node has no file systems of their own for installations")
     index.add_source(name, code=code)
-    _, said = refused(api, name)
-    assert len(said) < 300 * 1024
+    _, log = refused(api, name)
+    assert len(log) < 300 * 1024
     assert installs(server, dockerd) == []
 
 

@@ -28,16 +28,16 @@ STATIC_PROGRAM = "ldconfig"
 @pytest.fixture(scope="module")
 def engine(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Dockerd:
     """With an image that has only one program, and an image with an entry point."""
-    place = tmp_path_factory.mktemp("static")
+    directory = tmp_path_factory.mktemp("static")
     program = shutil.which(STATIC_PROGRAM, path="/usr/sbin:/sbin")
     assert program is not None
-    with tarfile.open(place / "static.tar", "w") as packed:
+    with tarfile.open(directory / "static.tar", "w") as packed:
         packed.add(program, f"bin/{STATIC_PROGRAM}")
-    dockerd.import_image(place / "static.tar", STATIC, "ENV PATH=/bin")
-    with tarfile.open(place / "entry.tar", "w") as packed:
-        packed.add(build_image(place / "entry", python=False, tools=("bash", "echo")), ".")
+    dockerd.import_image(directory / "static.tar", STATIC, "ENV PATH=/bin")
+    with tarfile.open(directory / "entry.tar", "w") as packed:
+        packed.add(build_image(directory / "entry", python=False, tools=("bash", "echo")), ".")
     changes = ('ENTRYPOINT ["/bin/echo","hello"]', 'CMD ["world"]')
-    dockerd.import_image(place / "entry.tar", ENTRY, *changes)
+    dockerd.import_image(directory / "entry.tar", ENTRY, *changes)
     return dockerd
 
 
@@ -52,8 +52,8 @@ def api(
         "ATOLL_DOCKER__STORAGE": request.param,
         "ATOLL_POOL__SIZE": "0",
     }
-    place = tmp_path_factory.mktemp("server")
-    with Server(place, "--stop-sessions", **env) as server, server.client() as http:
+    directory = tmp_path_factory.mktemp("server")
+    with Server(directory, "--stop-sessions", **env) as server, server.client() as http:
         api = Api(http)
         for name, image in (("shell", SHELL), ("static", STATIC), ("entry", ENTRY)):
             create(api, id=name, image=image)
@@ -65,15 +65,15 @@ def create(api: Api, **fields: Any) -> dict[str, Any]:
     made = answer(api.http.post(f"{V1}/templates", json={"name": "x", **fields}), 201)
     path = f"{V1}/templates/{made['id']}"
     eventually(lambda: answer(api.http.get(path))["status"] in ("ready", "failed"), 60)
-    told = answer(api.http.get(path))
-    assert told["status"] == "ready", told
-    return told
+    response = answer(api.http.get(path))
+    assert response["status"] == "ready", response
+    return response
 
 
 def test_shell_and_commands_are_those_of_the_image(api: Api) -> None:
     with session(api, template_id="shell") as made:
-        told = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
-        assert told["stdout"].endswith("from the image"), told
+        result = api.run(made, "echo $BASH_VERSION; cat /etc/mark", language="shell")
+        assert result["stdout"].endswith("from the image"), result
         assert api.run(made, command=["uname"])["stdout"] == "Linux\n"
         lost = api.run(made, command=["perl", "-v"])
         assert (lost["exit_code"], lost["error"]["code"]) == (127, "command_not_found")
@@ -88,14 +88,14 @@ print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True
 
 def test_an_image_without_python_runs_python_code(api: Api) -> None:
     with session(api, template_id="shell") as made:
-        told = api.run(made, PROBE)
+        result = api.run(made, PROBE)
         place = "/run/atoll/python"
-        assert told["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", told
+        assert result["stdout"] == f"{place}/bin/python3 {place}\nb'42\\n'\n", result
         # As a program, too, for shells and for scripts of packages.
         assert api.run(made, command=["python3", "-c", "print(1)"])["stdout"] == "1\n"
-        told = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
+        result = api.run(made, "python3 -c 'import os; print(os.environ.get(\"PYTHONHOME\"))'",
                        language="shell")  # fmt: skip
-        assert told["stdout"] == "None\n", told
+        assert result["stdout"] == "None\n", result
 
 
 def test_code_cannot_change_the_mounted_interpreter(api: Api) -> None:
@@ -122,8 +122,8 @@ def test_a_context_keeps_its_state_on_the_mounted_interpreter(api: Api) -> None:
 
 def test_an_image_with_only_a_static_program_works(api: Api) -> None:
     with session(api, template_id="static") as made:
-        told = api.run(made, command=[STATIC_PROGRAM, "--version"])
-        assert told["stdout"].startswith("ldconfig"), told
+        result = api.run(made, command=[STATIC_PROGRAM, "--version"])
+        assert result["stdout"].startswith("ldconfig"), result
         assert api.run(made, "import ssl; print(6 * 7)")["stdout"] == "42\n"
         api.put(made, "a.txt", b"kept")
         assert api.run(made, "print(open('a.txt').read())")["stdout"] == "kept\n"
@@ -136,8 +136,8 @@ def test_the_entry_point_of_an_image_can_be_run_as_a_command(api: Api) -> None:
     template = answer(api.http.get(f"{V1}/templates/entry"))
     assert (template["entrypoint"], template["command"]) == (["/bin/echo", "hello"], ["world"])
     with session(api, template_id="entry") as made:
-        told = api.run(made, command=[*template["entrypoint"], *template["command"]])
-        assert told["stdout"] == "hello world\n", told
+        result = api.run(made, command=[*template["entrypoint"], *template["command"]])
+        assert result["stdout"] == "hello world\n", result
 
 
 def test_a_template_that_names_an_interpreter_does_not_get_another(api: Api) -> None:
@@ -150,8 +150,8 @@ def test_a_template_that_names_an_interpreter_does_not_get_another(api: Api) -> 
 def test_the_portable_interpreter_starts_under_gvisor(
     engine: Dockerd, runsc: str, tmp_path: Path
 ) -> None:
-    place = str(portable_interpreter.write(tmp_path))
-    mount = container_config.bind(place, portable_interpreter.TARGET, read_only=True)
+    directory = str(portable_interpreter.write(tmp_path))
+    mount = container_config.bind(directory, portable_interpreter.TARGET, read_only=True)
     words = [*portable_interpreter.command(), "-I", "-c", "import ssl, sys; print(sys.prefix)"]
     for runtime in ("runc", runsc):
         ended = engine.run(STATIC, *words, runtime=runtime, Mounts=[mount])

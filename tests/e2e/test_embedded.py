@@ -18,7 +18,7 @@ from tests.e2e.hostile.host import below, eventually, processes
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 
-async def test_embedded_starts_at_once_leave_each_other_alone(
+async def test_concurrent_starts_of_embedded_atoll_are_independent(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     async def one() -> int:
@@ -37,7 +37,7 @@ def attached(place: Path) -> list[str]:
     """Images of this directory that loop devices have, removed ones too."""
     found = []
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):  # This device has none any more.
+        with suppress(OSError):  # A device without a backing file.
             found.append(file.read_text())
     return [image for image in found if image.startswith(str(place))]
 
@@ -57,7 +57,7 @@ def children() -> set[int]:
         pytest.param(None, id="while code runs"),
     ],
 )
-def test_whenever_it_is_closed_nothing_is_left(
+def test_an_embedded_atoll_leaves_nothing_whenever_it_is_closed(
     bubblewrap: str, tmp_path: Path, pattern: str | None
 ) -> None:
     name, before = f"atoll-test-{secrets.token_hex(4)}", below(os.getpid()) | children()

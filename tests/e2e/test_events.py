@@ -1,4 +1,4 @@
-"""Events: their numbers, and that whoever comes back with one is told exactly the rest."""
+"""Events and their ids: a client that resumes receives exactly the remaining events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events, until
 from tests.e2e.test_recovery import calling, crash, kill_instance
 from tests.harness import Server
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.quick
 
-Told = tuple[str, str, dict[str, Any]]
+EventTuple = tuple[str, str, dict[str, Any]]
 STEPS = 6
 STEPWISE = """
 import os, sys, time
@@ -40,7 +40,7 @@ def own(bubblewrap: str, tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def all_of(api: Api, execution_id: str, after: str | None = None) -> list[Told]:
+def all_of(api: Api, execution_id: str, after: str | None = None) -> list[EventTuple]:
     return [event for event in api.events(execution_id, after) if event[1] != "queued"]
 
 
@@ -49,77 +49,79 @@ def go(api: Api, session: str, steps: range) -> None:
         api.put(session, f"go{step}")
 
 
-def listen_until(api: Api, execution_id: str, text: str, after: str | None = None) -> list[Told]:
-    """What is told up to a piece of output."""
-    told: list[Told] = []
+def listen_until(
+    api: Api, execution_id: str, text: str, after: str | None = None
+) -> list[EventTuple]:
+    """Events up to a piece of output."""
+    received: list[EventTuple] = []
     for event in api.events(execution_id, after):
         if event[1] != "queued":
-            told.append(event)
+            received.append(event)
             if text in event[2].get("text", ""):
                 break
-    return told
+    return received
 
 
-def check_resumed(api: Api, execution_id: str, whole: list[Told]) -> None:
-    """Each number that was told leads to exactly the rest."""
-    numbers = [int(number) for number, _, _ in whole]
+def check_resumed(api: Api, execution_id: str, expected: list[EventTuple]) -> None:
+    """Every received id resumes the stream with exactly the remaining events."""
+    numbers = [int(number) for number, _, _ in expected]
     assert numbers == sorted(set(numbers))
-    assert all_of(api, execution_id) == whole
-    for place, (number, _, _) in enumerate(whole):
-        assert all_of(api, execution_id, number) == whole[place + 1 :]
+    assert all_of(api, execution_id) == expected
+    for place, (number, _, _) in enumerate(expected):
+        assert all_of(api, execution_id, number) == expected[place + 1 :]
 
 
-def test_every_number_leads_to_the_rest_while_it_runs_and_after(
+def test_every_event_id_resumes_the_stream_during_and_after_the_execution(
     api: Api, server: Server, session: str
 ) -> None:
     execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
     go(api, session, range(3))
-    told = listen_until(api, execution_id, "err 2")
-    with ThreadPoolExecutor(len(told) + 1) as threads:
+    events = listen_until(api, execution_id, "err 2")
+    with ThreadPoolExecutor(len(events) + 1) as threads:
 
-        def rest(after: str | None) -> list[Told]:
+        def rest(after: str | None) -> list[EventTuple]:
             with server.client() as http:
                 return all_of(Api(http), execution_id, after)
 
-        waiting = [threads.submit(rest, after) for after in (None, *(n for n, _, _ in told))]
+        waiting = [threads.submit(rest, after) for after in (None, *(n for n, _, _ in events))]
         go(api, session, range(3, STEPS))
         heard_live = [each.result() for each in waiting]
 
     whole = heard_live[0]
-    assert whole[: len(told)] == told
-    assert heard_live[1:] == [whole[place + 1 :] for place in range(len(told))]
+    assert whole[: len(events)] == events
+    assert heard_live[1:] == [whole[place + 1 :] for place in range(len(events))]
     assert [whole[0][1], whole[-1][1]] == ["started", "result"]
     check_resumed(api, execution_id, whole)
 
 
 @pytest.mark.slow
-def test_every_number_leads_to_the_rest_at_a_server_that_was_killed_meanwhile(own: Server) -> None:
+def test_every_event_id_resumes_the_stream_on_a_server_that_was_killed(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, STEPWISE.format(steps=STEPS))
         go(api, session, range(2))
-        told = listen_until(api, execution_id, "err 1")
+        events = listen_until(api, execution_id, "err 1")
     crash(own)
     with calling(own) as api:
-        # All that was told before is told again as it was.
-        assert listen_until(api, execution_id, "err 1") == told
+        # All earlier events are replayed unchanged.
+        assert listen_until(api, execution_id, "err 1") == events
         go(api, session, range(2, 4))
-        told += listen_until(api, execution_id, "err 3", told[-1][0])
+        events += listen_until(api, execution_id, "err 3", events[-1][0])
     crash(own)
     with calling(own) as api:
         go(api, session, range(4, STEPS))
-        told += all_of(api, execution_id, told[-1][0])
-        text = "".join(data["text"] for _, name, data in told if name == "stdout")
+        events += all_of(api, execution_id, events[-1][0])
+        text = "".join(data["text"] for _, name, data in events if name == "stdout")
         assert text == "".join(f"out {step}\n" for step in range(STEPS))
-        assert told[-1][1] == "result"
-        check_resumed(api, execution_id, told)
+        assert events[-1][1] == "result"
+        check_resumed(api, execution_id, events)
     crash(own)
     with calling(own) as api:
-        check_resumed(api, execution_id, told)
+        check_resumed(api, execution_id, events)
 
 
 @pytest.mark.slow
-def test_numbers_go_on_over_an_attempt_that_was_lost(own: Server) -> None:
+def test_event_ids_continue_after_a_lost_attempt(own: Server) -> None:
     code = (
         "import os, time\nprint('begun', flush=True)\nopen('ran', 'a').write('x')\n"
         "while len(open('ran').read()) < 2: time.sleep(0.01)\nprint('over')"
@@ -139,7 +141,7 @@ def test_numbers_go_on_over_an_attempt_that_was_lost(own: Server) -> None:
         assert started[2] == {"attempt": 2}
         numbers = [int(number) for number, _, _ in before + rest]
         assert numbers == sorted(set(numbers))
-        # What the lost attempt said is not told to those who come later.
+        # Events of the lost attempt are not sent to later clients.
         assert [event[1:] for event in all_of(api, execution_id)[1:]] == [e[1:] for e in rest[1:]]
         assert all_of(api, execution_id, retried[0]) == rest[1:]
 
@@ -160,7 +162,9 @@ def test_a_queued_event_counts_the_executions_ahead(api: Api, server: Server, se
     assert names == ["started", "stdout", "result"]
 
 
-def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: str) -> None:
+def test_a_queued_execution_moves_up_when_an_earlier_one_is_cancelled(
+    api: Api, session: str
+) -> None:
     first = api.submit(session, until("go"))
     second = api.submit(session, "pass")
     events = api.events(api.submit(session, "print(1)"))
@@ -173,7 +177,7 @@ def test_who_waits_moves_up_when_one_before_it_is_cancelled(api: Api, session: s
 
 
 @pytest.mark.slow
-def test_an_execution_that_runs_is_told_to_be_alive(own: Server) -> None:
+def test_a_running_execution_sends_heartbeats(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, until("go") + "print(1)")
@@ -191,7 +195,7 @@ def test_an_execution_that_runs_is_told_to_be_alive(own: Server) -> None:
 
 
 @pytest.mark.parametrize("value", ["nonsense", "-1", "1.5", "", "1 2", "9" * 5000])
-def test_a_number_that_nobody_gave_is_refused(api: Api, session: str, value: str) -> None:
+def test_an_invalid_event_id_is_refused(api: Api, session: str, value: str) -> None:
     execution_id = api.run(session, "print(1)")["execution_id"]
     url = f"{V1}/executions/{execution_id}/events"
     refused = problem(api.http.get(url, headers={"Last-Event-ID": value}), 422, "invalid_request")
@@ -200,7 +204,7 @@ def test_a_number_that_nobody_gave_is_refused(api: Api, session: str, value: str
 
 
 @pytest.mark.parametrize("value", [2**32 - 1, 2**63, 2**64, 2**100], ids=str)
-def test_a_number_from_the_future_leads_to_nothing(api: Api, session: str, value: int) -> None:
+def test_a_stream_from_a_future_event_id_is_empty(api: Api, session: str, value: int) -> None:
     execution_id = api.submit(session, until("go") + "print(1)")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(list, api.events(execution_id, str(value)))
@@ -211,7 +215,7 @@ def test_a_number_from_the_future_leads_to_nothing(api: Api, session: str, value
     assert list(api.events(execution_id, str(value))) == []
 
 
-def test_output_is_told_byte_by_byte_as_it_was(api: Api, session: str) -> None:
+def test_output_is_streamed_unchanged_byte_by_byte(api: Api, session: str) -> None:
     code = "import sys\nfor n in range(256): sys.stdout.buffer.write(bytes([n]))\n"
     code += "sys.stdout.flush()\nsys.stderr.buffer.write('ä'.encode()[:1])"
     execution_id = api.submit(session, code)
@@ -226,7 +230,7 @@ def test_output_is_told_byte_by_byte_as_it_was(api: Api, session: str) -> None:
         assert outputs == {"stdout": bytes(range(256)), "stderr": "ä".encode()[:1]}
 
 
-def test_ten_thousand_small_writes_are_all_told_in_order(api: Api, session: str) -> None:
+def test_ten_thousand_small_writes_are_streamed_in_order(api: Api, session: str) -> None:
     code = "import os\nfor n in range(10_000): os.write(1, b'%d\\n' % n)"
     execution_id = api.submit(session, code)
     live = all_of(api, execution_id)
@@ -249,8 +253,8 @@ def memory(pid: int) -> int:
     raise AssertionError(pid)
 
 
-def ask(server: Server, path: str) -> socket.socket:
-    """A connection that has asked for something, and whose answer nobody reads."""
+def open_unread(server: Server, path: str) -> socket.socket:
+    """A connection that has sent a request and does not read the response."""
     address = httpx.URL(server.url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=30)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -260,7 +264,7 @@ def ask(server: Server, path: str) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
+def test_readers_that_do_not_read_delay_nothing_and_use_no_memory(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     limit = 8 * 1024 * 1024
@@ -275,7 +279,7 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
         before = memory(own.process.pid)
         code = until("go") + "import os\nfor _ in range(1600): os.write(1, b'x' * 65536)"
         execution_id = api.submit(session, code, timeout=120)
-        readers = [ask(own, f"{V1}/executions/{execution_id}/events") for _ in range(50)]
+        readers = [open_unread(own, f"{V1}/executions/{execution_id}/events") for _ in range(50)]
         try:
             api.await_status(execution_id, "running")
             api.put(session, "go")
@@ -291,12 +295,12 @@ def test_readers_that_do_not_read_slow_nothing_and_fill_no_memory(
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
+def test_the_connection_of_a_reader_that_left_is_closed(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, until("go") + "print(1)")
         api.await_status(execution_id, "running")
-        readers = [ask(own, f"{V1}/executions/{execution_id}/events") for _ in range(20)]
+        readers = [open_unread(own, f"{V1}/executions/{execution_id}/events") for _ in range(20)]
         for reader in readers:
             assert reader.recv(10)
             reader.close()
@@ -307,7 +311,7 @@ def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
             try:
                 return "socket" in str(fd.readlink())
             except FileNotFoundError:
-                return False  # Closed meanwhile.
+                return False  # Closed by now.
 
         # Connections to the server that it has not closed.
         eventually(lambda: sum(map(is_socket, files.iterdir())) < 20)
@@ -315,8 +319,8 @@ def test_a_reader_that_goes_away_is_let_go(own: Server) -> None:
         assert api.result(execution_id)["stdout"] == "1\n"
 
 
-def test_a_stream_of_nobody_s_execution_is_not_found(api: Api) -> None:
+def test_the_stream_of_an_unknown_execution_is_not_found(api: Api) -> None:
     with api.http.stream("GET", f"{V1}/executions/exec_nobody/events") as response:
         response.read()
         problem(response, 404, "execution_not_found")
-        assert list(heard(response)) == []
+        assert list(read_events(response)) == []

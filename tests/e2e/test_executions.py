@@ -1,4 +1,4 @@
-"""Running things in a session: what they are given, their order, their end, and who hears of it."""
+"""Executions in a session: their input, order, end and events."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.quick
 # What an execution is given
 
 
-def test_stdin_is_read_and_ends(api: Api, session: str) -> None:
+def test_stdin_is_read_to_its_end(api: Api, session: str) -> None:
     text = "a line\nä\n" + "x" * 200_000
     code = "import sys\nprint(len(sys.stdin.read()))"
 
     assert api.run(session, code, stdin=text)["stdout"] == f"{len(text)}\n"
 
 
-def test_stdin_that_is_left_out_is_empty(api: Api, session: str) -> None:
+def test_omitted_stdin_is_empty(api: Api, session: str) -> None:
     assert api.run(session, "import sys\nprint(repr(sys.stdin.read()))")["stdout"] == "''\n"
 
 
-def test_stdin_that_nobody_reads_does_no_harm(api: Api, session: str) -> None:
+def test_unread_stdin_does_no_harm(api: Api, session: str) -> None:
     assert api.run(session, "print(1)", stdin="x" * 1_000_000)["status"] == "success"
 
 
@@ -47,7 +47,7 @@ def test_args_reach_python_shell_and_javascript(api: Api, session: str) -> None:
     assert api.run(session, 'echo "$2-$1"', language="shell", args=["a", "b"])["stdout"] == "b-a\n"
 
 
-def test_env_of_an_execution_goes_over_that_of_its_session(api: Api) -> None:
+def test_environment_of_an_execution_overrides_that_of_its_session(api: Api) -> None:
     session = api.create(env_vars={"A": "session", "B": "session"})["id"]
     code = "import os\nprint(os.environ['A'], os.environ['B'], os.environ['C'])"
     result = api.run(session, code, env={"B": "execution", "C": "ä\n"})
@@ -57,7 +57,7 @@ def test_env_of_an_execution_goes_over_that_of_its_session(api: Api) -> None:
     api.end(session)
 
 
-def test_the_environment_holds_nothing_of_the_server_s(api: Api, session: str) -> None:
+def test_the_environment_contains_nothing_of_the_server(api: Api, session: str) -> None:
     lines = api.run(session, command=["env"])["stdout"].splitlines()
     names = {line.partition("=")[0] for line in lines}
 
@@ -71,7 +71,7 @@ def test_the_environment_holds_nothing_of_the_server_s(api: Api, session: str) -
 
 
 @pytest.mark.parametrize("cwd", ["sub/dir", "/workspace/sub/dir"], ids=["relative", "absolute"])
-def test_cwd_is_where_it_runs(api: Api, session: str, cwd: str) -> None:
+def test_cwd_is_the_working_directory_of_the_code(api: Api, session: str, cwd: str) -> None:
     answer(api.http.post(f"{V1}/sessions/{session}/files/mkdir", json={"path": "sub/dir"}), 201)
 
     assert api.run(session, "import os\nprint(os.getcwd())", cwd=cwd)["stdout"] == (
@@ -88,7 +88,7 @@ def test_code_imports_modules_of_the_workspace(api: Api, session: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_command_gets_its_arguments_as_they_are(api: Api, session: str) -> None:
+def test_a_command_gets_its_arguments_unchanged(api: Api, session: str) -> None:
     result = api.run(session, command=["printf", "%s|", "a b", "$HOME", "*", ""])
 
     assert result["stdout"] == "a b|$HOME|*||"
@@ -96,7 +96,7 @@ def test_a_command_gets_its_arguments_as_they_are(api: Api, session: str) -> Non
     assert api.execution(result["execution_id"])["language"] is None
 
 
-def test_shell_is_a_shell(api: Api, session: str) -> None:
+def test_shell_code_runs_in_a_shell(api: Api, session: str) -> None:
     code = "set -e\nfor i in 1 2 3; do echo $i; done | tac\n"
 
     assert api.run(session, code, language="shell")["stdout"] == "3\n2\n1\n"
@@ -113,7 +113,7 @@ def test_javascript_runs(api: Api, session: str) -> None:
     assert (failed["status"], failed["exit_code"]) == ("failed", 1)
 
 
-def test_code_longer_than_an_argument_may_be_runs_in_every_language(api: Api, session: str) -> None:
+def test_code_longer_than_an_argument_runs_in_every_language(api: Api, session: str) -> None:
     padding = "x" * 300_000
 
     assert api.run(session, f"a = '{padding}'\nprint(len(a))")["stdout"] == "300000\n"
@@ -121,14 +121,14 @@ def test_code_longer_than_an_argument_may_be_runs_in_every_language(api: Api, se
     assert shell["stdout"] == "300000 z\n"
 
 
-def test_nothing_of_one_execution_is_left_in_the_next(api: Api, session: str) -> None:
+def test_an_execution_leaves_nothing_for_the_next(api: Api, session: str) -> None:
     api.run(session, "import os, sys, builtins\nbuiltins.left = 1\nos.environ['LEFT'] = '1'")
     code = "import os, builtins\nprint(hasattr(builtins, 'left'), 'LEFT' in os.environ)"
 
     assert api.run(session, code)["stdout"] == "False False\n"
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def test_nothing_of_one_execution_is_left_in_the_next(api: Api, session: str) ->
     ],
     ids=str,
 )
-def test_a_body_that_makes_no_sense_is_refused(api: Api, session: str, body: Any) -> None:
+def test_an_invalid_body_is_refused(api: Api, session: str, body: Any) -> None:
     response = api.http.post(f"{V1}/sessions/{session}/execute", json=body)
 
     problem(response, 422, "invalid_request")
 
 
-def test_a_refusal_names_the_field(api: Api, session: str) -> None:
+def test_a_refusal_contains_the_field(api: Api, session: str) -> None:
     body = {"code": "1", "timeout": 1801}
-    told = problem(api.execute(session, **body), 422, "invalid_request")
-    assert told["field"] == "timeout"
-    assert "1800" in told["detail"]
+    error = problem(api.execute(session, **body), 422, "invalid_request")
+    assert error["field"] == "timeout"
+    assert "1800" in error["detail"]
 
-    told = problem(api.execute(session, code="1", colour="red"), 422, "invalid_request")
-    assert [item["field"] for item in told["errors"]] == ["colour"]
+    error = problem(api.execute(session, code="1", colour="red"), 422, "invalid_request")
+    assert [item["field"] for item in error["errors"]] == ["colour"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_body_that_is_not_json_is_refused(api: Api, session: str, content: byt
     problem(response, 400, "bad_json")
 
 
-def test_a_whole_number_of_five_thousand_digits_does_no_harm(api: Api, session: str) -> None:
+def test_an_integer_of_five_thousand_digits_does_no_harm(api: Api, session: str) -> None:
     body = b'{"code": "def handler(event): return 1", "wait": 20, "event": ' + b"9" * 5000 + b"}"
     response = api.http.post(f"{V1}/sessions/{session}/execute", content=body)
 
@@ -199,7 +199,7 @@ def test_unknown_ids_are_not_found(api: Api) -> None:
 # Waiting
 
 
-def test_a_wait_that_is_too_short_answers_with_the_id(api: Api, session: str) -> None:
+def test_a_wait_that_is_too_short_returns_the_id(api: Api, session: str) -> None:
     response = api.execute(session, code=until("go") + "print('there')", wait=0.05)
     execution_id = answer(response, 202)["execution_id"]
     api.put(session, "go")
@@ -207,7 +207,7 @@ def test_a_wait_that_is_too_short_answers_with_the_id(api: Api, session: str) ->
     assert api.result(execution_id)["stdout"] == "there\n"
 
 
-def test_a_result_that_is_not_there_yet_is_a_conflict(api: Api, session: str) -> None:
+def test_a_result_that_does_not_exist_yet_is_a_conflict(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go"))
     response = api.http.get(f"{V1}/executions/{execution_id}/result?wait=0.05")
 
@@ -216,7 +216,9 @@ def test_a_result_that_is_not_there_yet_is_a_conflict(api: Api, session: str) ->
     assert api.result(execution_id)["status"] == "success"
 
 
-def test_all_waiting_requests_return_at_the_end(api: Api, session: str, server: Server) -> None:
+def test_all_waiting_requests_return_when_the_execution_ends(
+    api: Api, session: str, server: Server
+) -> None:
     execution_id = api.submit(session, until("go") + "print('all')")
 
     def wait() -> str:
@@ -258,7 +260,9 @@ def test_sessions_do_not_wait_for_each_other(api: Api, session: str) -> None:
 
 
 @pytest.mark.slow
-def test_many_at_once_in_one_session_all_end(api: Api, session: str, server: Server) -> None:
+def test_many_concurrent_executions_of_one_session_all_complete(
+    api: Api, session: str, server: Server
+) -> None:
     def work(number: int) -> list[str]:
         with server.client() as http:
             mine = Api(http)
@@ -271,7 +275,9 @@ def test_many_at_once_in_one_session_all_end(api: Api, session: str, server: Ser
 
 
 @pytest.mark.slow
-def test_more_waiting_than_the_limit_is_refused_for_now(bubblewrap: str, tmp_path: Path) -> None:
+def test_executions_beyond_the_queue_limit_are_refused_temporarily(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__QUEUE_LIMIT="2") as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -294,8 +300,8 @@ def test_a_running_execution_is_cancelled(api: Api, session: str) -> None:
     execution_id = api.submit(session, "print('before', flush=True)\nimport time\ntime.sleep(1000)")
     name, _ = next((name, data) for _, name, data in api.events(execution_id) if name == "stdout")
     assert name == "stdout"
-    told = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
-    assert told["status"] == "cancelled"
+    response = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
+    assert response["status"] == "cancelled"
 
     result = api.result(execution_id, wait=0)
     assert (result["status"], result["cause"]) == ("error", "user")
@@ -314,21 +320,21 @@ def test_an_execution_that_ignores_sigterm_is_cancelled(api: Api, session: str) 
     assert api.status(execution_id) == "cancelled"
 
 
-def test_a_waiting_execution_is_cancelled_at_once_and_never_runs(api: Api, session: str) -> None:
+def test_a_queued_execution_is_cancelled_at_once_and_never_runs(api: Api, session: str) -> None:
     running = api.submit(session, until("go"))
     waiting = api.submit(session, "open('ran', 'w').close()")
     after = api.submit(session, "import os\nprint(os.path.exists('ran'))")
     api.await_status(running, "running")
 
-    told = answer(api.http.post(f"{V1}/executions/{waiting}/cancel"))
-    assert told["status"] == "cancelled"
+    response = answer(api.http.post(f"{V1}/executions/{waiting}/cancel"))
+    assert response["status"] == "cancelled"
     assert api.result(waiting, wait=0)["error"]["code"] == "cancelled"
     assert api.status(running) == "running"
     api.put(session, "go")
     assert api.result(after)["stdout"] == "False\n"
 
 
-def test_an_execution_that_has_ended_stays_as_it_ended(api: Api, session: str) -> None:
+def test_an_ended_execution_cannot_be_cancelled(api: Api, session: str) -> None:
     execution_id = api.run(session, "print(1)")["execution_id"]
     refused = problem(
         api.http.post(f"{V1}/executions/{execution_id}/cancel"), 409, "execution_ended"
@@ -342,21 +348,21 @@ def test_an_execution_that_has_ended_stays_as_it_ended(api: Api, session: str) -
 
 
 @pytest.mark.every_driver
-def test_output_is_streamed_before_the_end(api: Api, session: str) -> None:
+def test_output_is_streamed_before_the_execution_ends(api: Api, session: str) -> None:
     code = "import sys\nprint('first')\n" + until("go") + "print('last', file=sys.stderr)"
     execution_id = api.submit(session, code)
-    heard: list[tuple[str, dict[str, Any]]] = []
+    received: list[tuple[str, dict[str, Any]]] = []
     for _, name, data in api.events(execution_id):
         if name != "queued":
-            heard.append((name, data))
+            received.append((name, data))
         if name == "stdout":
             assert api.status(execution_id) == "running"
             api.put(session, "go")
 
-    assert [name for name, _ in heard] == ["started", "stdout", "stderr", "result"]
-    assert heard[1][1] == {"text": "first\n"}
-    assert heard[2][1] == {"text": "last\n"}
-    assert heard[3][1] == api.result(execution_id, wait=0)
+    assert [name for name, _ in received] == ["started", "stdout", "stderr", "result"]
+    assert received[1][1] == {"text": "first\n"}
+    assert received[2][1] == {"text": "last\n"}
+    assert received[3][1] == api.result(execution_id, wait=0)
 
 
 def test_events_of_an_ended_execution_are_replayed(api: Api, session: str) -> None:
@@ -372,7 +378,7 @@ def test_events_of_an_ended_execution_are_replayed(api: Api, session: str) -> No
     assert (events[-1][1], events[-1][2]["exit_code"]) == ("result", 4)
 
 
-def test_a_resumed_stream_misses_and_repeats_nothing(api: Api, session: str) -> None:
+def test_a_resumed_stream_neither_skips_nor_repeats_events(api: Api, session: str) -> None:
     code = "print('one')\n" + until("two") + "print('two')\n" + until("end") + "print('three')"
     execution_id = api.submit(session, code)
     last = next(number for number, name, _ in api.events(execution_id) if name == "stdout")
@@ -389,7 +395,7 @@ def test_a_resumed_stream_misses_and_repeats_nothing(api: Api, session: str) -> 
     ]
 
 
-def test_a_listener_that_comes_back_after_many_events_still_hears_the_result(
+def test_a_client_that_resumes_after_many_events_still_receives_the_result(
     api: Api, session: str
 ) -> None:
     code = "".join(until(f"go{n}") + f"print({n})\n" for n in range(20))
@@ -415,19 +421,19 @@ def test_a_listener_that_comes_back_after_many_events_still_hears_the_result(
     assert rest[-1][1] == "result"
 
 
-def test_bytes_that_are_not_text_are_heard_as_they_are(api: Api, session: str) -> None:
+def test_output_that_is_not_utf8_is_streamed_unchanged(api: Api, session: str) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'\\xff\\x00\\xfe')"
     execution_id = api.run(session, code)["execution_id"]
-    heard = b"".join(
+    received = b"".join(
         base64.b64decode(data["base64"]) if "base64" in data else data["text"].encode()
         for _, name, data in api.events(execution_id)
         if name == "stdout"
     )
 
-    assert heard == b"\xff\x00\xfe"
+    assert received == b"\xff\x00\xfe"
 
 
-def test_an_event_id_that_nobody_gave_is_refused(api: Api, session: str) -> None:
+def test_a_malformed_event_id_is_refused(api: Api, session: str) -> None:
     execution_id = api.run(session, "print(1)")["execution_id"]
     response = api.http.get(
         f"{V1}/executions/{execution_id}/events", headers={"Last-Event-ID": "nonsense"}
@@ -474,14 +480,14 @@ def test_executions_are_listed_by_status(api: Api, session: str) -> None:
     problem(api.http.get(url), 422, "invalid_request")
 
 
-def test_a_cursor_that_nobody_gave_is_refused(api: Api, session: str) -> None:
+def test_an_invalid_cursor_is_refused(api: Api, session: str) -> None:
     url = f"{V1}/sessions/{session}/executions"
     for cursor in ("nonsense", "", "%00", "é", "x" * 5000):
         response = api.http.get(url, params={"cursor": cursor})
         problem(response, 400, "bad_cursor")
 
 
-def test_times_of_an_execution_are_in_order(api: Api, session: str) -> None:
+def test_timestamps_of_an_execution_are_in_order(api: Api, session: str) -> None:
     execution_id = api.run(session, "pass")["execution_id"]
     shown = api.execution(execution_id)
     times = [
@@ -491,14 +497,14 @@ def test_times_of_an_execution_are_in_order(api: Api, session: str) -> None:
     assert times == sorted(times)
 
 
-def test_a_process_left_running_does_not_keep_the_result_waiting(api: Api, session: str) -> None:
+def test_a_background_process_does_not_delay_the_result(api: Api, session: str) -> None:
     code = "import subprocess\nsubprocess.Popen(['sleep', '100'])\nprint('done')"
 
     assert api.run(session, code)["stdout"] == "done\n"
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
-def test_processes_left_running_are_listed_and_ended(api: Api, session: str) -> None:
+def test_background_processes_are_listed_and_can_be_ended(api: Api, session: str) -> None:
     url = f"{V1}/sessions/{session}/processes"
     assert answer(api.http.get(url))["items"] == []
     code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])"
@@ -512,7 +518,7 @@ def test_processes_left_running_are_listed_and_ended(api: Api, session: str) -> 
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
-def test_what_lasts_is_listed_as_running(api: Api, session: str) -> None:
+def test_an_unfinished_execution_is_listed_as_running(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go"))
     path = f"{V1}/sessions/{session}/executions"
 

@@ -23,7 +23,7 @@ print("begun", flush=True)
 while len(open("attempts").read()) < 2: time.sleep(0.01)
 print("done")
 """
-"""Comes to its end only when it was begun twice."""
+"""Ends only in its second attempt."""
 MARKED = "with open('attempts', 'a') as file: file.write('x')\n"
 
 KILLERS = {
@@ -56,7 +56,7 @@ def terminate(server: Server, api: Api, session: str, number: int) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_an_executor_that_is_told_to_end_by_the_machine_is_replaced_and_its_work_tried_again(
+def test_an_executor_terminated_from_outside_is_replaced_and_its_execution_retried(
     api: Api, server: Server, session: str, number: int
 ) -> None:
     execution_id = api.submit(session, ONCE_MORE, timeout=60)
@@ -70,15 +70,15 @@ def test_an_executor_that_is_told_to_end_by_the_machine_is_replaced_and_its_work
     eventually(lambda: not runs(pid))
     shown = api.result(execution_id)
     assert (shown["status"], shown["stdout"]) == ("success", "begun\ndone\n")
-    told = api.execution(execution_id)
-    assert told["retry_count"] == 1
-    lost, last = told["attempts"]
+    record = api.execution(execution_id)
+    assert record["retry_count"] == 1
+    lost, last = record["attempts"]
     assert lost["cause"] in ("instance_lost", "evicted", "shutdown")
     assert (lost["container_id"], last["cause"]) == (before, None)
     assert last["container_id"] == api.get(session)["container_id"] != before
 
 
-def test_an_executor_that_is_told_to_end_while_nothing_runs_is_replaced(
+def test_an_idle_executor_terminated_from_outside_is_replaced(
     api: Api, server: Server, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -90,7 +90,7 @@ def test_an_executor_that_is_told_to_end_while_nothing_runs_is_replaced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KILLERS)
-def test_code_that_attacks_its_own_sandbox_has_failed_and_is_not_tried_again(
+def test_code_that_attacks_its_own_sandbox_fails_and_is_not_retried(
     api: Api, session: str, kind: str
 ) -> None:
     result = api.run(session, MARKED + KILLERS[kind], timeout=20, wait=60)
@@ -99,7 +99,7 @@ def test_code_that_attacks_its_own_sandbox_has_failed_and_is_not_tried_again(
     shown = api.execution(result["execution_id"])
     assert shown["retry_count"] == 0
     assert len(shown["attempts"]) == 1
-    # What is still about to die may take the next with it.
+    # A process that is about to die may take the next with it.
     show = "print(open('attempts').read())"
     eventually(lambda: api.run(session, show)["stdout"] == "x\n")
     # As often as one likes.

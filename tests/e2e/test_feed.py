@@ -16,7 +16,7 @@ from atoll import AsyncAtoll, Atoll
 from atoll.errors import Conflict
 from atoll.reconcile import events
 from tests import preloaded
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events
 from tests.harness import Server
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ def page(api: Api, **asked: Any) -> dict[str, Any]:
     return answer(api.http.get(f"{V1}/events", params=asked))
 
 
-def end(api: Api) -> int:
+def last_number(api: Api) -> int:
     return int(page(api, after="end")["after"])
 
 
 LASTS = "execution.running"
-"""Told only of what lasts, which on a busy machine anything may."""
+"""The event of a long execution; on a busy machine any execution may cause it."""
 
 
 def types(items: list[dict[str, Any]]) -> list[str]:
     return [item["type"] for item in items if item["type"] != LASTS]
 
 
-def of(session: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what tests before this one did, which may be told of at any moment."""
+def of_session(session: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items without those of earlier tests, which may be listed at any time."""
     return [item for item in items if item["data"].get("session_id") == session]
 
 
@@ -57,15 +57,15 @@ def following(
     with api.http.stream("GET", f"{V1}/events", params=asked, headers=headers) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
-        yield (event for event in heard(response) if event[1] != LASTS)
+        yield (event for event in read_events(response) if event[1] != LASTS)
 
 
 def test_events_of_an_execution_are_in_order(api: Api, session: str) -> None:
-    before = end(api)
+    before = last_number(api)
     done = api.run(session, "print('not for the feed')")
     failed = api.run(session, "raise SystemExit(3)")
 
-    found = of(session, page(api, after=before, types="execution.*")["items"])
+    found = of_session(session, page(api, after=before, types="execution.*")["items"])
 
     assert types(found) == [
         "execution.submitted",
@@ -88,7 +88,7 @@ def test_events_of_an_execution_are_in_order(api: Api, session: str) -> None:
 
 
 def test_template_changes_are_events(api: Api) -> None:
-    before = end(api)
+    before = last_number(api)
     answer(api.http.post(f"{V1}/templates", json={"id": "told", "name": "a"}), 201)
     answer(api.http.put(f"{V1}/templates/told", json={"name": "b"}))
     assert api.http.delete(f"{V1}/templates/told").status_code == 204
@@ -100,7 +100,7 @@ def test_template_changes_are_events(api: Api) -> None:
 
 
 def test_pages_follow_each_other_without_a_gap(api: Api, session: str) -> None:
-    before = end(api)
+    before = last_number(api)
     for _ in range(3):
         api.run(session, "1")
 
@@ -113,10 +113,10 @@ def test_pages_follow_each_other_without_a_gap(api: Api, session: str) -> None:
     assert len(numbers) >= 6
 
 
-def test_a_page_that_waits_is_answered_by_the_first_event(
+def test_a_waiting_page_returns_with_the_first_event(
     server: Server, api: Api, session: str
 ) -> None:
-    asked = {"after": end(api), "types": "execution.submitted", "wait": 30}
+    asked = {"after": last_number(api), "types": "execution.submitted", "wait": 30}
     with ThreadPoolExecutor(1) as threads, server.client() as other:
         waiting = threads.submit(page, Api(other), **asked)
         api.run(session, "1")
@@ -125,35 +125,37 @@ def test_a_page_that_waits_is_answered_by_the_first_event(
     assert types(found["items"]) == ["execution.submitted"]
 
 
-def test_a_page_without_events_comes_after_its_wait(api: Api) -> None:
-    before = end(api)
+def test_a_page_without_events_returns_after_its_wait(api: Api) -> None:
+    before = last_number(api)
     found = page(api, after=before, types="node.never", wait=0.05)
 
     assert found["items"] == []
     assert found["after"] >= before
 
 
-def test_a_stream_tells_what_happens_and_goes_on_where_it_was(
+def test_a_stream_sends_events_and_resumes_where_it_stopped(
     server: Server, api: Api, session: str
 ) -> None:
     with server.client() as http:
-        before = str(end(api))
+        before = str(last_number(api))
         with following(Api(http), before, types="execution.*") as events:
             api.run(session, "1")
-            number, name, content = next(event for event in events if of(session, [event[2]]))
+            number, name, content = next(
+                event for event in events if of_session(session, [event[2]])
+            )
         assert name == "execution.submitted"
         assert content["number"] == int(number)
         api.run(session, "2")
         with following(Api(http), number, types="execution.*") as events:
-            mine = (name for _, name, content in events if of(session, [content]))
+            mine = (name for _, name, content in events if of_session(session, [content]))
             names = [next(mine) for _ in range(3)]
 
     assert names == ["execution.completed", "execution.submitted", "execution.completed"]
 
 
-def test_a_stream_says_where_it_begins_before_anything_happens(server: Server, api: Api) -> None:
-    # What tests before this one did may be told of at any moment.
-    before = end(api)
+def test_a_stream_sends_its_position_before_the_first_event(server: Server, api: Api) -> None:
+    # Events of earlier tests may be listed at any time.
+    before = last_number(api)
     with (
         server.client() as http,
         http.stream("GET", f"{V1}/events", params={"after": "end"}, headers=STREAM) as response,
@@ -161,7 +163,7 @@ def test_a_stream_says_where_it_begins_before_anything_happens(server: Server, a
         first = next(response.iter_lines())
 
     assert first.startswith("id: ")
-    assert before <= int(first.removeprefix("id: ")) <= end(api)
+    assert before <= int(first.removeprefix("id: ")) <= last_number(api)
 
 
 @pytest.mark.parametrize(
@@ -178,12 +180,12 @@ def test_a_stream_says_where_it_begins_before_anything_happens(server: Server, a
         pytest.param({"subject": "x" * 65}, "invalid_request", id="long subject"),
     ],
 )
-def test_nonsense_is_refused(api: Api, asked: dict[str, str], code: str) -> None:
+def test_an_invalid_query_is_refused(api: Api, asked: dict[str, str], code: str) -> None:
     problem(api.http.get(f"{V1}/events", params=asked), 422, code)
 
 
 @pytest.mark.parametrize("place", ["x", "-1", "1.5", str(2**63), "٣"])
-def test_a_last_event_id_that_is_no_number_is_refused(api: Api, place: str) -> None:
+def test_a_last_event_id_that_is_not_a_number_is_refused(api: Api, place: str) -> None:
     headers = {**STREAM, "last-event-id": place.encode()}
     problem(
         api.http.get(f"{V1}/events", headers=headers),  # type: ignore[arg-type]
@@ -192,31 +194,31 @@ def test_a_last_event_id_that_is_no_number_is_refused(api: Api, place: str) -> N
     )
 
 
-def test_a_place_that_never_was_is_told_from_one_to_wait_at(api: Api) -> None:
-    place = end(api) + 1000
-    told = problem(api.http.get(f"{V1}/events", params={"after": place}), 410, "events_expired")
-    assert told["first"] >= 1
+def test_an_unknown_position_differs_from_one_to_wait_at(api: Api) -> None:
+    place = last_number(api) + 1000
+    error = problem(api.http.get(f"{V1}/events", params={"after": place}), 410, "events_expired")
+    assert error["first"] >= 1
     problem(
         api.http.get(f"{V1}/events", params={"after": place}, headers=STREAM), 410, "events_expired"
     )
 
 
-def test_a_key_that_may_only_read_may_follow(server: Server, api: Api) -> None:
+def test_a_read_only_key_can_follow_the_feed(server: Server, api: Api) -> None:
     options = ["--scope", "read", "--json", "--data-dir", str(server.data_dir)]
     made = preloaded.run("key", "create", *options, "reader")
     headers = {"authorization": f"Bearer {json.loads(made.stdout)['key']}"}
 
-    # A key that another process made counts soon, not at once.
+    # A key created by another process becomes valid within seconds.
     eventually(lambda: api.http.get(f"{V1}/events", headers=headers).status_code == 200)
     problem(api.http.get(f"{V1}/webhooks", headers=headers), 403, "key_read_only")
 
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_the_sdk_goes_on_by_itself_when_the_server_is_started_again(
+async def test_the_sdk_resumes_the_feed_when_the_server_restarts(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    """Killed in between: what was told before the kill is not told again, and nothing is lost."""
+    """Killed in between: no event is repeated or lost."""
     server = Server(tmp_path, ATOLL_POOL__SIZE="0").start()
     port = server.url.rsplit(":", 1)[1]
     try:
@@ -247,7 +249,7 @@ async def test_the_sdk_goes_on_by_itself_when_the_server_is_started_again(
 
 
 @pytest.mark.slow
-def test_an_execution_that_was_accepted_has_an_event_whatever_is_killed(
+def test_every_accepted_execution_has_an_event_even_after_a_kill(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Server(tmp_path) as server:
@@ -261,21 +263,21 @@ def test_an_execution_that_was_accepted_has_an_event_whatever_is_killed(
             for execution_id in submitted:
                 api.result(execution_id)
             found = page(api, types="execution.*", limit=500)["items"]
-            told = [(item["type"], item["subject"]) for item in found]
-            assert [one for type_, one in told if type_ == "execution.submitted"] == submitted
-            ends = [one for type_, one in told if type_ == "execution.completed"]
+            received = [(item["type"], item["subject"]) for item in found]
+            assert [one for type_, one in received if type_ == "execution.submitted"] == submitted
+            ends = [one for type_, one in received if type_ == "execution.completed"]
             assert sorted(ends) == sorted(submitted)
             assert len(set(ends)) == len(submitted)
 
 
 @pytest.mark.slow
-def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) -> None:
+def test_events_are_deleted_after_the_retention_time(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_POOL__SIZE="0") as server, server.client() as http:
         api = Api(http)
         session_id = api.create()["id"]
         for _ in range(3):
             api.run(session_id, "1")
-        last = end(api)
+        last = last_number(api)
         api.end(session_id)
         server.stop()
         server._env = {**server._env, "ATOLL_EVENT__KEEP": "0"}
@@ -288,8 +290,8 @@ def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) 
                 return again.get(f"{V1}/events", params={"after": 0}).status_code == 410
 
             eventually(forgotten)
-            told = problem(again.get(f"{V1}/events", params={"after": 0}), 410, "events_expired")
-            assert told["first"] > 1
+            error = problem(again.get(f"{V1}/events", params={"after": 0}), 410, "events_expired")
+            assert error["first"] > 1
             assert page(api)["after"] >= last
             with Atoll(server.url, api_key=server.key) as atoll:
                 with pytest.raises(Conflict, match="Position 0 is not in the feed") as refused:
@@ -297,18 +299,16 @@ def test_events_are_forgotten_after_their_time(bubblewrap: str, tmp_path: Path) 
                 assert refused.value.code == "events_expired"
 
 
-def test_the_command_prints_what_happened_and_follows(
-    server: Server, api: Api, session: str
-) -> None:
-    before = end(api)
+def test_the_command_prints_past_events_and_follows(server: Server, api: Api, session: str) -> None:
+    before = last_number(api)
     first = api.run(session, "1")["execution_id"]
     options = ["--url", server.url, "--api-key", server.key]
     command = [sys.executable, "-m", "atoll.cli", "events", *options]
 
     wanted = ["--after", str(before), "--types", "execution.*", "--json"]
     shown = server.atoll("events", *wanted)
-    told = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert types(of(session, told)) == ["execution.submitted", "execution.completed"]
+    content = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert types(of_session(session, content)) == ["execution.submitted", "execution.completed"]
 
     with subprocess.Popen(
         [*command, "--follow", "--after", str(before), "--types", "execution.completed"],
@@ -326,7 +326,9 @@ def test_the_command_prints_what_happened_and_follows(
             process.kill()
 
 
-def test_a_server_that_ends_lets_go_of_those_who_follow(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_server_that_shuts_down_closes_streams_of_the_feed(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with (
         Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="250") as server,
         server.client() as http,

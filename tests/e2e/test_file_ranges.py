@@ -60,13 +60,13 @@ def test_a_range_beyond_the_end_is_refused(api: Api, ten: str, asked: str) -> No
 
 
 @pytest.mark.parametrize("asked", ["bytes=0-1,3-4", "lines=0-1", "bytes=5-2", "bytes=x", "bytes=-"])
-def test_a_range_that_is_not_one_is_not_asked_for(api: Api, ten: str, asked: str) -> None:
+def test_an_invalid_range_is_ignored(api: Api, ten: str, asked: str) -> None:
     response = get(api, ten, Range=asked)
 
     assert (response.status_code, response.content) == (200, b"0123456789")
 
 
-def test_a_file_that_is_known_is_not_sent_again(api: Api, ten: str) -> None:
+def test_a_file_that_the_client_has_is_not_sent_again(api: Api, ten: str) -> None:
     first = get(api, ten)
     tag, date = first.headers["etag"], first.headers["last-modified"]
     for headers in ({"If-None-Match": tag}, {"If-None-Match": f'"x", W/{tag}'},
@@ -87,7 +87,7 @@ def test_a_file_that_is_known_is_not_sent_again(api: Api, ten: str) -> None:
     assert answer(api.http.get(url(ten, "a"), params={"metadata": True}))["etag"] == tag
 
 
-def test_a_file_that_changed_is_another(api: Api, ten: str) -> None:
+def test_a_changed_file_has_a_new_tag(api: Api, ten: str) -> None:
     tag = get(api, ten).headers["etag"]
     api.run(ten, "import os\ns = os.stat('a')\nopen('a', 'w').write('9876543210')\n"
             "os.utime('a', ns=(s.st_atime_ns, s.st_mtime_ns))")  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_download_is_resumed_if_it_is_the_same_file(api: Api, ten: str) -> Non
     assert (response.status_code, response.content) == (200, b"0123456789")
 
 
-def test_head_tells_and_sends_nothing(api: Api, ten: str) -> None:
+def test_head_sends_headers_without_content(api: Api, ten: str) -> None:
     response = api.http.head(url(ten, "a"))
 
     assert (response.status_code, response.content) == (200, b"")
@@ -117,7 +117,7 @@ def test_head_tells_and_sends_nothing(api: Api, ten: str) -> None:
     assert api.http.head(url(ten, "nothing")).status_code == 404
 
 
-def test_a_file_is_put_only_where_it_is_expected(api: Api, session: str) -> None:
+def test_a_conditional_upload_checks_the_current_file(api: Api, session: str) -> None:
     new = {"If-None-Match": "*"}
     made = api.http.put(url(session, "a"), content=b"1", headers=new)
     assert made.status_code == 201
@@ -135,7 +135,7 @@ def test_a_file_is_put_only_where_it_is_expected(api: Api, session: str) -> None
     assert get(api, session).content == b"3"
 
 
-def test_a_file_is_put_with_a_mode(api: Api, session: str) -> None:
+def test_an_upload_can_set_the_mode(api: Api, session: str) -> None:
     put = api.http.put(url(session, "run"), content=b"#!/bin/sh\necho yes", params={"mode": "755"})
     assert answer(put, 201)["mode"] == "0755"
     assert api.run(session, language="shell", code="./run")["stdout"] == "yes\n"
@@ -147,7 +147,7 @@ def test_a_file_is_put_with_a_mode(api: Api, session: str) -> None:
         problem(api.http.post(f"{files}/chmod", json=body), 422, "invalid_request")
 
 
-def test_names_that_are_no_text_can_be_used(api: Api, session: str) -> None:
+def test_names_that_are_not_utf8_can_be_used(api: Api, session: str) -> None:
     files = f"{V1}/sessions/{session}/files"
     made = api.run(session, "import os\nos.mkdir(b'd\\xff')\nopen(b'd\\xff/\\xfe', 'w').write('x')")
     assert made["artifacts"] == ["d\ufffd/\ufffd"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, Api, answer, heard, problem
+from tests.e2e.api import V1, Api, answer, problem, read_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_content_is_searched(api: Api, project: str) -> None:
         problem(api.http.get(search, params={"query": "x", "cursor": cursor}), 400, "bad_cursor")
 
 
-def test_files_may_be_called_search_and_watch(api: Api, session: str) -> None:
+def test_files_can_be_named_search_and_watch(api: Api, session: str) -> None:
     for name in ("search", "watch", "copy", "presign", "chmod"):
         api.put(session, name, name.encode())
         assert api.http.get(f"{files(session)}/{name}").content == name.encode()
@@ -93,7 +93,7 @@ def test_files_may_be_called_search_and_watch(api: Api, session: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
-def test_a_directory_goes_out_and_comes_in_again(api: Api, project: str, form: str) -> None:
+def test_a_directory_is_packed_and_unpacked(api: Api, project: str, form: str) -> None:
     response = api.http.get(f"{files(project)}/src", params={"archive": form})
     assert response.status_code == 200
     assert response.headers["content-disposition"] == f"attachment; filename*=UTF-8''src.{form}"
@@ -149,13 +149,13 @@ def test_a_tree_is_copied(api: Api, project: str) -> None:
 
 
 class Watch:
-    """Someone who watches, in a thread of their own."""
+    """A client that watches, in its own thread."""
 
     def __init__(self, server: Server, session: str, **params: Any) -> None:
         self._http = server.client()
         self._events: Iterator[Any] = iter(())
         self._response = self._http.stream("GET", f"{files(session)}/watch", params=params)
-        self._heard = heard(self._response.__enter__())
+        self._heard = read_events(self._response.__enter__())
 
     def next(self) -> tuple[str, dict[str, Any]]:
         _, name, content = next(self._heard)
@@ -172,7 +172,7 @@ class Watch:
         self._http.close()
 
 
-def test_what_happens_in_a_workspace_is_told(api: Api, project: str, server: Server) -> None:
+def test_changes_in_a_workspace_are_reported(api: Api, project: str, server: Server) -> None:
     watch = Watch(server, project, path="")
     try:
         assert watch.next() == ("watching", {})
@@ -205,7 +205,7 @@ def test_a_watch_ends_with_its_session(api: Api, server: Server) -> None:
         watch.close()
 
 
-def test_a_form_that_fails_tells_what_it_has_written(api: Api, session: str) -> None:
+def test_a_form_that_fails_reports_the_files_already_written(api: Api, session: str) -> None:
     parts = [("file", ("a.txt", b"first")), ("file", ("x" * 300, b"second"))]
     refused = problem(api.http.post(f"{files(session)}/upload", files=parts), 400, "bad_path")
 

@@ -60,7 +60,7 @@ def download(api: Api, session: str, path: str) -> bytes:
 @pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
-def test_a_name_is_a_name_whatever_is_in_it(api: Api, session: str, name: str) -> None:
+def test_a_name_may_contain_any_character(api: Api, session: str, name: str) -> None:
     content = name.encode()
     put = answer(api.http.put(url(session, name), content=content), 201)
 
@@ -76,7 +76,7 @@ def test_a_name_is_a_name_whatever_is_in_it(api: Api, session: str, name: str) -
     assert api.names(session) == []
 
 
-def test_a_name_is_not_taken_for_one_that_differs_by_a_newline(api: Api, session: str) -> None:
+def test_a_name_does_not_match_one_that_differs_by_a_newline(api: Api, session: str) -> None:
     api.put(session, "a", b"keep")
 
     problem(api.http.get(url(session, "a\n")), 404, "file_not_found")
@@ -84,7 +84,7 @@ def test_a_name_is_not_taken_for_one_that_differs_by_a_newline(api: Api, session
     assert download(api, session, "a") == b"keep"
 
 
-def test_putting_makes_the_directories_above(api: Api, session: str) -> None:
+def test_an_upload_creates_parent_directories(api: Api, session: str) -> None:
     put = answer(api.http.put(url(session, "a/b/c.txt"), content=b"deep"), 201)
 
     assert put["path"] == "a/b/c.txt"
@@ -92,13 +92,13 @@ def test_putting_makes_the_directories_above(api: Api, session: str) -> None:
     assert api.run(session, "print(open('a/b/c.txt').read())")["stdout"] == "deep\n"
 
 
-def test_a_path_may_begin_with_the_workspace(api: Api, session: str) -> None:
+def test_a_path_may_start_with_the_workspace(api: Api, session: str) -> None:
     api.put(session, "a", b"x")
 
     assert download(api, session, "/workspace/a") == b"x"
 
 
-def test_code_may_write_and_remove_what_was_uploaded(api: Api, session: str) -> None:
+def test_code_can_change_and_move_uploaded_files(api: Api, session: str) -> None:
     api.put(session, "dir/file", b"x")
     code = "import os\nopen('dir/file', 'a').write('y')\nos.rename('dir/file', 'dir/new')"
 
@@ -107,19 +107,19 @@ def test_code_may_write_and_remove_what_was_uploaded(api: Api, session: str) -> 
 
 
 @pytest.mark.every_driver
-def test_putting_again_replaces_the_file(api: Api, session: str) -> None:
+def test_an_upload_replaces_the_file(api: Api, session: str) -> None:
     api.put(session, "a", b"a long first version")
     api.put(session, "a", b"short")
 
     assert download(api, session, "a") == b"short"
 
 
-def test_an_empty_file_goes_both_ways(api: Api, session: str) -> None:
+def test_an_empty_file_can_be_uploaded_and_downloaded(api: Api, session: str) -> None:
     assert api.put(session, "empty")["size"] == 0
     assert download(api, session, "empty") == b""
 
 
-def test_a_raw_upload_is_written_under_its_path(api: Api, session: str) -> None:
+def test_a_raw_upload_is_written_to_its_path(api: Api, session: str) -> None:
     response = api.http.post(
         f"{url(session)}/upload", params={"path": "in/data.bin"}, content=b"\0\xff"
     )
@@ -130,7 +130,7 @@ def test_a_raw_upload_is_written_under_its_path(api: Api, session: str) -> None:
     assert refused["field"] == "path"
 
 
-def test_a_form_uploads_several_files_at_once(api: Api, session: str) -> None:
+def test_a_form_uploads_several_files(api: Api, session: str) -> None:
     files = [("file", ("a.txt", b"first")), ("file", ("ü b.bin", bytes(range(256))))]
     response = api.http.post(f"{url(session)}/upload", files=files)
 
@@ -177,7 +177,7 @@ def test_a_form_with_a_bad_file_name_is_refused(api: Api, session: str, filename
     assert api.names(session, "dir") == []
 
 
-def test_a_form_s_file_name_cannot_lead_elsewhere(api: Api, session: str) -> None:
+def test_the_file_name_of_a_form_cannot_lead_elsewhere(api: Api, session: str) -> None:
     sent = form(('name="file"; filename="../../etc/evil"', b"x"))
 
     assert answer(api.http.post(f"{url(session)}/upload", **sent), 201)["items"][0]["path"] == (
@@ -198,7 +198,7 @@ def test_a_form_s_file_name_cannot_lead_elsewhere(api: Api, session: str) -> Non
     ],
     ids=["no file", "nothing", "no boundary", "nonsense", "cut", "long field"],
 )  # fmt: skip
-def test_a_form_that_cannot_be_read_is_refused(
+def test_a_malformed_form_is_refused(
     api: Api, session: str, sent: dict[str, Any], code: str
 ) -> None:
     problem(api.http.post(f"{url(session)}/upload", **sent), 422, code)
@@ -218,7 +218,7 @@ def test_a_download_cannot_become_a_page_of_this_origin(api: Api, session: str) 
     assert response.headers["content-length"] == "25"
 
 
-def test_a_link_inside_is_followed_and_one_that_leads_out_is_not(api: Api, session: str) -> None:
+def test_a_link_is_followed_only_inside_the_workspace(api: Api, session: str) -> None:
     code = "import os\nopen('a', 'w').write('in')\nos.symlink('a', 'b')\n"
     api.run(session, code + "os.symlink('/etc/passwd', 'out')\nos.symlink('/etc', 'etc')")
 
@@ -237,7 +237,7 @@ def test_a_link_inside_is_followed_and_one_that_leads_out_is_not(api: Api, sessi
     ids=["dots", "above", "above by a detour", "absolute", "nul", "too long"],
 )
 def test_a_path_out_of_the_workspace_is_refused(api: Api, session: str, path: str) -> None:
-    # Percent-encoded in full: no client normalises that away.
+    # Percent-encoded completely, so that no client normalises it.
     full = f"{url(session)}/" + "".join(f"%{byte:02X}" for byte in path.encode())
 
     problem(api.http.get(full), 400, "bad_path")
@@ -253,7 +253,7 @@ def test_a_path_out_of_the_workspace_is_refused(api: Api, session: str, path: st
         problem(api.http.post(f"{url(session)}/mkdir", json={"path": path}), 400, "bad_path")
 
 
-def test_the_workspace_itself_is_no_file(api: Api, session: str) -> None:
+def test_the_workspace_itself_is_not_a_file(api: Api, session: str) -> None:
     base = f"{url(session)}/"
 
     assert api.http.get(base).status_code in (400, 409)
@@ -281,7 +281,7 @@ def test_a_directory_is_listed_by_name_page_by_page(api: Api, session: str) -> N
     assert pages == 3
 
 
-def test_a_listing_tells_kinds_and_sizes(api: Api, session: str) -> None:
+def test_a_listing_reports_kinds_and_sizes(api: Api, session: str) -> None:
     code = (
         "import os\nos.makedirs('dir/sub')\nopen('dir/file', 'w').write('12345')\n"
         "os.symlink('file', 'dir/link')\nos.mkfifo('dir/pipe')\nos.chmod('dir/file', 0o600)\n"
@@ -299,7 +299,7 @@ def test_a_listing_tells_kinds_and_sizes(api: Api, session: str) -> None:
     assert page["items"][0]["mode"] == "0600"
 
 
-def test_what_cannot_be_listed_says_why(api: Api, session: str) -> None:
+def test_a_listing_that_fails_reports_the_reason(api: Api, session: str) -> None:
     api.put(session, "file", b"x")
 
     problem(api.http.get(url(session), params={"path": "nowhere"}), 404, "file_not_found")
@@ -310,7 +310,7 @@ def test_what_cannot_be_listed_says_why(api: Api, session: str) -> None:
 # Stat, mkdir, move, delete
 
 
-def test_what_is_not_there_is_not_found(api: Api, session: str) -> None:
+def test_missing_files_are_not_found(api: Api, session: str) -> None:
     problem(api.http.get(url(session, "no")), 404, "file_not_found")
     problem(api.http.get(url(session, "no"), params={"metadata": "true"}), 404, "file_not_found")
     problem(api.http.delete(url(session, "no")), 404, "file_not_found")
@@ -318,7 +318,7 @@ def test_what_is_not_there_is_not_found(api: Api, session: str) -> None:
     problem(api.http.post(f"{url(session)}/move", json=body), 404, "file_not_found")
 
 
-def test_a_directory_is_no_file(api: Api, session: str) -> None:
+def test_a_directory_is_not_a_file(api: Api, session: str) -> None:
     answer(api.http.post(f"{url(session)}/mkdir", json={"path": "dir"}), 201)
 
     problem(api.http.get(url(session, "dir")), 409, "is_directory")
@@ -334,7 +334,7 @@ def test_a_pipe_is_not_read(api: Api, session: str) -> None:
     problem(api.http.get(url(session, "pipe")), 409, "not_a_file")
 
 
-def test_directories_are_made_with_or_without_those_above(api: Api, session: str) -> None:
+def test_directories_are_created_with_or_without_parents(api: Api, session: str) -> None:
     mkdir = f"{url(session)}/mkdir"
 
     assert answer(api.http.post(mkdir, json={"path": "a/b"}), 201)["path"] == "a/b"
@@ -347,7 +347,7 @@ def test_directories_are_made_with_or_without_those_above(api: Api, session: str
     problem(api.http.post(mkdir, json={"path": ""}), 422, "invalid_request")
 
 
-def test_a_file_is_moved_and_overwrites_only_when_told(api: Api, session: str) -> None:
+def test_moving_a_file_overwrites_only_on_request(api: Api, session: str) -> None:
     move = f"{url(session)}/move"
     api.put(session, "a", b"a")
     api.put(session, "b", b"b")
@@ -361,7 +361,7 @@ def test_a_file_is_moved_and_overwrites_only_when_told(api: Api, session: str) -
     assert api.names(session) == ["new"]
 
 
-def test_a_directory_is_moved_but_not_into_itself(api: Api, session: str) -> None:
+def test_a_directory_can_be_moved_but_not_into_itself(api: Api, session: str) -> None:
     move = f"{url(session)}/move"
     api.put(session, "dir/file", b"x")
 
@@ -373,7 +373,7 @@ def test_a_directory_is_moved_but_not_into_itself(api: Api, session: str) -> Non
     problem(api.http.post(move, json=body), 400, "bad_path")
 
 
-def test_a_directory_with_content_is_removed_only_when_told(api: Api, session: str) -> None:
+def test_a_directory_with_content_is_removed_only_on_request(api: Api, session: str) -> None:
     api.put(session, "dir/sub/file", b"x")
 
     problem(api.http.delete(url(session, "dir")), 409, "not_empty")
@@ -382,7 +382,7 @@ def test_a_directory_with_content_is_removed_only_when_told(api: Api, session: s
     assert api.names(session) == []
 
 
-def test_removing_a_link_leaves_what_it_leads_to(api: Api, session: str) -> None:
+def test_removing_a_link_to_a_directory_keeps_the_directory(api: Api, session: str) -> None:
     api.run(session, "import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.symlink('d', 'l')")
     response = api.http.delete(url(session, "l"), params={"recursive": "true"})
 
@@ -401,7 +401,7 @@ def resident(server: Server) -> int:
     raise AssertionError("no VmRSS")
 
 
-def test_a_big_file_goes_both_ways_and_not_through_memory(
+def test_a_large_file_is_uploaded_and_downloaded_without_using_memory(
     api: Api, session: str, server: Server
 ) -> None:
     block = bytes(range(256)) * (MiB // 256)
@@ -431,7 +431,7 @@ def test_a_big_file_goes_both_ways_and_not_through_memory(
 
 
 @pytest.mark.slow
-def test_an_unread_download_waits_and_is_closed(api: Api, session: str, server: Server) -> None:
+def test_an_unread_download_is_paused_and_closed(api: Api, session: str, server: Server) -> None:
     api.run(session, "open('big', 'wb').truncate(200 << 20)")
     before = resident(server)
     with api.http.stream("GET", url(session, "big")) as response:
@@ -450,11 +450,11 @@ def api_still_answers(server: Server, session: str) -> bool:
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("chunked", [False, True], ids=["by length", "chunked"])
-def test_an_upload_that_breaks_off_leaves_nothing(
+def test_an_aborted_upload_leaves_nothing(
     api: Api, session: str, server: Server, chunked: bool
 ) -> None:
     def names() -> str:
-        """As code inside sees them: the API does not list what is on its way."""
+        """As seen by code inside: the API does not list unfinished uploads."""
         return str(api.run(session, "import os\nprint(sorted(os.listdir()))")["stdout"])
 
     api.put(session, "file", b"as it was")
@@ -492,14 +492,14 @@ def put_in_blocks(api: Api, session: str, path: str, count: int) -> httpx.Respon
     return api.http.put(url(session, path), content=(block for _ in range(count)))
 
 
-def test_a_file_with_no_name_in_utf8_is_listed(api: Api, session: str) -> None:
+def test_a_file_whose_name_is_not_utf8_is_listed(api: Api, session: str) -> None:
     api.run(session, "open(b'\\xff\\xfe', 'w').close()")
     page = answer(api.http.get(url(session)))
 
     assert len(page["items"]) == 1
 
 
-def test_a_session_that_nobody_made_has_no_files(api: Api, server: Server) -> None:
+def test_an_unknown_session_has_no_files(api: Api, server: Server) -> None:
     problem(api.http.get(url("sess_nobody")), 404, "session_not_found")
     problem(api.http.put(url("sess_nobody", "x"), content=b"x"), 404, "session_not_found")
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc)

@@ -1,6 +1,6 @@
 """
-An instance that should run is looked at before it is trusted: one that has died is replaced by the
-request that needs it, once, and where that cannot be the answer says when to come back.
+An instance is checked before it is used: a dead one is replaced, once, by the request that needs
+it. If that is impossible, the response has a Retry-After header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.quick
 
 BOUND = 30.0
-"""Seconds within which every request is answered, whatever the driver does: else it fails."""
+"""Seconds within which every request must return, whatever the driver does."""
 QUICK_RETRIES = {
     f"{transitions.__name__}.RETRY_BACKOFF": 0.2,
     f"{transitions.__name__}.ERROR_RETRY": 1.0,
@@ -44,7 +44,7 @@ QUICK = {
 
 
 class Node:
-    """A server whose driver can be taken away."""
+    """A server whose driver can be made unavailable."""
 
     def __init__(self, server: Server, bubblewrap: Path) -> None:
         self.server = server
@@ -61,9 +61,9 @@ class Node:
 @pytest.fixture(scope="module")
 def node(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     # Where any uid can reach it.
-    with tempfile.TemporaryDirectory(prefix="atoll-health-") as place:
-        os.chmod(place, 0o755)
-        program = Path(place) / "bwrap"
+    with tempfile.TemporaryDirectory(prefix="atoll-health-") as directory:
+        os.chmod(directory, 0o755)
+        program = Path(directory) / "bwrap"
         shutil.copy(bubblewrap, program)
         program.chmod(0o755)
         data = tmp_path_factory.mktemp("health")
@@ -83,7 +83,7 @@ def api(node: Node) -> Iterator[Api]:
 
 @pytest.fixture
 def down(node: Node) -> Iterator[Callable[[], None]]:
-    """Takes the driver away until the end of the test."""
+    """Makes the driver unavailable until the end of the test."""
     yield node.down
     node.up()
 
@@ -144,7 +144,7 @@ def test_requests_at_once_after_a_kill_cause_one_recovery(
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_an_instance_that_dies_again_and_again_is_replaced_again_and_again(
+def test_an_instance_that_dies_repeatedly_is_replaced_each_time(
     api: Api, node: Node, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -181,7 +181,7 @@ def test_every_request_works_after_a_kill(api: Api, node: Node, session: str, ve
 
 
 @pytest.mark.slow
-def test_what_died_while_no_server_was_there_can_be_changed(
+def test_a_session_whose_instance_died_while_no_server_ran_can_be_changed(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     verbs = ("stop", "archive", "start", "patch", "delete")
@@ -213,7 +213,7 @@ def test_what_died_while_no_server_was_there_can_be_changed(
 # Out of memory
 
 
-def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node: Node) -> None:
+def test_an_instance_ended_by_the_oom_killer_is_replaced(api: Api, node: Node) -> None:
     session = api.create(memory="64Mi")["id"]
     api.put(session, "kept", b"here")
     greedy = (
@@ -224,7 +224,7 @@ def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node:
     assert (result["status"], result["cause"]) == ("failed", "oom"), result
 
     assert read(api, session).content == b"here"
-    # What is still about to die may take the next with it.
+    # A process that is about to die may take the next with it.
     eventually(lambda: api.run(session, "print(1)")["stdout"] == "1\n")
     shown = api.get(session)
     assert (shown["status"], shown["cause"]) == ("running", None)
@@ -236,7 +236,7 @@ def test_an_instance_that_the_kernel_ends_for_memory_is_replaced(api: Api, node:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, node: Node) -> None:
+def test_the_orphan_sweep_removes_nothing_of_recovered_sessions(api: Api, node: Node) -> None:
     """It runs every half second here, while instances are lost, replaced, stopped and started."""
     sessions = [str(api.create()["id"]) for _ in range(3)]
     for session in sessions:
@@ -263,7 +263,7 @@ def test_the_sweep_of_orphans_takes_nothing_from_those_who_come_back(api: Api, n
 # The driver is down
 
 
-def test_without_a_driver_the_answer_says_when_to_come_back(
+def test_without_a_driver_responses_contain_retry_after(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     api.put(session, "kept", b"here")
@@ -280,7 +280,7 @@ def test_without_a_driver_the_answer_says_when_to_come_back(
     assert read(api, session).content == b"here"
 
 
-def test_without_a_driver_what_runs_runs_on(
+def test_without_a_driver_running_instances_keep_working(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     down()
@@ -292,7 +292,7 @@ def test_without_a_driver_what_runs_runs_on(
     assert sh(api, session, "cat kept") == "here"
 
 
-def test_a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself(
+def test_a_session_that_cannot_start_is_in_error_and_recovers_automatically(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     api.put(session, "kept", b"here")
@@ -313,7 +313,7 @@ def test_a_session_that_cannot_be_had_is_in_error_and_comes_back_by_itself(
     assert shown["failures"] > 2
     assert shown["message"]
     assert shown["retry_at"] is not None
-    # It can be asked for all the same, and is told the same.
+    # A request for it is still possible and gets the same response.
     problem(read(api, session), 503, "session_not_ready")
     node.up()
     eventually(lambda: api.get(session)["status"] == "running", BOUND)
@@ -335,7 +335,7 @@ def test_a_killed_instance_is_replaced_after_a_failed_request(
 
 
 @pytest.mark.parametrize("verb", ["stop", "delete", "patch", "archive"])
-def test_one_in_error_can_be_given_up(
+def test_a_session_in_error_can_be_deleted(
     api: Api, node: Node, down: Callable[[], None], verb: str
 ) -> None:
     session = api.create()["id"]
@@ -366,23 +366,23 @@ def test_one_in_error_can_be_given_up(
 
 
 @pytest.mark.slow
-def test_an_execution_waits_for_nothing_that_does_not_come(
+def test_an_execution_does_not_wait_for_an_unavailable_driver(
     api: Api, node: Node, session: str, down: Callable[[], None]
 ) -> None:
     kill(node.server, api, session)
     down()
     body = {"code": "print(1)", "wait": BOUND}
     url = f"{V1}/sessions/{session}/execute"
-    told: dict[str, Any] = answer(api.http.post(url, json=body, timeout=2 * BOUND))
+    response: dict[str, Any] = answer(api.http.post(url, json=body, timeout=2 * BOUND))
 
-    assert (told["status"], told["cause"]) == ("error", "instance_lost"), told
+    assert (response["status"], response["cause"]) == ("error", "instance_lost"), response
 
 
 @pytest.mark.slow
-def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
+def test_an_unwritable_directory_counts_as_an_unavailable_driver(
     bubblewrap: str, tmp_path: Path
 ) -> None:
-    """In the way of what is to be made there, since root writes where it likes."""
+    """A file blocks the path of the directory, since root can write everywhere."""
     with Server(tmp_path, **QUICK).with_constants(QUICK_RETRIES) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
@@ -399,7 +399,7 @@ def test_a_directory_that_cannot_be_written_is_a_driver_that_is_down(
 
 
 @pytest.mark.slow
-def test_many_sessions_are_answered_in_time_while_the_driver_is_down(
+def test_many_sessions_get_timely_responses_while_the_driver_is_unavailable(
     api: Api, node: Node, down: Callable[[], None]
 ) -> None:
     sessions = [str(api.create()["id"]) for _ in range(4)]

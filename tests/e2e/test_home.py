@@ -46,16 +46,14 @@ def test_home_is_the_workspace_and_outlives_the_instance(api: Api) -> None:
 
 @local
 @pytest.mark.quick
-def test_the_user_s_home_is_the_same_to_programs_that_ignore_the_variable(
-    api: Api, session: str
-) -> None:
+def test_the_home_in_the_user_database_is_the_workspace(api: Api, session: str) -> None:
     code = "import os, pwd\nprint(pwd.getpwuid(os.getuid()).pw_dir)"
     assert api.run(session, code)["stdout"] == "/workspace\n"
 
 
 @pytest.mark.quick
 @pytest.mark.every_driver
-def test_caches_are_not_among_the_files_of_a_session(api: Api, session: str) -> None:
+def test_caches_are_not_stored_in_the_workspace(api: Api, session: str) -> None:
     result = shell(api, session, 'mkdir -p "$XDG_CACHE_HOME"; echo x > "$XDG_CACHE_HOME/cached"')
     assert (result["exit_code"], result["artifacts"]) == (0, [])
     assert sh(api, session, "cat /tmp/.cache/cached") == "x\n"
@@ -63,7 +61,7 @@ def test_caches_are_not_among_the_files_of_a_session(api: Api, session: str) -> 
 
 
 @pytest.mark.quick
-def test_a_home_that_the_user_names_is_used(api: Api, session: str) -> None:
+def test_a_home_set_by_the_user_is_used(api: Api, session: str) -> None:
     assert shell(api, session, "echo ~", env={"HOME": "/workspace/me"})["stdout"] == (
         "/workspace/me\n"
     )
@@ -86,17 +84,19 @@ def test_fontconfig_finds_its_settings(api: Api, session: str) -> None:
 
 @pytest.mark.quick
 @pytest.mark.every_driver
-def test_installers_are_told_that_there_is_no_network(api: Api, session: str) -> None:
+def test_installers_are_configured_for_no_network(api: Api, session: str) -> None:
     names = "PIP_INDEX_URL", "PIP_RETRIES", "PIP_BREAK_SYSTEM_PACKAGES", "UV_OFFLINE"
-    told = sh(api, session, f"echo ${' $'.join(names)} $npm_config_offline")
-    assert told.startswith("none: this sandbox has no network.")
-    assert told.endswith(" 0 1 1 true\n")
+    output = sh(api, session, f"echo ${' $'.join(names)} $npm_config_offline")
+    assert output.startswith("none: this sandbox has no network.")
+    assert output.endswith(" 0 1 1 true\n")
 
 
 @local
 @pytest.mark.quick
 @pytest.mark.parametrize("program", PIPS.values(), ids=PIPS)
-def test_pip_says_at_once_that_there_is_no_network(api: Api, pip: str, program: list[str]) -> None:
+def test_pip_reports_at_once_that_the_network_is_missing(
+    api: Api, pip: str, program: list[str]
+) -> None:
     result = api.run(pip, command=[*program, "install", "no-such-package"], wait=60)
 
     assert result["exit_code"] == 1
@@ -109,7 +109,7 @@ def test_pip_says_at_once_that_there_is_no_network(api: Api, pip: str, program: 
 
 
 @local
-def test_pip_installs_files_which_all_code_of_the_session_finds(api: Api, pip: str) -> None:
+def test_pip_installs_files_that_all_code_of_the_session_finds(api: Api, pip: str) -> None:
     api.put(pip, MINE, PACKED)
     context = answer(api.http.post(f"{V1}/sessions/{pip}/contexts"), 201)["id"]
     code = "import mine\nprint(mine.version, mine.__file__.startswith('/workspace/.local/'))"
@@ -131,7 +131,7 @@ def test_pip_installs_files_which_all_code_of_the_session_finds(api: Api, pip: s
 
 
 @local
-def test_pip_goes_on_to_do_what_needs_no_network(api: Api, pip: str) -> None:
+def test_pip_still_installs_from_local_files(api: Api, pip: str) -> None:
     api.put(pip, MINE, PACKED)
     api.put(pip, "index/mine/index.html", f'<a href="../../{MINE}">{MINE}</a>'.encode())
     found = shell(api, pip, "pip install --no-index --find-links . --target a mine")
@@ -140,15 +140,15 @@ def test_pip_goes_on_to_do_what_needs_no_network(api: Api, pip: str) -> None:
     assert (listed["exit_code"], listed["stderr"]) == (0, "")
     own = {"PIP_INDEX_URL": "file:///workspace/index"}
     assert shell(api, pip, "pip install --target b mine", env=own)["exit_code"] == 0
-    told = shell(api, pip, "pip install --index-url file:///workspace/index --target c mine")
-    assert told["exit_code"] == 0, told
+    result = shell(api, pip, "pip install --index-url file:///workspace/index --target c mine")
+    assert result["exit_code"] == 0, result
     assert sh(api, pip, "ls -d */mine.py") == "a/mine.py\nb/mine.py\nc/mine.py\n"
 
 
 @local
 @pytest.mark.quick
 @pytest.mark.slow
-def test_npm_says_at_once_that_it_may_not_use_the_network(api: Api, session: str) -> None:
+def test_npm_reports_at_once_that_the_network_is_disabled(api: Api, session: str) -> None:
     if shutil.which("npm") is None:
         missing("npm is not installed (package npm)")
     result = shell(api, session, "npm install left-pad")

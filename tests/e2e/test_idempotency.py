@@ -1,4 +1,4 @@
-"""A POST with a key is done once, whatever happens to the connection or to the server."""
+"""A POST with a key is handled once, even if the connection or the server fails."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_execution_is_run_once(api: Api, session: str, key: str, wait: int) -
     assert runs(api, session) == 1
 
 
-def test_an_id_that_is_sent_many_times_at_once_is_one_execution(api: Api, session: str) -> None:
+def test_an_id_sent_many_times_at_once_is_one_execution(api: Api, session: str) -> None:
     def send(name: str) -> httpx.Response:
         return api.execute(session, code=COUNT, execution_id=name, wait=20)
 
@@ -95,14 +95,14 @@ def test_an_id_that_is_sent_many_times_at_once_is_one_execution(api: Api, sessio
 
 
 @pytest.mark.parametrize("prefer", ["wait=20", "respond-async, Wait = 20"])
-def test_how_long_a_client_waits_may_be_a_preference(api: Api, session: str, prefer: str) -> None:
+def test_the_wait_of_a_client_can_be_a_prefer_header(api: Api, session: str, prefer: str) -> None:
     body = {"code": "print(1)"}
     url = f"{V1}/sessions/{session}/execute"
     found = api.http.post(url, json=body, headers={"Prefer": prefer})
     assert (found.status_code, found.json()["stdout"]) == (200, "1\n")
 
 
-def test_a_repeat_does_not_start_a_session_that_rests(api: Api, session: str) -> None:
+def test_a_repeated_request_does_not_start_a_stopped_session(api: Api, session: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     body = {"code": "print(1)", "context_id": context, "execution_id": "in-a-context", "wait": 20}
     url = f"{V1}/sessions/{session}/execute"
@@ -112,7 +112,7 @@ def test_a_repeat_does_not_start_a_session_that_rests(api: Api, session: str) ->
     assert api.get(session)["status"] == "stopped"
 
 
-def test_a_large_result_is_given_again(api: Api, session: str, key: str) -> None:
+def test_a_large_result_is_replayed(api: Api, session: str, key: str) -> None:
     path, code = f"sessions/{session}/execute", COUNT + "print('x' * 500_000)"
     first, second = (post(api, path, key, code=code, wait=20) for _ in range(2))
 
@@ -122,7 +122,7 @@ def test_a_large_result_is_given_again(api: Api, session: str, key: str) -> None
     assert runs(api, session) == 1
 
 
-def test_another_body_with_the_key_is_refused(api: Api, session: str, key: str) -> None:
+def test_a_key_with_a_different_body_is_refused(api: Api, session: str, key: str) -> None:
     path = f"sessions/{session}/execute"
     answer(post(api, path, key, code=COUNT, wait=20))
 
@@ -131,7 +131,7 @@ def test_another_body_with_the_key_is_refused(api: Api, session: str, key: str) 
     assert runs(api, session) == 1
 
 
-def test_every_post_takes_a_key(api: Api, session: str, key: str) -> None:
+def test_every_post_accepts_a_key(api: Api, session: str, key: str) -> None:
     api.put(session, "a", b"here")
     template = f"tmpl-{key}"
     requests: list[tuple[str, dict[str, Any]]] = [
@@ -149,7 +149,7 @@ def test_every_post_takes_a_key(api: Api, session: str, key: str) -> None:
             api.http.delete(f"{V1}/templates/{first.json()['id']}")
 
 
-def test_an_upload_is_taken_once(api: Api, session: str, key: str) -> None:
+def test_an_upload_is_stored_once(api: Api, session: str, key: str) -> None:
     url, headers = f"{V1}/sessions/{session}/files/upload?path=big", {"Idempotency-Key": key}
     content = bytes(3_000_000)
     first = api.http.post(url, content=content, headers=headers)
@@ -162,7 +162,7 @@ def test_an_upload_is_taken_once(api: Api, session: str, key: str) -> None:
     assert api.http.get(f"{V1}/sessions/{session}/files/big").content == b"changed since"
 
 
-def test_a_refusal_is_given_again_too(api: Api, key: str) -> None:
+def test_a_refusal_is_replayed_too(api: Api, key: str) -> None:
     first, second = (post(api, "sessions/sess_nobody/execute", key, code="1") for _ in range(2))
 
     problem(first, 404, "session_not_found")
@@ -170,7 +170,7 @@ def test_a_refusal_is_given_again_too(api: Api, key: str) -> None:
     assert replayed(second)
 
 
-def test_one_that_is_under_way_is_told_to_be(api: Api, session: str, key: str) -> None:
+def test_a_repeat_of_a_request_in_progress_is_refused(api: Api, session: str, key: str) -> None:
     path, body = f"sessions/{session}/execute", {"code": COUNT + until("go"), "wait": 20}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(post, api, path, key, **body)
@@ -184,14 +184,14 @@ def test_one_that_is_under_way_is_told_to_be(api: Api, session: str, key: str) -
     assert runs(api, session) == 1
 
 
-def test_a_key_that_is_none_is_refused(api: Api) -> None:
+def test_a_malformed_key_is_refused(api: Api) -> None:
     problem(post(api, "sessions", "two words"), 422, "bad_idempotency_key")
 
 
 # The server is killed
 
 
-def test_the_first_answer_outlives_the_server(own: Server, key: str) -> None:
+def test_the_first_response_outlives_the_server(own: Server, key: str) -> None:
     with calling(own) as api:
         session = answer(post(api, "sessions", f"{key}-0"), 201)
         path = f"sessions/{session['id']}/execute"
@@ -208,7 +208,7 @@ def test_the_first_answer_outlives_the_server(own: Server, key: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_under_way_when_the_server_died_is_not_run_twice(own: Server, key: str) -> None:
+def test_a_request_in_progress_when_the_server_died_is_not_run_twice(own: Server, key: str) -> None:
     body = {"code": COUNT + until("go") + "print('done')", "wait": 30}
     with ThreadPoolExecutor(1) as pool, calling(own) as api:
         session = api.create()["id"]

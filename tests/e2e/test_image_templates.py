@@ -60,10 +60,10 @@ def create(api: Api, status: str = "ready", **fields: Any) -> dict[str, Any]:
 
 
 def settled(api: Api, template_id: str, status: str = "ready") -> dict[str, Any]:
-    def ended() -> bool:
+    def has_ended() -> bool:
         return get(api, template_id)["status"] in ("ready", "failed")
 
-    eventually(ended, 60)
+    eventually(has_ended, 60)
     found = get(api, template_id)
     assert found["status"] == status, found
     return found
@@ -97,12 +97,12 @@ def context(files: dict[str, bytes]) -> tuple[str, bytes]:
 
 def put(api: Api, files: dict[str, bytes]) -> str:
     digest, data = context(files)
-    told = answer(api.http.put(f"{V1}/build-contexts/{digest}", content=data), 201)
-    assert told == {"digest": digest, "size": len(data)}
+    response = answer(api.http.put(f"{V1}/build-contexts/{digest}", content=data), 201)
+    assert response == {"digest": digest, "size": len(data)}
     return digest
 
 
-def test_an_image_that_is_there_makes_a_template_at_once(docker_api: Api) -> None:
+def test_an_available_image_makes_a_template_at_once(docker_api: Api) -> None:
     made = answer(docker_api.http.post(f"{V1}/templates", json={"name": "x", "image": PYTHON}), 201)
 
     assert made["status"] == "ready"
@@ -111,18 +111,18 @@ def test_an_image_that_is_there_makes_a_template_at_once(docker_api: Api) -> Non
     assert printed(docker_api, made["id"], "print(1 + 1)") == "2\n"
 
 
-def test_an_image_is_pulled_with_the_credentials_that_nobody_is_told(
+def test_an_image_is_pulled_with_credentials_that_are_never_returned(
     docker_api: Api, on_docker: Server, registry: Registry, private: str
 ) -> None:
     made = create(docker_api, image=private, registry={"username": USER, "password": PASSWORD})
 
     assert made["registry"] == {"server": registry.server}
     assert made["image_digest"].startswith("sha256:")
-    said = log_of(docker_api, made["id"])
-    assert "Pulling from team/python" in said
+    log = log_of(docker_api, made["id"])
+    assert "Pulling from team/python" in log
     assert printed(docker_api, made["id"], "print(6 * 7)") == "42\n"
     events = docker_api.http.get(f"{V1}/events").text
-    everything = on_docker.stderr() + said + events + str(made)
+    everything = on_docker.stderr() + log + events + str(made)
     assert PASSWORD not in everything
     with closing(sqlite3.connect(on_docker.data_dir / "atoll.db")) as database:
         dump = "\n".join(database.iterdump())
@@ -142,14 +142,14 @@ def test_credentials_stay_with_their_server(docker_api: Api, private: str) -> No
         problem(docker_api.http.put(path, json=other), 422, "invalid_request")
     # Nor are they given to the server of another image.
     other = kept | {"image": "elsewhere.example.com/team/python:1"}
-    told = problem(docker_api.http.put(path, json=other), 422, "invalid_request")
-    assert told["field"] == "registry.server"
+    error = problem(docker_api.http.put(path, json=other), 422, "invalid_request")
+    assert error["field"] == "registry.server"
     rebuilt = answer(docker_api.http.post(f"{path}/build"), 202)
     assert settled(docker_api, made["id"])["version"] == rebuilt["version"]
     assert "Pulling from" in log_of(docker_api, made["id"])
 
 
-def test_what_was_built_anew_stays_when_something_else_is_changed(
+def test_a_rebuilt_version_stays_when_another_field_changes(
     docker_api: Api, private: str, registry: Registry, dockerd: Dockerd
 ) -> None:
     given: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_what_was_built_anew_stays_when_something_else_is_changed(
     }
     made = create(docker_api, **given)
     path = f"{V1}/templates/{made['id']}"
-    # The tag moves, and what was there before is still on the node.
+    # The tag moves, and the earlier image is still on the node.
     dockerd.ask("POST", f"/images/{SHELL}/tag", params={"repo": "moved", "tag": "1"})
     registry.put(dockerd, "moved:1", "team/python:1")
     answer(docker_api.http.post(f"{path}/build"), 202)
@@ -172,7 +172,7 @@ def test_what_was_built_anew_stays_when_something_else_is_changed(
     assert changed["image_digest"] == rebuilt["image_digest"]
 
 
-def test_wrong_credentials_fail_the_build_and_are_not_told(docker_api: Api, private: str) -> None:
+def test_wrong_credentials_fail_the_build_and_are_not_shown(docker_api: Api, private: str) -> None:
     made = create(
         docker_api,
         "failed",
@@ -197,16 +197,16 @@ def test_wrong_credentials_fail_the_build_and_are_not_told(docker_api: Api, priv
     ],
     ids=str,
 )
-def test_half_credentials_are_refused_without_telling_them(
+def test_incomplete_credentials_are_refused_without_repeating_them(
     docker_api: Api, registry: dict[str, str]
 ) -> None:
     body = {"name": "x", "image": PYTHON, "registry": registry}
-    told = docker_api.http.post(f"{V1}/templates", json=body)
-    problem(told, 422, "invalid_request")
-    assert "secret-part" not in told.text
+    response = docker_api.http.post(f"{V1}/templates", json=body)
+    problem(response, 422, "invalid_request")
+    assert "secret-part" not in response.text
 
 
-def test_a_registry_that_is_away_is_asked_again(
+def test_an_unavailable_registry_is_retried(
     docker_api: Api, registry: Registry, private: str
 ) -> None:
     registry.stop()
@@ -222,7 +222,7 @@ def test_a_registry_that_is_away_is_asked_again(
     assert settled(docker_api, made["id"])["attempts"] > 1
 
 
-def test_a_dockerfile_is_built_with_the_context_that_was_put(docker_api: Api) -> None:
+def test_a_dockerfile_is_built_with_its_uploaded_context(docker_api: Api) -> None:
     digest = put(docker_api, {"answer.py": b"print('from the context')"})
     made = create(docker_api, dockerfile=ANSWERS, build_context=digest)
 
@@ -230,7 +230,7 @@ def test_a_dockerfile_is_built_with_the_context_that_was_put(docker_api: Api) ->
     assert "put-together" in log_of(docker_api, made["id"])
     code = "exec(open('/opt/answer.py').read())"
     assert printed(docker_api, made["id"], code) == "from the context\n"
-    # The same again is there already.
+    # The same context exists already.
     again = answer(
         docker_api.http.post(
             f"{V1}/templates",
@@ -241,14 +241,14 @@ def test_a_dockerfile_is_built_with_the_context_that_was_put(docker_api: Api) ->
     assert again["status"] == "ready"
 
 
-def test_a_build_that_fails_says_why(docker_api: Api) -> None:
+def test_a_failed_build_reports_the_reason(docker_api: Api) -> None:
     made = create(docker_api, "failed", dockerfile=f"FROM {SHELL}\nRUN echo oh no; exit 3\n")
 
     assert "oh no" in made["message"]
     assert made["attempts"] == 1
 
 
-def test_a_context_is_what_its_digest_says(docker_api: Api) -> None:
+def test_a_context_must_match_its_digest(docker_api: Api) -> None:
     digest, data = context({"a": b"1"})
     place = f"{V1}/build-contexts/{digest}"
     problem(docker_api.http.get(place), 404, "build_context_not_found")
@@ -259,33 +259,31 @@ def test_a_context_is_what_its_digest_says(docker_api: Api) -> None:
     problem(docker_api.http.post(f"{V1}/templates", json=body), 422, "build_context_not_found")
 
 
-def test_a_node_tells_which_images_it_has(docker_api: Api) -> None:
+def test_a_node_lists_its_cached_images(docker_api: Api) -> None:
     made = create(docker_api, image=PYTHON)
     edition = f"{made['id']}@{made['version']}"
 
-    def told() -> bool:
+    def is_cached() -> bool:
         nodes = answer(docker_api.http.get(f"{V1}/nodes"))["items"]
         return edition in nodes[0]["cached_templates"]
 
-    eventually(told)
+    eventually(is_cached)
     node = answer(docker_api.http.get(f"{V1}/nodes"))["items"][0]
     assert {"image", "runtime.runc"} <= set(node["features"])
 
 
-def test_what_a_node_without_docker_cannot_do_it_says(api: Api) -> None:
+def test_a_node_without_docker_reports_unsupported_fields(api: Api) -> None:
     for name, value in (
         ("dockerfile", "FROM scratch"),
         ("runtime", "runsc"),
         ("registry", {"server": "r.example.com", "username": "a", "password": "b"}),
     ):
         body = {"name": "x", name: value}
-        told = problem(api.http.post(f"{V1}/templates", json=body), 422, f"{name}_unsupported")
-        assert told["field"] == name
+        error = problem(api.http.post(f"{V1}/templates", json=body), 422, f"{name}_unsupported")
+        assert error["field"] == name
 
 
-def test_the_sdk_leaves_credentials_behind_with_their_server(
-    on_docker: Server, private: str
-) -> None:
+def test_the_sdk_keeps_credentials_with_their_registry(on_docker: Server, private: str) -> None:
     given = {"username": USER, "password": PASSWORD}
     with Atoll(on_docker.url, api_key=on_docker.key) as atoll:
         made = atoll.templates.create("x", image=private, registry=given)

@@ -30,7 +30,7 @@ SHOW = "import atoll_session as a\nprint(a.execution_id, a.staging())"
 
 
 def files(api: Api, session: str) -> list[str]:
-    """All that the session's own code sees, but for what is Atoll's."""
+    """All files that code of the session sees, without those of Atoll."""
     code = (
         "import os\n"
         "for place, names, files in os.walk('.'):\n"
@@ -43,7 +43,7 @@ def files(api: Api, session: str) -> list[str]:
 # Staging
 
 
-def test_what_was_staged_is_in_the_workspace_and_an_artifact(api: Api, session: str) -> None:
+def test_staged_files_become_files_of_the_workspace_and_artifacts(api: Api, session: str) -> None:
     api.put(session, "data/old", b"old")
     code = STAGED + "os.mkdir(here + '/data'); open(here + '/data/new', 'w').write('new')\n"
 
@@ -54,7 +54,7 @@ def test_what_was_staged_is_in_the_workspace_and_an_artifact(api: Api, session: 
     assert api.names(session) == ["data", "out"]
 
 
-def test_a_command_stages_as_well(api: Api, session: str) -> None:
+def test_a_command_can_stage_files(api: Api, session: str) -> None:
     result = api.run(session, command=["sh", "-c", 'echo hi > "$ATOLL_STAGING/out"'])
 
     assert result["artifacts"] == ["out"]
@@ -65,7 +65,7 @@ def test_a_command_stages_as_well(api: Api, session: str) -> None:
     ["raise SystemExit(1)", "os.kill(os.getpid(), 9)", "while True: pass", "1 / 0"],
     ids=["exit", "kill", "time-out", "exception"],
 )
-def test_what_was_staged_is_gone_when_the_execution_did_not_succeed(
+def test_staged_files_are_removed_when_the_execution_fails(
     api: Api, session: str, end: str
 ) -> None:
     result = api.run(session, STAGED + end, timeout=0.5)
@@ -76,7 +76,7 @@ def test_what_was_staged_is_gone_when_the_execution_did_not_succeed(
     assert listing["stdout"] == f"['.tmp'] ['{listing['execution_id']}']\n"
 
 
-def test_what_was_staged_is_gone_when_the_execution_was_cancelled(api: Api, session: str) -> None:
+def test_staged_files_are_removed_when_the_execution_is_cancelled(api: Api, session: str) -> None:
     execution = api.submit(session, STAGED + "open('begun', 'w').close()\n" + until("never"))
     eventually(lambda: "begun" in api.names(session))
     answer(api.http.post(f"{V1}/executions/{execution}/cancel"))
@@ -94,7 +94,9 @@ def test_the_staging_area_is_not_listed(api: Api, session: str) -> None:
     assert api.result(execution)["status"] == "success"
 
 
-def test_what_cannot_take_its_place_fails_the_execution(api: Api, session: str) -> None:
+def test_staged_files_that_conflict_with_the_workspace_fail_the_execution(
+    api: Api, session: str
+) -> None:
     api.put(session, "out/mine", b"mine")
 
     result = api.run(session, STAGED)
@@ -105,7 +107,7 @@ def test_what_cannot_take_its_place_fails_the_execution(api: Api, session: str) 
     assert files(api, session) == ["out", "out/mine"]
 
 
-def test_leftovers_of_a_lost_instance_are_gone(api: Api, server: Server) -> None:
+def test_staged_files_of_a_lost_instance_are_removed(api: Api, server: Server) -> None:
     session = api.create()["id"]
     once = "if os.path.exists('begun'): raise SystemExit(1)\nopen('begun', 'w').close()\n"
     execution = api.submit(session, STAGED + once + until("never"))
@@ -120,7 +122,7 @@ def test_leftovers_of_a_lost_instance_are_gone(api: Api, server: Server) -> None
 
 @pytest.mark.parametrize("place", ["/tmp", "/etc", "/workspace", "/proc/self"])
 @pytest.mark.parametrize("what", [".tmp", "the area"])
-def test_links_in_place_of_the_area_lead_nowhere(
+def test_links_in_place_of_the_staging_area_are_not_followed(
     api: Api, session: str, place: str, what: str
 ) -> None:
     target = "'.tmp'" if what == ".tmp" else "here"
@@ -134,12 +136,12 @@ def test_links_in_place_of_the_area_lead_nowhere(
     assert result["status"] == ("success" if what == ".tmp" else "failed"), result
     assert files(api, session) == ["mine"]
     assert api.run(session, "print(open('/tmp/outside').read())")["stdout"] == "x\n"
-    # The session goes on, without an area where the code took its name.
+    # The session continues without a staging area, because code took its name.
     area = api.run(session, "import atoll_session; print(atoll_session.staging())")
     assert area["status"] == ("failed" if what == ".tmp" else "success")
 
 
-def test_odd_things_are_staged(api: Api, session: str) -> None:
+def test_unusual_files_can_be_staged(api: Api, session: str) -> None:
     code = (
         STAGED + "os.mkfifo(here + '/pipe'); os.symlink('/etc/passwd', here + '/link')\n"
         "for name in ('null', '-rf', 'a\\nb', '…', 'x' * 255):\n"
@@ -184,14 +186,16 @@ def test_ten_thousand_files_and_a_deep_tree_are_staged(api: Api, session: str) -
     ],
     ids=["fork", "script", "command", "subprocess", "fork-own-path", "command-own-path"],
 )
-def test_the_module_is_there(api: Api, session: str, request_: dict[str, Any]) -> None:
+def test_the_session_module_can_be_imported(
+    api: Api, session: str, request_: dict[str, Any]
+) -> None:
     result = api.run(session, **request_)
 
     execution = result["execution_id"]
     assert result["stdout"] == f"{execution} /workspace/.tmp/{execution}\n", result["stderr"]
 
 
-def test_the_users_own_path_comes_first(api: Api, session: str) -> None:
+def test_the_pythonpath_of_the_user_comes_first(api: Api, session: str) -> None:
     api.put(session, "own/atoll_session.py", b"print('mine')")
     result = api.run(
         session, command=["python3", "-c", "import atoll_session"], env={"PYTHONPATH": "own"}
@@ -199,7 +203,7 @@ def test_the_users_own_path_comes_first(api: Api, session: str) -> None:
     assert result["stdout"] == "mine\n"
 
 
-def test_the_command_is_there(api: Api, session: str) -> None:
+def test_the_session_command_can_be_run(api: Api, session: str) -> None:
     result = api.run(
         session, command=["sh", "-c", "atoll-session staging && atoll-session messages"]
     )
@@ -207,7 +211,7 @@ def test_the_command_is_there(api: Api, session: str) -> None:
     assert api.run(session, command=["atoll-session", "nonsense"])["exit_code"] == 2
 
 
-def test_code_cannot_change_what_is_shared(api: Api, session: str) -> None:
+def test_code_cannot_change_shared_files(api: Api, session: str) -> None:
     code = (
         "import atoll_session, os\n"
         "for path in (atoll_session.__file__, '/run/atoll/inside/bin/atoll-session'):\n"
@@ -235,61 +239,61 @@ async def call(server: Server, instance: str, op: str, **fields: Any) -> dict[st
 
 
 @pytest.fixture
-def say(api: Api, server: Server, session: str) -> Callable[..., dict[str, Any]]:
+def send(api: Api, server: Server, session: str) -> Callable[..., dict[str, Any]]:
     """A request to the session's executor, again until it finds what it is about."""
 
-    def say(op: str, **fields: Any) -> dict[str, Any]:
-        told: list[dict[str, Any]] = []
+    def send(op: str, **fields: Any) -> dict[str, Any]:
+        received: list[dict[str, Any]] = []
 
         def done() -> bool:
             try:
                 instance = api.get(session)["container_id"]
-                told.append(asyncio.run(call(server, instance, op, **fields)))
+                received.append(asyncio.run(call(server, instance, op, **fields)))
             except ExecutorError as error:
                 if error.code not in ("unknown_run", "approval_gone"):
                     raise
-            return bool(told)
+            return bool(received)
 
         eventually(done)
-        return told[0]
+        return received[0]
 
-    return say
+    return send
 
 
 def test_a_person_answers_a_question(
-    api: Api, session: str, say: Callable[..., dict[str, Any]]
+    api: Api, session: str, send: Callable[..., dict[str, Any]]
 ) -> None:
     code = "import atoll_session\nx = atoll_session.ask('Go?')\nprint(x.approved, x.answer)"
     execution = api.submit(session, code)
 
-    say("answer", id=execution, approval="1", answer={"approved": True, "answer": [1]})
+    send("answer", id=execution, approval="1", answer={"approved": True, "answer": [1]})
 
     assert api.result(execution)["stdout"] == "True [1]\n"
 
 
 @pytest.mark.parametrize(("approved", "code"), [(True, 0), (False, 1)])
 def test_a_person_answers_a_question_of_the_shell(
-    api: Api, session: str, say: Callable[..., dict[str, Any]], approved: bool, code: int
+    api: Api, session: str, send: Callable[..., dict[str, Any]], approved: bool, code: int
 ) -> None:
     script = "atoll-session ask 'Go?' --data '{\"n\": 1}' --timeout 20"
     for _ in range(5):
         script = f"sh -c {shlex.quote(script)}; exit $?"  # Deep below the execution's own process.
     execution = api.submit(session, command=["sh", "-c", script])
 
-    say("answer", id=execution, approval="1", answer={"approved": approved, "answer": "as said"})
+    send("answer", id=execution, approval="1", answer={"approved": approved, "answer": "as said"})
 
     result = api.result(execution)
     assert (result["exit_code"], result["stdout"]) == (code, "as said\n")
 
 
 def test_messages_reach_the_code(
-    api: Api, session: str, say: Callable[..., dict[str, Any]]
+    api: Api, session: str, send: Callable[..., dict[str, Any]]
 ) -> None:
     execution = api.submit(
         session, command=["sh", "-c", "sh -c 'atoll-session messages --wait 20'"]
     )
 
-    say("message", id=execution, text='é "1"\n2')
+    send("message", id=execution, text='é "1"\n2')
 
     assert api.result(execution)["stdout"] == json.dumps('é "1"\n2') + "\n"
 

@@ -1,4 +1,4 @@
-"""Invocations as a stranger makes them: every field in every mode, twice, at once, and wrongly."""
+"""Invocations through the API: every field in every mode, repeated, concurrent and invalid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events, until
 from tests.harness import Server
 
 if TYPE_CHECKING:
@@ -65,63 +65,72 @@ def other(api: Api) -> Iterator[str]:
 # The modes
 
 
-def test_sync_answers_with_the_result(api: Api, session: str) -> None:
-    told = invoked(
+def test_sync_returns_the_result(api: Api, session: str) -> None:
+    outcome = invoked(
         api, session, function_name="add", code=ADD, input={"a": 1, "b": 2}, metadata={"k": "v"}
     )
 
-    assert re.fullmatch(r"inv_\d{8}_[0-9a-z]+", told["invocation_id"])
-    assert re.fullmatch(r"exec_\d{8}_[0-9a-z]+", told["execution_id"])
-    assert told["result"]["execution_id"] == told["execution_id"]
-    assert told["result"]["return_value"] == 3
-    del told["result"], told["invocation_id"], told["execution_id"]
-    assert told["created_at"] <= told["completed_at"]
-    del told["created_at"], told["completed_at"]
-    assert told == {
+    assert re.fullmatch(r"inv_\d{8}_[0-9a-z]+", outcome["invocation_id"])
+    assert re.fullmatch(r"exec_\d{8}_[0-9a-z]+", outcome["execution_id"])
+    assert outcome["result"]["execution_id"] == outcome["execution_id"]
+    assert outcome["result"]["return_value"] == 3
+    del outcome["result"], outcome["invocation_id"], outcome["execution_id"]
+    assert outcome["created_at"] <= outcome["completed_at"]
+    del outcome["created_at"], outcome["completed_at"]
+    assert outcome == {
         "session_id": session, "function_name": "add", "mode": "sync", "status": "succeeded",
         "metadata": {"k": "v"}, "console_url": None,
     }  # fmt: skip
 
 
-def test_sync_is_the_mode_of_one_that_names_none(api: Api, session: str) -> None:
+def test_sync_is_the_default_mode(api: Api, session: str) -> None:
     assert invoked(api, session, code="print(1)")["mode"] == "sync"
 
 
 def test_a_function_that_fails_makes_a_failed_invocation(api: Api, session: str) -> None:
-    told = invoked(api, session, code=ADD, function_name="add", input={})
+    outcome = invoked(api, session, code=ADD, function_name="add", input={})
 
-    assert told["status"] == "failed"
-    assert (told["result"]["status"], told["result"]["error"]["name"]) == ("failed", "KeyError")
-    assert get(api, told["invocation_id"]) == told
+    assert outcome["status"] == "failed"
+    assert (outcome["result"]["status"], outcome["result"]["error"]["name"]) == (
+        "failed",
+        "KeyError",
+    )
+    assert get(api, outcome["invocation_id"]) == outcome
 
 
-def test_async_answers_at_once_and_is_found_by_its_id(api: Api, session: str) -> None:
-    told = answer(invoke(api, session, mode="async", code=until("go") + "print(1)"), 202)
-    assert (told["status"], told["result"], told["completed_at"]) == ("accepted", None, None)
-    invocation_id = told["invocation_id"]
+def test_async_returns_at_once_and_can_be_read_by_its_id(api: Api, session: str) -> None:
+    response = answer(invoke(api, session, mode="async", code=until("go") + "print(1)"), 202)
+    assert (response["status"], response["result"], response["completed_at"]) == (
+        "accepted",
+        None,
+        None,
+    )
+    invocation_id = response["invocation_id"]
     eventually(lambda: get(api, invocation_id)["status"] == "running")
     api.put(session, "go")
-    assert api.result(told["execution_id"])["stdout"] == "1\n"
+    assert api.result(response["execution_id"])["stdout"] == "1\n"
 
     ended = get(api, invocation_id)
     assert (ended["status"], ended["result"]["stdout"]) == ("succeeded", "1\n")
-    assert ended["execution_id"] == told["execution_id"]
+    assert ended["execution_id"] == response["execution_id"]
 
 
-def test_stream_is_the_submission_and_its_events_in_one(api: Api, session: str) -> None:
+def test_a_stream_contains_the_submission_and_its_events(api: Api, session: str) -> None:
     body = {"session_id": session, "mode": "stream", "code": "print('a')", "metadata": {"k": "v"}}
     with api.http.stream("POST", f"{V1}/invocations", json=body) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-store"
-        events = [event for event in heard(response) if event[1] not in ("queued", "heartbeat")]
+        events = [
+            event for event in read_events(response) if event[1] not in ("queued", "heartbeat")
+        ]
     number, name, accepted = events[0]
     assert (number, name) == ("", "accepted")
     assert set(accepted) == {"invocation_id", "execution_id", "session_id"}
     assert [name for _, name, _ in events[1:]] == ["started", "stdout", "result"]
     assert events[-1][2] == api.result(accepted["execution_id"])
 
-    # The same numbers as for whoever asks for them by themselves.
+    # The same ids as in the stream of the execution.
     assert events[1:] == list(api.events(accepted["execution_id"]))
     shown = get(api, accepted["invocation_id"])
     assert (shown["mode"], shown["metadata"], shown["status"]) == (
@@ -129,42 +138,44 @@ def test_stream_is_the_submission_and_its_events_in_one(api: Api, session: str) 
     )  # fmt: skip
 
 
-def test_console_has_a_terminal_and_says_where_it_is(api: Api, session: str) -> None:
+def test_console_has_a_terminal_and_returns_its_url(api: Api, session: str) -> None:
     code = "import os, sys\nprint(*os.get_terminal_size(), sys.stdin.isatty())\n"
-    told = answer(invoke(api, session, mode="console", code=code), 202)
-    assert told["console_url"] == f"{V1}/executions/{told['execution_id']}/console"
-    assert api.result(told["execution_id"])["stdout"] == "80 24 True\r\n"
+    response = answer(invoke(api, session, mode="console", code=code), 202)
+    assert response["console_url"] == f"{V1}/executions/{response['execution_id']}/console"
+    assert api.result(response["execution_id"])["stdout"] == "80 24 True\r\n"
 
     size = {"rows": 10, "cols": 33}
-    told = answer(invoke(api, session, mode="console", code=code, terminal=size), 202)
-    assert api.result(told["execution_id"])["stdout"] == "33 10 True\r\n"
+    response = answer(invoke(api, session, mode="console", code=code, terminal=size), 202)
+    assert api.result(response["execution_id"])["stdout"] == "33 10 True\r\n"
 
 
-def test_a_terminal_goes_with_every_mode(api: Api, session: str) -> None:
+def test_a_terminal_works_in_every_mode(api: Api, session: str) -> None:
     code = "import os\nprint(*os.get_terminal_size())"
-    told = result(api, session, code=code, terminal={"rows": 5})
+    outcome = result(api, session, code=code, terminal={"rows": 5})
 
-    assert told["stdout"] == "80 5\r\n"
+    assert outcome["stdout"] == "80 5\r\n"
 
 
 @pytest.mark.slow
-def test_sync_that_takes_longer_than_a_request_may_wait(bubblewrap: str, tmp_path: Path) -> None:
+def test_sync_returns_without_a_result_after_the_maximum_wait(
+    bubblewrap: str, tmp_path: Path
+) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__MAX_WAIT="0.2") as server, server.client() as http:
         api = Api(http)
         session = str(api.create()["id"])
-        told = answer(invoke(api, session, code=until("go") + "print(1)"), 202)
-        assert told["result"] is None
-        assert told["status"] in ("accepted", "running")
+        response = answer(invoke(api, session, code=until("go") + "print(1)"), 202)
+        assert response["result"] is None
+        assert response["status"] in ("accepted", "running")
         api.put(session, "go")
-        eventually(lambda: get(api, told["invocation_id"])["status"] == "succeeded")
-        assert get(api, told["invocation_id"])["result"]["stdout"] == "1\n"
+        eventually(lambda: get(api, response["invocation_id"])["status"] == "succeeded")
+        assert get(api, response["invocation_id"])["result"]["stdout"] == "1\n"
 
 
-def test_sync_waits_no_longer_than_it_is_told_to(api: Api, session: str) -> None:
-    told = answer(invoke(api, session, code=until("go"), wait_ms=0), 202)
-    assert told["result"] is None
+def test_sync_waits_no_longer_than_requested(api: Api, session: str) -> None:
+    response = answer(invoke(api, session, code=until("go"), wait_ms=0), 202)
+    assert response["result"] is None
     api.put(session, "go")
-    assert api.result(told["execution_id"])["status"] == "success"
+    assert api.result(response["execution_id"])["status"] == "success"
 
 
 # What it is given
@@ -192,7 +203,7 @@ def test_a_function_gets_its_input_as_json(
     assert result(api, session, **fields)["return_value"] == [seen]
 
 
-def test_a_function_gets_bytes_and_their_type(api: Api, session: str) -> None:
+def test_a_function_gets_bytes_and_their_content_type(api: Api, session: str) -> None:
     code = (
         "import os\ndef f(data): return [type(data).__name__, list(data), "
         "os.environ['ATOLL_CONTENT_TYPE']]"
@@ -203,11 +214,11 @@ def test_a_function_gets_bytes_and_their_type(api: Api, session: str) -> None:
     assert result(api, session, **fields)["return_value"] == [
         "bytes", [0, 255], "application/octet-stream",
     ]  # fmt: skip
-    told = result(api, session, **fields, content_type="image/x-dot; a=b")
-    assert told["return_value"][2] == "image/x-dot; a=b"
+    outcome = result(api, session, **fields, content_type="image/x-dot; a=b")
+    assert outcome["return_value"][2] == "image/x-dot; a=b"
 
 
-def test_input_of_no_bytes_is_input(api: Api, session: str) -> None:
+def test_empty_bytes_count_as_input(api: Api, session: str) -> None:
     fields = {"code": "def f(data): return repr(data)", "function_name": "f", "input_base64": ""}
 
     assert result(api, session, **fields)["return_value"] == "b''"
@@ -221,11 +232,11 @@ READ = "import sys\nprint(sys.stdin.buffer.read())"
     [{"code": READ}, {"command": ["python3", "-c", READ]}, {"code": READ, "args": ["x"]}],
     ids=["code", "command", "arguments"],
 )
-def test_what_has_no_function_reads_its_input_from_stdin(
+def test_code_without_a_function_reads_its_input_from_stdin(
     api: Api, session: str, program: dict[str, Any]
 ) -> None:
-    def read(**given: Any) -> str:
-        return str(result(api, session, **program, **given)["stdout"])
+    def read(**options: Any) -> str:
+        return str(result(api, session, **program, **options)["stdout"])
 
     data = b"\x00\xff\xfe"
     assert read(input={"a": [1]}) == "b'{\"a\": [1]}'\n"
@@ -238,22 +249,22 @@ def test_a_shell_script_reads_its_input_from_stdin(api: Api, session: str) -> No
     assert result(api, session, code="cat; echo", language="shell", input=[1])["stdout"] == "[1]\n"
 
 
-def test_a_function_may_have_stdin_besides_its_input(api: Api, session: str) -> None:
+def test_a_function_can_have_stdin_besides_its_input(api: Api, session: str) -> None:
     code = "import sys\ndef f(event): return [event, sys.stdin.read()]"
-    told = result(api, session, code=code, function_name="f", input=1, stdin="text")
+    outcome = result(api, session, code=code, function_name="f", input=1, stdin="text")
 
-    assert told["return_value"] == [1, "text"]
+    assert outcome["return_value"] == [1, "text"]
 
 
-def test_a_function_of_a_module_in_the_workspace(api: Api, session: str) -> None:
+def test_a_function_of_a_workspace_module_is_invoked(api: Api, session: str) -> None:
     answer(api.http.post(f"{V1}/sessions/{session}/files/mkdir", json={"path": "pack/age"}), 201)
     api.put(session, "mine.py", ADD.encode())
     api.put(session, "pack/age/inner.py", b"async def later(event): return [event]")
 
     event = {"a": "x", "b": "y"}
     assert result(api, session, function_name="mine:add", input=event)["return_value"] == "xy"
-    told = result(api, session, function_name="pack.age.inner:later", input=5)
-    assert told["return_value"] == [5]
+    outcome = result(api, session, function_name="pack.age.inner:later", input=5)
+    assert outcome["return_value"] == [5]
 
 
 @pytest.mark.parametrize(
@@ -265,18 +276,23 @@ def test_a_function_of_a_module_in_the_workspace(api: Api, session: str) -> None
     ],
     ids=["not there", "not callable", "not in the module"],
 )
-def test_a_function_that_is_not_there(api: Api, session: str, fields: dict[str, Any]) -> None:
-    told = invoked(api, session, **fields)
+def test_a_missing_function_fails_with_function_not_found(
+    api: Api, session: str, fields: dict[str, Any]
+) -> None:
+    outcome = invoked(api, session, **fields)
 
-    assert told["status"] == "failed"
-    assert told["result"]["error"]["code"] == "function_not_found"
+    assert outcome["status"] == "failed"
+    assert outcome["result"]["error"]["code"] == "function_not_found"
     problem = "cannot be called" if fields["function_name"] == "x" else "does not exist"
-    assert problem in told["result"]["error"]["message"]
+    assert problem in outcome["result"]["error"]["message"]
 
 
-def test_a_module_that_is_not_there_has_no_function(api: Api, session: str) -> None:
-    told = invoked(api, session, function_name="nowhere:add")
-    assert (told["status"], told["result"]["error"]["code"]) == ("failed", "function_not_found")
+def test_a_missing_module_fails_with_function_not_found(api: Api, session: str) -> None:
+    outcome = invoked(api, session, function_name="nowhere:add")
+    assert (outcome["status"], outcome["result"]["error"]["code"]) == (
+        "failed",
+        "function_not_found",
+    )
 
     api.put(session, "needs.py", b"import nowhere\ndef add(event): pass\n")
     error = invoked(api, session, function_name="needs:add")["result"]["error"]
@@ -284,7 +300,7 @@ def test_a_module_that_is_not_there_has_no_function(api: Api, session: str) -> N
     assert "atoll_executor" not in error["traceback"]
 
 
-def test_the_rest_of_what_execute_takes_is_taken_too(api: Api, session: str) -> None:
+def test_an_invocation_accepts_the_other_fields_of_execute(api: Api, session: str) -> None:
     answer(api.http.post(f"{V1}/sessions/{session}/files/mkdir", json={"path": "sub"}), 201)
     code = "import os, sys\nprint(sys.argv[1:], os.environ['A'], os.getcwd(), sys.stdin.read())"
     fields = {"args": ["x y"], "env": {"A": "b"}, "cwd": "sub", "stdin": "in"}
@@ -292,35 +308,35 @@ def test_the_rest_of_what_execute_takes_is_taken_too(api: Api, session: str) -> 
     assert result(api, session, code=code, **fields)["stdout"] == ("['x y'] b /workspace/sub in\n")
 
 
-def test_a_time_out_is_in_milliseconds(api: Api, session: str) -> None:
-    told = invoked(api, session, code="while True: pass", timeout_ms=150)
+def test_a_timeout_is_in_milliseconds(api: Api, session: str) -> None:
+    outcome = invoked(api, session, code="while True: pass", timeout_ms=150)
 
-    assert (told["status"], told["result"]["status"]) == ("failed", "timeout")
-    # Less than that of one that names none.
-    assert told["result"]["execution_time"] < 30
-    assert api.execution(told["execution_id"])["timeout"] == 0.15
+    assert (outcome["status"], outcome["result"]["status"]) == ("failed", "timeout")
+    # Less than the default timeout.
+    assert outcome["result"]["execution_time"] < 30
+    assert api.execution(outcome["execution_id"])["timeout"] == 0.15
 
 
-def test_code_knows_the_ids_that_it_runs_for(api: Api, session: str) -> None:
+def test_code_has_the_ids_of_its_invocation_execution_and_session(api: Api, session: str) -> None:
     code = "import os\nfor name in ('INVOCATION', 'EXECUTION', 'SESSION'):\n"
     code += "    print(os.environ[f'ATOLL_{name}_ID'])"
-    told = invoked(api, session, code=code)
+    outcome = invoked(api, session, code=code)
 
-    assert told["result"]["stdout"].split() == [
-        told["invocation_id"], told["execution_id"], session,
+    assert outcome["result"]["stdout"].split() == [
+        outcome["invocation_id"], outcome["execution_id"], session,
     ]  # fmt: skip
 
 
-def test_execute_is_the_short_form_of_the_same_thing(api: Api, session: str) -> None:
-    told = answer(api.execute(session, code="print(1)"), 202)
-    api.result(told["execution_id"])
+def test_execute_is_the_short_form_of_an_invocation(api: Api, session: str) -> None:
+    response = answer(api.execute(session, code="print(1)"), 202)
+    api.result(response["execution_id"])
 
-    found = get(api, told["invocation_id"])
-    assert (found["execution_id"], found["mode"]) == (told["execution_id"], "async")
+    found = get(api, response["invocation_id"])
+    assert (found["execution_id"], found["mode"]) == (response["execution_id"], "async")
     assert found["result"]["stdout"] == "1\n"
 
 
-# What is refused
+# Refusals
 
 
 BIG = "x" * (4 * 1024 * 1024 + 1)
@@ -389,7 +405,7 @@ BIG = "x" * (4 * 1024 * 1024 + 1)
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_body_that_makes_no_sense_is_refused_by_the_name_of_the_field(
+def test_an_invalid_body_is_refused_with_its_field(
     api: Api, session: str, fields: dict[str, Any], named: list[str]
 ) -> None:
     refused = problem(invoke(api, session, **fields), 422, "invalid_request")
@@ -398,13 +414,13 @@ def test_a_body_that_makes_no_sense_is_refused_by_the_name_of_the_field(
     assert all(item["message"] for item in refused["errors"])
 
 
-def test_a_time_out_beyond_the_limit_is_refused(api: Api, session: str) -> None:
+def test_a_timeout_beyond_the_limit_is_refused(api: Api, session: str) -> None:
     refused = problem(invoke(api, session, code="1", timeout_ms=1_800_001), 422, "invalid_request")
     assert "1800" in refused["detail"]
 
 
 @pytest.mark.parametrize("depth", [500, 5_000, 100_000])
-def test_input_that_is_nested_without_end_does_no_harm(api: Api, session: str, depth: int) -> None:
+def test_deeply_nested_input_does_no_harm(api: Api, session: str, depth: int) -> None:
     nested = b"[" * depth + b"]" * depth
     body = b'{"session_id": "%s", "code": "def handler(event): return 1", "input": %s}'
     response = api.http.post(f"{V1}/invocations", content=body % (session.encode(), nested))
@@ -412,7 +428,7 @@ def test_input_that_is_nested_without_end_does_no_harm(api: Api, session: str, d
     assert response.status_code in (200, 400, 413, 422), response.text
 
 
-def test_what_is_no_json_is_refused(api: Api, session: str) -> None:
+def test_a_body_that_is_not_json_is_refused(api: Api, session: str) -> None:
     for content in (b"", b"{", b"\xff", b'{"session_id": "x",}'):
         response = api.http.post(f"{V1}/invocations", content=content)
         assert response.status_code in (400, 422), response.text
@@ -429,7 +445,7 @@ def test_unknown_ids_are_not_found(api: Api) -> None:
     problem(response, 404, "invocation_not_found")
 
 
-def test_a_session_that_has_ended_takes_no_more(api: Api) -> None:
+def test_an_ended_session_takes_no_invocations(api: Api) -> None:
     session = api.create()["id"]
     api.end(session)
 
@@ -441,7 +457,7 @@ def test_a_session_that_has_ended_takes_no_more(api: Api) -> None:
 # Ids of one's own
 
 
-def test_the_same_invocation_id_twice_is_one_run(api: Api, session: str, own_id: str) -> None:
+def test_a_repeated_invocation_id_is_one_run(api: Api, session: str, own_id: str) -> None:
     first = invoked(api, session, code=RAN, invocation_id=own_id)
     second = invoked(api, session, code=RAN, invocation_id=own_id)
 
@@ -450,19 +466,19 @@ def test_the_same_invocation_id_twice_is_one_run(api: Api, session: str, own_id:
     assert times_run(api, session) == 1
 
 
-def test_the_same_execution_id_twice_is_one_run(api: Api, session: str, own_id: str) -> None:
+def test_a_repeated_execution_id_is_one_run(api: Api, session: str, own_id: str) -> None:
     first = invoked(api, session, code=RAN, execution_id=own_id)
     assert first["execution_id"] == own_id
     assert invoked(api, session, code=RAN, execution_id=own_id) == first
-    told = answer(api.execute(session, code=RAN, execution_id=own_id, wait=20))
-    assert told == first["result"]
+    response = answer(api.execute(session, code=RAN, execution_id=own_id, wait=20))
+    assert response == first["result"]
     assert times_run(api, session) == 1
 
 
 @pytest.mark.parametrize("names", [["invocation_id"], ["execution_id"],
                                    ["invocation_id", "execution_id"]], ids="+".join)  # fmt: skip
 @pytest.mark.parametrize("mode", ["sync", "async", "stream"])
-def test_the_same_ids_at_once_are_one_run(
+def test_concurrent_requests_with_the_same_ids_are_one_run(
     api: Api, server: Server, session: str, own_id: str, names: list[str], mode: str
 ) -> None:
     fields = {"code": RAN, "mode": mode, **dict.fromkeys(names, own_id)}
@@ -472,7 +488,7 @@ def test_the_same_ids_at_once_are_one_run(
             response = http.post(f"{V1}/invocations", json={"session_id": session, **fields})
             assert response.status_code in (200, 202), response.text
             if mode == "stream":
-                events = list(heard(response))
+                events = list(read_events(response))
                 assert events[-1][1] == "result"
                 return str(events[0][2]["execution_id"])
             return str(response.json()["execution_id"])
@@ -510,13 +526,13 @@ def test_an_execution_id_of_another_invocation_is_in_use(
     assert times_run(api, session) == 1
 
 
-def test_a_failed_invocation_is_run_again_by_a_new_execution(
+def test_a_new_execution_id_retries_a_failed_invocation(
     api: Api, session: str, own_id: str
 ) -> None:
     code = RAN + "import os\nassert os.path.exists('now')\nprint('good')"
     first = invoked(api, session, code=code, invocation_id=own_id, metadata={"k": "v"})
     assert first["status"] == "failed"
-    # By itself the id is only a repetition.
+    # The id alone is only a repetition.
     assert invoked(api, session, code=code, invocation_id=own_id) == first
     api.put(session, "now")
     again = {"code": code, "invocation_id": own_id, "execution_id": f"{own_id}.2"}
@@ -534,7 +550,7 @@ def test_a_failed_invocation_is_run_again_by_a_new_execution(
     assert times_run(api, session) == 2
 
 
-def test_a_new_execution_at_once_from_many_is_one(
+def test_concurrent_retries_make_one_new_execution(
     api: Api, server: Server, session: str, own_id: str
 ) -> None:
     code = RAN + "raise SystemExit(1)"
@@ -546,8 +562,8 @@ def test_a_new_execution_at_once_from_many_is_one(
             return invoke(Api(http), session, code=until("go"), mode="async", **mine).status_code
 
     with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(call, range(8)))
-    assert sorted(told) == [202] + [409] * 7
+        responses = list(threads.map(call, range(8)))
+    assert sorted(responses) == [202] + [409] * 7
     api.put(session, "go")
 
 
@@ -556,11 +572,11 @@ def test_a_new_execution_at_once_from_many_is_one(
     [("pass", "succeeded"), (until("never"), "running"), (None, "cancelled")],
     ids=["succeeded", "running", "cancelled"],
 )
-def test_only_a_failed_invocation_is_run_again(
+def test_only_a_failed_invocation_is_retried(
     api: Api, session: str, own_id: str, code: str | None, status: str
 ) -> None:
-    told = invoke(api, session, code=code or until("never"), mode="async", invocation_id=own_id)
-    execution_id = answer(told, 202)["execution_id"]
+    response = invoke(api, session, code=code or until("never"), mode="async", invocation_id=own_id)
+    execution_id = answer(response, 202)["execution_id"]
     if status == "cancelled":
         answer(api.http.post(f"{V1}/invocations/{own_id}/cancel"))
     eventually(lambda: get(api, own_id)["status"] == status)
@@ -580,7 +596,7 @@ def keyed(api: Api, key: str, session: str, **fields: Any) -> httpx.Response:
     return api.http.post(f"{V1}/invocations", json=body, headers={"Idempotency-Key": key})
 
 
-def test_a_key_makes_an_invocation_once(api: Api, session: str, own_id: str) -> None:
+def test_a_key_creates_an_invocation_once(api: Api, session: str, own_id: str) -> None:
     first, second = (keyed(api, own_id, session, code=RAN) for _ in range(2))
 
     assert answer(first) == answer(second)
@@ -600,33 +616,33 @@ def test_a_new_key_with_a_known_invocation_id_is_the_same_invocation(
 
 
 @pytest.mark.parametrize("padding", [0, 200_000], ids=["small", "large"])
-def test_a_key_with_a_stream_tells_the_same_execution_again(
+def test_a_stream_repeated_with_its_key_replays_the_same_execution(
     api: Api, session: str, own_id: str, padding: int
 ) -> None:
     fields = {"mode": "stream", "code": RAN + f"print('a')\n#{'x' * padding}"}
-    told = [list(heard(keyed(api, own_id, session, **fields))) for _ in range(3)]
+    received = [list(read_events(keyed(api, own_id, session, **fields))) for _ in range(3)]
 
-    assert told[0][-1][1] == "result"
-    for events in told:
+    assert received[0][-1][1] == "result"
+    for events in received:
         events[:] = [event for event in events if event[1] not in ("queued", "heartbeat")]
-    assert told[1] == told[0] == told[2]
+    assert received[1] == received[0] == received[2]
     assert times_run(api, session) == 1
     other = keyed(api, own_id, session, **{**fields, "code": "print('b')"})
     problem(other, 422, "idempotency_key_reused")
 
 
-def test_a_stream_with_a_key_is_heard_as_it_comes(api: Api, session: str, own_id: str) -> None:
+def test_a_stream_with_a_key_is_sent_live(api: Api, session: str, own_id: str) -> None:
     body = {"session_id": session, "mode": "stream", "code": "print('a')\n" + until("go")}
     headers = {"Idempotency-Key": own_id}
     with api.http.stream("POST", f"{V1}/invocations", json=body, headers=headers) as response:
-        events = heard(response)
+        events = read_events(response)
         assert next(data for _, name, data in events if name == "stdout") == {"text": "a\n"}
         # Nothing ends before this.
         api.put(session, "go")
         assert [name for _, name, _ in events][-1] == "result"
 
 
-# Clients that go away
+# Clients that disconnect
 
 
 @contextmanager
@@ -647,7 +663,7 @@ def asking(server: Server, body: dict[str, Any], **headers: str) -> Iterator[soc
         yield connection
 
 
-def leave(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -> None:
+def disconnect_after(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -> None:
     """Send a request, read until `wanted` has come, and be gone."""
     with asking(server, body, **headers) as connection:
         seen = b""
@@ -657,23 +673,23 @@ def leave(server: Server, body: dict[str, Any], wanted: bytes, **headers: str) -
             seen += piece
 
 
-def test_a_client_that_leaves_a_stream_leaves_the_run_as_it_is(
+def test_a_client_that_leaves_a_stream_does_not_stop_the_execution(
     api: Api, server: Server, session: str, own_id: str
 ) -> None:
     code = "print('a', flush=True)\n" + until("go") + RAN + "print('b')"
     body = {"session_id": session, "mode": "stream", "code": code, "invocation_id": own_id}
-    leave(server, body, b"event: stdout")
+    disconnect_after(server, body, b"event: stdout")
     assert get(api, own_id)["status"] == "running"
     api.put(session, "go")
 
-    # Whoever comes back with the same id hears all of it.
-    told = list(heard(invoke(api, session, **{**body, "session_id": session})))
-    text = "".join(data["text"] for _, name, data in told if name == "stdout")
+    # A client that resumes with the same id receives all events.
+    events = list(read_events(invoke(api, session, **{**body, "session_id": session})))
+    text = "".join(data["text"] for _, name, data in events if name == "stdout")
     assert text == "a\nb\n"
     assert times_run(api, session) == 1
 
 
-def test_a_client_that_leaves_while_it_waits_finds_the_result_later(
+def test_a_client_that_disconnects_while_waiting_can_read_the_result_later(
     api: Api, server: Server, session: str, own_id: str
 ) -> None:
     code = until("go") + RAN + "print('b')"
@@ -686,20 +702,23 @@ def test_a_client_that_leaves_while_it_waits_finds_the_result_later(
     assert times_run(api, session) == 1
 
 
-def test_a_client_that_leaves_a_stream_with_a_key_comes_back_to_it(
+def test_a_client_that_leaves_a_stream_can_resume_it_with_its_key(
     api: Api, server: Server, session: str, own_id: str
 ) -> None:
     code = "print('a', flush=True)\n" + until("go") + RAN
     body = {"session_id": session, "mode": "stream", "code": code}
-    leave(server, body, b"event: stdout", Idempotency_Key=own_id)
+    disconnect_after(server, body, b"event: stdout", Idempotency_Key=own_id)
     # The server need not have noticed.
     headers = {"Idempotency-Key": own_id}
     with api.http.stream("POST", f"{V1}/invocations", json=body, headers=headers) as response:
         assert response.status_code == 200, response.read()
         api.put(session, "go")
-        told = list(heard(response))
+        events = list(read_events(response))
 
-    assert [name for _, name, _ in told if name in ("accepted", "result")] == ["accepted", "result"]
+    assert [name for _, name, _ in events if name in ("accepted", "result")] == [
+        "accepted",
+        "result",
+    ]
     assert times_run(api, session) == 1
 
 
@@ -736,8 +755,8 @@ def test_invocations_are_listed_by_status(api: Api, session: str) -> None:
         return [item["invocation_id"] for item in found]
 
     def submitted(code: str, **fields: Any) -> str:
-        told = answer(invoke(api, session, code=code, mode="async", **fields), 202)
-        return str(told["invocation_id"])
+        response = answer(invoke(api, session, code=code, mode="async", **fields), 202)
+        return str(response["invocation_id"])
 
     made = {
         "succeeded": invoked(api, session, code="pass")["invocation_id"],
@@ -756,7 +775,7 @@ def test_invocations_are_listed_by_status(api: Api, session: str) -> None:
     answer(api.http.post(f"{V1}/invocations/{made['running']}/cancel"))
 
 
-def test_executions_of_all_sessions_are_listed_and_sorted_out(
+def test_executions_of_all_sessions_are_listed_and_filtered(
     api: Api, session: str, other: str
 ) -> None:
     first = invoked(api, session, code="pass")
@@ -789,9 +808,7 @@ def test_executions_of_all_sessions_are_listed_and_sorted_out(
         ("executions?session_id=a&invocation_id=b", 422, "invalid_request"),
     ],
 )
-def test_a_list_that_makes_no_sense_is_refused(
-    api: Api, query: str, status: int, code: str
-) -> None:
+def test_an_invalid_list_query_is_refused(api: Api, query: str, status: int, code: str) -> None:
     problem(api.http.get(f"{V1}/{query}"), status, code)
 
 
@@ -799,18 +816,16 @@ def test_a_list_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("noun", ["invocations", "executions"])
-def test_what_runs_is_cancelled_with_a_reason_and_stays_so(
-    api: Api, session: str, noun: str
-) -> None:
-    told = answer(invoke(api, session, code="print(1)\n" + until("never"), mode="async"), 202)
-    next(name for _, name, _ in api.events(told["execution_id"]) if name == "stdout")
-    own = told["invocation_id" if noun == "invocations" else "execution_id"]
+def test_a_running_execution_is_cancelled_with_a_reason(api: Api, session: str, noun: str) -> None:
+    response = answer(invoke(api, session, code="print(1)\n" + until("never"), mode="async"), 202)
+    next(name for _, name, _ in api.events(response["execution_id"]) if name == "stdout")
+    own = response["invocation_id" if noun == "invocations" else "execution_id"]
     url = f"{V1}/{noun}/{own}/cancel"
     first = answer(api.http.post(url, json={"reason": "no longer wanted"}))
     assert first["status"] == "cancelled"
     assert answer(api.http.post(url, json={"reason": "another"})) == first
 
-    found = get(api, told["invocation_id"])
+    found = get(api, response["invocation_id"])
     assert (found["status"], found["result"]["status"]) == ("cancelled", "error")
     assert found["result"]["error"] == {
         "code": "cancelled", "message": "The execution was cancelled: no longer wanted",
@@ -819,7 +834,7 @@ def test_what_runs_is_cancelled_with_a_reason_and_stays_so(
 
 
 @pytest.mark.parametrize("noun", ["invocations", "executions"])
-def test_what_waits_is_cancelled_and_never_runs(api: Api, session: str, noun: str) -> None:
+def test_a_queued_execution_is_cancelled_and_never_runs(api: Api, session: str, noun: str) -> None:
     running = answer(invoke(api, session, code=until("go"), mode="async"), 202)
     waiting = answer(invoke(api, session, code=RAN, mode="async"), 202)
     own = waiting["invocation_id" if noun == "invocations" else "execution_id"]
@@ -829,8 +844,8 @@ def test_what_waits_is_cancelled_and_never_runs(api: Api, session: str, noun: st
     api.put(session, "go")
 
     assert api.result(running["execution_id"])["status"] == "success"
-    told = get(api, waiting["invocation_id"])["result"]
-    assert (told["error"]["message"], told["exit_code"]) == (
+    response = get(api, waiting["invocation_id"])["result"]
+    assert (response["error"]["message"], response["exit_code"]) == (
         "The execution was cancelled: why",
         None,
     )
@@ -839,15 +854,15 @@ def test_what_waits_is_cancelled_and_never_runs(api: Api, session: str, noun: st
 
 @pytest.mark.parametrize(("code", "status", "now"), [
     ("pass", "succeeded", "completed"), ("1/0", "failed", "failed")])  # fmt: skip
-def test_what_has_ended_by_itself_is_not_cancelled(
+def test_an_ended_execution_is_not_cancelled(
     api: Api, session: str, code: str, status: str, now: str
 ) -> None:
-    told = invoked(api, session, code=code)
-    url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+    outcome = invoked(api, session, code=code)
+    url = f"{V1}/invocations/{outcome['invocation_id']}/cancel"
     assert problem(api.http.post(url), 409, "invocation_ended")["status_now"] == status
-    url = f"{V1}/executions/{told['execution_id']}/cancel"
+    url = f"{V1}/executions/{outcome['execution_id']}/cancel"
     assert problem(api.http.post(url), 409, "execution_ended")["status_now"] == now
-    assert get(api, told["invocation_id"]) == told
+    assert get(api, outcome["invocation_id"]) == outcome
 
 
 @pytest.mark.parametrize("noun", ["invocations", "executions"])
@@ -856,18 +871,18 @@ def test_what_has_ended_by_itself_is_not_cancelled(
     [{"reason": 1}, {"reason": "x" * 1001}, {"why": "x"}, []],
     ids=lambda body: str(body)[:9],
 )
-def test_a_cancellation_that_makes_no_sense_is_refused(api: Api, noun: str, body: Any) -> None:
+def test_an_invalid_cancellation_is_refused(api: Api, noun: str, body: Any) -> None:
     problem(api.http.post(f"{V1}/{noun}/x/cancel", json=body), 422, "invalid_request")
 
 
 def test_concurrent_cancellations_get_the_same_response(
     api: Api, server: Server, session: str
 ) -> None:
-    told = answer(invoke(api, session, code=until("never"), mode="async"), 202)
+    response = answer(invoke(api, session, code=until("never"), mode="async"), 202)
 
     def call(number: int) -> dict[str, Any]:
         with server.client() as http:
-            url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+            url = f"{V1}/invocations/{response['invocation_id']}/cancel"
             return answer(http.post(url, json={"reason": str(number)}))
 
     with ThreadPoolExecutor(8) as threads:

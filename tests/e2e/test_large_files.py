@@ -41,7 +41,7 @@ def blocks() -> Iterator[bytes]:
         yield number.to_bytes(8, "big") + base
 
 
-def test_a_large_file_goes_both_ways_in_little_memory(own: Server) -> None:
+def test_a_large_file_is_uploaded_and_downloaded_in_little_memory(own: Server) -> None:
     wanted = hashlib.sha256()
 
     def sent() -> Iterator[bytes]:

@@ -20,7 +20,7 @@ def read(api: Api, path: str) -> dict[str, Any]:
     return answer(api.http.get(f"{V1}/{path}"))
 
 
-def test_a_list_has_the_beginning_and_the_execution_has_all(api: Api, session: str) -> None:
+def test_a_list_has_the_beginning_and_the_record_has_all(api: Api, session: str) -> None:
     result = api.run(session, CODE)
     listed = read(api, f"sessions/{session}/executions")["items"][0]
     whole = read(api, f"executions/{result['execution_id']}")
@@ -36,7 +36,7 @@ def test_a_list_has_the_beginning_and_the_execution_has_all(api: Api, session: s
     assert (listed["stdout_truncated"], listed["stdout_bytes"]) == (True, 100_000)
 
 
-def test_large_parts_outlive_a_kill_and_what_is_lost_is_marked(
+def test_large_parts_outlive_a_kill_and_lost_parts_are_marked(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Server(tmp_path) as server, server.client() as http:

@@ -1,4 +1,4 @@
-"""What is left on the machine by a server that does not come back, and how it goes."""
+"""Leftovers of a killed server on the machine, and their removal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ while True: pass
 """
 
 
-class Left:
+class Leftovers:
     """What the host sees of a server's sessions."""
 
     def __init__(self, server: Server) -> None:
@@ -67,7 +67,7 @@ class Left:
     def groups(self) -> list[Path]:
         return [group for instance in self.instances for group in groups_of(instance)]
 
-    def all_gone(self) -> bool:
+    def are_gone(self) -> bool:
         return not (self.pids & living()) and not self.devices() and not self.groups()
 
 
@@ -85,7 +85,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture
 def start(bubblewrap: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts a server; what is left of it at the end is killed."""
+    """Starts a server; its leftovers are killed at the end of the test."""
     made: list[Server] = []
 
     def start(name: str, **env: str) -> Server:
@@ -112,34 +112,34 @@ def with_session(server: Server, *, busy: bool = False, **fields: Any) -> str:
 
 
 def remove(directory: Path) -> None:
-    """As its owner, who cannot list all of it as an ordinary user."""
+    """Run as its owner, who cannot list all of it as an ordinary user."""
     (directory / "node" / "packages").chmod(0o700)
     shutil.rmtree(directory)
 
 
-def gc(*words: str, **env: str) -> Any:
-    done = preloaded.run("gc", "--json", *words, env=env)
+def gc(*arguments: str, **env: str) -> Any:
+    done = preloaded.run("gc", "--json", *arguments, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.quick
-def test_instances_end_without_a_server_and_the_session_goes_on_with_the_next(
+def test_instances_end_without_a_server_and_the_session_continues_on_the_next(
     start: Start, tmp_path: Path
 ) -> None:
     server = start("one", **SOON)
     session = with_session(server, busy=True, timeout=1800, capacity=2)
-    left = Left(server)
+    left = Leftovers(server)
     server.stop(signal.SIGKILL)
-    eventually(left.all_gone)
+    eventually(left.are_gone)
 
     with server, server.client() as http:
         api = Api(http)
         assert api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
 
 
-def test_a_session_that_is_idle_is_kept_by_the_next_server(bubblewrap: str, tmp_path: Path) -> None:
-    """Nothing is asked of it, and its executor has a limit far shorter than the wait."""
+def test_an_idle_session_is_kept_for_the_next_server(bubblewrap: str, tmp_path: Path) -> None:
+    """It gets no requests, and the limit of its executor is far shorter than the wait."""
     directory = tmp_path / "one"
     directory.mkdir()
     with Server(directory, **POOL, **SOON) as server:
@@ -166,11 +166,11 @@ def test_a_paused_instance_of_a_removed_directory_ends(start: Start, tmp_path: P
     session = with_session(server)
     with server.client() as http:
         answer(http.post(f"{V1}/sessions/{session}/pause", params={"wait": 20}))
-    left = Left(server)
+    left = Leftovers(server)
     server.stop(signal.SIGKILL)
     assert left.pids - left.spawner <= living()
     remove(tmp_path / "one")
-    eventually(left.all_gone)
+    eventually(left.are_gone)
 
 
 GROUPS = pytest.mark.parametrize(
@@ -184,62 +184,64 @@ GROUPS = pytest.mark.parametrize(
 
 @pytest.mark.quick
 @GROUPS
-def test_gc_removes_what_is_left_of_a_removed_directory_and_nothing_else(
+def test_gc_removes_only_the_leftovers_of_a_removed_directory(
     other: Server, start: Start, tmp_path: Path, groups: dict[str, str]
 ) -> None:
     """Also when all were killed that would have done it."""
     untouched = with_session(other)
     server = start("one", **LATE, **groups)
     with_session(server, busy=True)
-    left = Left(server)
+    left = Leftovers(server)
     for pid in left.spawner:
         os.kill(pid, signal.SIGKILL)
     server.stop(signal.SIGKILL)
-    stays = Left(other)
+    stays = Leftovers(other)
 
     assert gc(**groups) == []
     remove(tmp_path / "one")
     expected = [{"data_dir": str(tmp_path / "one"), "instances": 2, "containers": 0, "error": None}]
     assert gc("--dry-run", **groups) == expected
-    assert not left.all_gone()
+    assert not left.are_gone()
     assert gc(**groups) == expected
-    eventually(left.all_gone)
+    eventually(left.are_gone)
     assert gc(**groups) == []
     assert stays.pids <= living()
     with other.client() as http:
         assert Api(http).run(untouched, "print(1)")["stdout"] == "1\n"
 
 
-def test_every_start_does_the_same(start: Start, tmp_path: Path) -> None:
+def test_every_start_removes_leftovers(start: Start, tmp_path: Path) -> None:
     server = start("one", **LATE)
     with_session(server)
-    left = Left(server)
+    left = Leftovers(server)
     for pid in left.spawner:
         os.kill(pid, signal.SIGKILL)
     server.stop(signal.SIGKILL)
     remove(tmp_path / "one")
     (tmp_path / "two").mkdir()
     with Server(tmp_path / "two"):
-        eventually(left.all_gone)
+        eventually(left.are_gone)
 
 
 @pytest.mark.quick
-def test_a_server_says_what_it_leaves_running_and_gc_ends_it(start: Start, tmp_path: Path) -> None:
+def test_a_server_reports_what_it_leaves_running_and_gc_ends_it(
+    start: Start, tmp_path: Path
+) -> None:
     server = start("a b", **LATE)
     for _ in range(2):
         with_session(server)
-    left = Left(server)
+    left = Leftovers(server)
     process = server.process
     assert process is not None
     assert process.stdout is not None
     process.send_signal(signal.SIGTERM)
-    said = process.stdout.read()
+    output = process.stdout.read()
     assert server.stop() == 0
-    assert said.startswith("\n  curl") or "2 sessions keep running" in said
-    assert f"atoll gc --stop-sessions --data-dir '{tmp_path}/a b'" in said
+    assert output.startswith("\n  curl") or "2 sessions keep running" in output
+    assert f"atoll gc --stop-sessions --data-dir '{tmp_path}/a b'" in output
 
     gc("--stop-sessions", "--data-dir", str(tmp_path / "a b"))
-    eventually(left.all_gone)
+    eventually(left.are_gone)
     server.start()
     assert server.process is not None
     assert server.process.stdout is not None
@@ -248,7 +250,7 @@ def test_a_server_says_what_it_leaves_running_and_gc_ends_it(start: Start, tmp_p
     server.stop()
 
 
-def test_gc_makes_no_data_directory(tmp_path: Path) -> None:
+def test_gc_creates_no_data_directory(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     done = preloaded.run("gc", "--json", "--stop-sessions", "--data-dir", str(missing))
     assert done.returncode == 1

@@ -32,10 +32,10 @@ VERBS = ("start", "stop", "archive", PAUSE, "resume", "clone")
 
 @pytest.fixture(scope="module")
 def own(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One without a pool: each instance that is made was asked for."""
-    place = tmp_path_factory.mktemp("lifecycle")
+    """A server without a pool: each instance is started by a request."""
+    directory = tmp_path_factory.mktemp("lifecycle")
     given = {"ATOLL_POOL__SIZE": "0", "ATOLL_SESSION__TIMER_SWEEP": "0.5"}
-    with Server(place, **given) as server:
+    with Server(directory, **given) as server:
         yield server
 
 
@@ -69,13 +69,13 @@ def at(told: dict[str, Any], name: str) -> datetime:
 
 @contextmanager
 def made(server: Server) -> Iterator[set[str]]:
-    """The names of all instances that come to be during the block."""
-    place = server.data_dir / "node" / "instances"
-    before, names, over = set(os.listdir(place)), set[str](), threading.Event()
+    """The names of all instances that are created during the block."""
+    directory = server.data_dir / "node" / "instances"
+    before, names, over = set(os.listdir(directory)), set[str](), threading.Event()
 
     def look() -> None:
         while not over.wait(0.0005):
-            names.update(set(os.listdir(place)) - before)
+            names.update(set(os.listdir(directory)) - before)
 
     watching = threading.Thread(target=look)
     watching.start()
@@ -84,7 +84,7 @@ def made(server: Server) -> Iterator[set[str]]:
     finally:
         over.set()
         watching.join()
-        names.update(set(os.listdir(place)) - before)
+        names.update(set(os.listdir(directory)) - before)
 
 
 # Stop and start
@@ -112,7 +112,7 @@ def test_a_stopped_session_has_its_files_and_no_instance(api: Api, session: str)
 
 
 @pytest.mark.parametrize("rest", ["stop", "archive"])
-def test_a_request_starts_a_session_at_rest(api: Api, session: str, rest: str) -> None:
+def test_a_request_starts_a_stopped_session(api: Api, session: str, rest: str) -> None:
     api.put(session, "kept", b"here")
     do(api, session, rest)
 
@@ -132,7 +132,7 @@ def test_stopping_a_stopped_session_changes_nothing(api: Api, session: str) -> N
     assert (again["status"], again["wanted"]) == ("archived", "archived")
 
 
-def test_to_start_what_runs_changes_nothing(api: Api, session: str) -> None:
+def test_starting_a_running_session_changes_nothing(api: Api, session: str) -> None:
     before = api.get(session)
     shown = do(api, session, "start")
 
@@ -147,7 +147,7 @@ def test_with_wait_0_the_response_has_the_wanted_state(api: Api, session: str) -
     assert await_state(api, session, "stopped")["cause"] == "user"
 
 
-def test_an_archived_session_takes_no_room_on_the_node(api: Api, own: Server, session: str) -> None:
+def test_an_archived_session_uses_no_disk_on_the_node(api: Api, own: Server, session: str) -> None:
     workspaces = own.data_dir / "node" / "workspaces"
     sh(api, session, "mkdir -p a/b; echo one > a/b/c; ln -s a link; chmod 700 a/b/c")
     there = set(os.listdir(workspaces))
@@ -160,7 +160,7 @@ def test_an_archived_session_takes_no_room_on_the_node(api: Api, own: Server, se
     assert sh(api, session, "cat a/b/c; readlink link; stat -c %a a/b/c") == "one\na\n700\n"
 
 
-def test_a_session_rests_and_starts_as_often_as_one_likes(api: Api, session: str) -> None:
+def test_a_session_can_be_stopped_and_started_repeatedly(api: Api, session: str) -> None:
     for number, verb in enumerate(("stop", "archive", "stop", "archive")):
         sh(api, session, f"echo {number} >> log")
         do(api, session, verb)
@@ -174,20 +174,20 @@ def test_an_empty_session_can_be_archived(api: Api, session: str) -> None:
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
-# Unless told not to
+# auto_start
 
 
 @pytest.mark.parametrize("rest", ["stop", "archive", PAUSE])
-def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api, rest: str) -> None:
+def test_without_auto_start_only_a_start_request_starts_a_session(api: Api, rest: str) -> None:
     session = api.create(auto_start=False)["id"]
     api.put(session, "kept", b"here")
     status = do(api, session, rest)["status"]
 
-    told = problem(api.execute(session, code="print(1)"), 409, "session_not_running")
-    assert told["status_now"] == status
+    error = problem(api.execute(session, code="print(1)"), 409, "session_not_running")
+    assert error["status_now"] == status
     for path in ("files/kept", "contexts", "processes"):
         found = api.http.get(f"{V1}/sessions/{session}/{path}")
-        # A list of contexts needs nobody to be there.
+        # Listing contexts needs no instance.
         if path != "contexts" or found.status_code != 200:
             problem(found, 409, "session_not_running")
     assert api.get(session)["status"] == status
@@ -204,7 +204,7 @@ def test_one_that_is_not_to_start_by_itself_is_started_by_nothing_else(api: Api,
 
 @pytest.mark.every_driver
 @pausing
-def test_a_paused_session_keeps_memory_and_wakes_on_request(api: Api, session: str) -> None:
+def test_a_paused_session_keeps_its_memory_and_resumes_on_a_request(api: Api, session: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     api.run(session, "x = 41", context_id=context)
     before = api.get(session)["container_id"]
@@ -229,14 +229,14 @@ def test_a_paused_session_uses_no_cpu_time(api: Api, session: str) -> None:
     do(api, session, "pause")
     before = api.get(session)
     do(api, session, "resume")
-    # It is there still, and goes on from where it was.
+    # It still runs, and continues where it was.
     first = sh(api, session, "cat n")
     eventually(lambda: sh(api, session, "cat n") != first)
     assert before["status"] == "paused"
 
 
 @pausing
-def test_what_is_paused_can_be_stopped_archived_and_cloned(api: Api, session: str) -> None:
+def test_a_paused_session_can_be_stopped_archived_and_cloned(api: Api, session: str) -> None:
     api.put(session, "kept", b"here")
     do(api, session, "pause")
     clone = answer(post(api, session, "clone"), 201)
@@ -250,7 +250,7 @@ def test_what_is_paused_can_be_stopped_archived_and_cloned(api: Api, session: st
     api.end(clone["id"])
 
 
-def test_contexts_are_gone_after_a_stop(api: Api, session: str) -> None:
+def test_contexts_are_lost_after_a_stop(api: Api, session: str) -> None:
     context = answer(api.http.post(f"{V1}/sessions/{session}/contexts", json={}), 201)["id"]
     api.run(session, "x = 1", context_id=context)
     do(api, session, "stop")
@@ -261,7 +261,7 @@ def test_contexts_are_gone_after_a_stop(api: Api, session: str) -> None:
 
 @pytest.mark.every_driver
 @pausing
-def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str) -> None:
+def test_a_session_with_a_running_execution_is_not_paused(api: Api, session: str) -> None:
     execution = api.submit(session, until("go"), timeout=60)
     api.await_status(execution, "running")
 
@@ -274,7 +274,7 @@ def test_a_session_in_which_something_runs_is_not_paused(api: Api, session: str)
 
 @pausing
 @pytest.mark.parametrize("rest", ["stop", "archive"])
-def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
+def test_a_stopped_session_is_not_paused(api: Api, session: str, rest: str) -> None:
     do(api, session, rest)
 
     problem(post(api, session, "pause"), 409, "session_not_running")
@@ -283,8 +283,8 @@ def test_what_rests_is_not_paused(api: Api, session: str, rest: str) -> None:
 @pytest.mark.slow
 def test_a_node_that_cannot_pause_reports_the_reason(bubblewrap: str) -> None:
     unprivileged.require()
-    with unprivileged.directory() as place:
-        server = unprivileged.UnprivilegedServer(place, **unprivileged.environment(place))
+    with unprivileged.directory() as directory:
+        server = unprivileged.UnprivilegedServer(directory, **unprivileged.environment(directory))
         with server, server.client() as http:
             api = Api(http)
             session = api.create()["id"]
@@ -301,22 +301,22 @@ def test_a_node_that_cannot_pause_reports_the_reason(bubblewrap: str) -> None:
             api.end(session)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_there_is_no_such_session(api: Api, verb: str) -> None:
+def test_an_unknown_session_is_not_found(api: Api, verb: str) -> None:
     problem(post(api, "sess_nope", verb), 404, "session_not_found")
     problem(patch(api, "sess_nope", timeout=1), 404, "session_not_found")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "clone"])
-def test_what_has_ended_stays_as_it_is(api: Api, verb: str) -> None:
+def test_an_ended_session_cannot_change(api: Api, verb: str) -> None:
     session = api.create()["id"]
     ended = api.end(session)
 
-    told = problem(post(api, session, verb), 409, "session_ended")
-    assert told["status_now"] == "terminated"
+    error = problem(post(api, session, verb), 409, "session_ended")
+    assert error["status_now"] == "terminated"
     problem(patch(api, session, timeout=1), 409, "session_ended")
     eventually(lambda: api.get(session)["observed"] == "destroyed")
     assert api.get(session)["ended_at"] == ended["ended_at"]
@@ -344,7 +344,7 @@ def test_what_has_ended_stays_as_it_is(api: Api, verb: str) -> None:
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_what_cannot_be_changed_so_is_refused(
+def test_an_invalid_change_is_refused(
     api: Api, shared_session: str, fields: dict[str, Any]
 ) -> None:
     before = api.get(shared_session)
@@ -362,7 +362,7 @@ def shared_session(api: Api) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("wait", ["-1", "soon", "nan"])
-def test_a_wait_that_makes_no_sense_is_refused(api: Api, shared_session: str, wait: str) -> None:
+def test_an_invalid_wait_is_refused(api: Api, shared_session: str, wait: str) -> None:
     refused = post(api, shared_session, "start", params={"wait": wait})
 
     assert refused.status_code in (400, 422), refused.text
@@ -371,7 +371,7 @@ def test_a_wait_that_makes_no_sense_is_refused(api: Api, shared_session: str, wa
 # Changes
 
 
-def test_labels_and_variables_reach_what_runs_next(api: Api) -> None:
+def test_labels_and_variables_apply_to_later_executions(api: Api) -> None:
     session = api.create(env_vars={"A": "1", "B": "2"}, labels={"team": "x", "old": "y"})["id"]
     assert sh(api, session, "echo $A$B$C") == "12\n"
     shown = answer(
@@ -388,7 +388,7 @@ def test_labels_and_variables_reach_what_runs_next(api: Api) -> None:
     api.end(session)
 
 
-def test_a_life_is_extended_by_one_call(api: Api) -> None:
+def test_one_request_extends_the_life_of_a_session(api: Api) -> None:
     session = api.create(timeout=60)["id"]
     shown = answer(patch(api, session, timeout=1000))
 
@@ -403,7 +403,7 @@ def test_a_life_is_extended_by_one_call(api: Api) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_memory_limit_that_is_raised_holds_at_once(api: Api) -> None:
+def test_a_raised_memory_limit_applies_at_once(api: Api) -> None:
     session = api.create(memory="96Mi")["id"]
     hungry = "x = bytearray(160 * 2**20)\nprint(len(x))"
     assert api.run(session, hungry)["status"] == "failed"
@@ -421,7 +421,7 @@ def test_a_memory_limit_that_is_raised_holds_at_once(api: Api) -> None:
     api.end(session)
 
 
-def test_the_size_of_a_workspace_is_fixed_while_it_is_on_the_node(api: Api) -> None:
+def test_the_disk_of_a_session_can_change_only_while_it_is_archived(api: Api) -> None:
     session = api.create(disk="16Mi")["id"]
     sh(api, session, "head -c 8000000 /dev/zero > big")
     problem(patch(api, session, disk="64Mi"), 409, "disk_fixed")
@@ -439,7 +439,7 @@ def test_the_size_of_a_workspace_is_fixed_while_it_is_on_the_node(api: Api) -> N
 # By time
 
 
-def test_an_idle_session_is_stopped_archived_and_deleted_by_itself(api: Api) -> None:
+def test_an_idle_session_is_stopped_archived_and_deleted_automatically(api: Api) -> None:
     session = api.create(idle_timeout=1)["id"]
     api.put(session, "kept", b"here")
 
@@ -459,7 +459,7 @@ def test_an_idle_session_is_stopped_archived_and_deleted_by_itself(api: Api) -> 
 
 
 @pytest.mark.slow
-def test_a_session_in_which_something_runs_is_not_idle(api: Api) -> None:
+def test_a_session_with_a_running_execution_is_not_idle(api: Api) -> None:
     session = api.create(idle_timeout=1)["id"]
     execution = api.submit(session, "import time\ntime.sleep(3)\nprint('done')")
 
@@ -469,7 +469,7 @@ def test_a_session_in_which_something_runs_is_not_idle(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_is_asked_for_is_not_idle(api: Api) -> None:
+def test_a_session_that_gets_requests_is_not_idle(api: Api) -> None:
     session = api.create(idle_timeout=3)["id"]
     for _ in range(5):
         seen, moments = set[str | None](), [time.monotonic()]
@@ -477,8 +477,8 @@ def test_a_session_that_is_asked_for_is_not_idle(api: Api) -> None:
             api.put(session, "touched", b"x")
             seen.add(api.get(session)["container_id"])
             moments.append(time.monotonic())
-        # It was asked for once between each moment and the next. Where the machine stood still for
-        # long, it was idle indeed.
+        # Requests arrived in each interval. If the machine was suspended for long, the session was
+        # idle indeed.
         gaps = [later - moment for moment, later in zip(moments, moments[2:], strict=False)]
         if gaps and max(gaps) < 1.5:
             break
@@ -490,14 +490,14 @@ def test_a_session_that_is_asked_for_is_not_idle(api: Api) -> None:
     api.end(session)
 
 
-def test_never_is_zero(api: Api) -> None:
+def test_zero_disables_a_timer(api: Api) -> None:
     session = api.create(idle_timeout=60, archive_after=60, delete_after=60)["id"]
     shown = answer(patch(api, session, idle_timeout=0, archive_after=0, delete_after=0))
 
     kept = {name: shown[name] for name in ("idle_timeout", "archive_after", "delete_after")}
     assert set(kept.values()) == {None}
     do(api, session, "stop")
-    # What is at rest has no life that ends.
+    # A stopped session has no expiry.
     answer(patch(api, session, timeout=1))
     assert answer(patch(api, session, archive_after=1))["archive_after"] == 1
     assert await_state(api, session, "archived")["cause"] in ("user", "idle")
@@ -509,7 +509,7 @@ def test_never_is_zero(api: Api) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stop", "archive"])
-def test_what_runs_or_waits_is_cancelled_with_a_cause_and_starts_nothing(
+def test_stopping_a_session_cancels_its_executions_and_starts_none(
     api: Api, session: str, verb: str
 ) -> None:
     running = api.submit(session, "open('begun', 'w').close()\n" + until("never"), timeout=60)
@@ -519,9 +519,9 @@ def test_what_runs_or_waits_is_cancelled_with_a_cause_and_starts_nothing(
 
     assert shown["status"] == {"stop": "stopped", "archive": "archived"}[verb]
     for execution in (running, *waiting):
-        told = api.execution(execution)
-        assert (told["status"], told["cause"]) == ("cancelled", "user"), told
-        assert "stopped" in told["error"]["message"]
+        record = api.execution(execution)
+        assert (record["status"], record["cause"]) == ("cancelled", "user"), record
+        assert "stopped" in record["error"]["message"]
     assert api.get(session)["status"] == shown["status"]
     assert api.names(session) == ["begun"]
 
@@ -551,40 +551,40 @@ def test_requests_during_a_stop_work_or_are_refused_clearly(
     assert sh(api, session, "cat kept") == "here"
 
 
-# Several at once
+# Concurrent requests
 
 
-def test_many_starts_make_one_instance(api: Api, own: Server, session: str) -> None:
+def test_concurrent_starts_create_one_instance(api: Api, own: Server, session: str) -> None:
     do(api, session, "stop")
     with made(own) as names, ThreadPoolExecutor(8) as pool:
         shown = list(pool.map(lambda _: do(api, session, "start"), range(8)))
-    assert {told["status"] for told in shown} == {"running"}
-    assert {told["container_id"] for told in shown} == names
+    assert {each["status"] for each in shown} == {"running"}
+    assert {each["container_id"] for each in shown} == names
     assert len(names) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("rest", ["stop", "archive", PAUSE])
-def test_many_requests_start_what_rests_once(
+def test_concurrent_requests_start_a_stopped_session_once(
     api: Api, own: Server, session: str, rest: str
 ) -> None:
     api.put(session, "kept", b"here")
     before = do(api, session, rest)["container_id"]
 
-    def ask(number: int) -> str:
+    def request(number: int) -> str:
         if number % 2:
             return api.http.get(f"{V1}/sessions/{session}/files/kept").text
         return str(api.run(session, "print(open('kept').read(), end='')")["stdout"])
 
     with made(own) as names, ThreadPoolExecutor(10) as pool:
-        told = list(pool.map(ask, range(10)))
-    assert set(told) == {"here"}
+        responses = list(pool.map(request, range(10)))
+    assert set(responses) == {"here"}
     assert len(names) == (0 if rest == "pause" else 1)
     assert api.get(session)["container_id"] == (before if rest == "pause" else names.pop())
 
 
-def test_starts_and_stops_at_once_leave_what_was_wanted_last(
+def test_concurrent_starts_and_stops_end_in_the_last_wanted_state(
     api: Api, own: Server, session: str
 ) -> None:
     api.put(session, "kept", b"here")
@@ -609,15 +609,15 @@ def _sessions(api: Api) -> list[dict[str, Any]]:
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("state", ["run", "stop", "archive", PAUSE])
-def test_an_end_comes_from_every_state_and_leaves_nothing(
+def test_a_session_can_be_deleted_in_every_state_and_leaves_nothing(
     api: Api, own: Server, state: str
 ) -> None:
     node = own.data_dir / "node"
 
-    def there() -> set[Path]:
+    def entries() -> set[Path]:
         return {*(node / "instances").iterdir(), *(node / "workspaces").iterdir()}
 
-    before = there()
+    before = entries()
     session = api.create()["id"]
     api.put(session, "kept", b"here")
     if state != "run":
@@ -628,13 +628,13 @@ def test_an_end_comes_from_every_state_and_leaves_nothing(
     assert ended["observed"] in ("destroying", "destroyed")
     eventually(lambda: api.get(session)["observed"] == "destroyed")
     # For a moment there may be one by which a session of before is saved.
-    eventually(lambda: there() <= before)
+    eventually(lambda: entries() <= before)
     assert api.end(session)["ended_at"] == ended["ended_at"]
 
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("verb", ["start", "stop", "archive", PAUSE])
-def test_an_end_comes_in_the_middle_of_anything(api: Api, own: Server, verb: str) -> None:
+def test_a_session_can_be_deleted_during_every_transition(api: Api, own: Server, verb: str) -> None:
     session = api.create()["id"]
     api.put(session, "kept", b"here")
     if verb == "start":
@@ -653,7 +653,7 @@ def test_an_end_comes_in_the_middle_of_anything(api: Api, own: Server, verb: str
 # Clones
 
 
-def test_a_clone_has_the_files_and_settings_of_the_other_and_its_own_life(api: Api) -> None:
+def test_a_clone_has_the_files_and_settings_of_its_origin_and_a_life_of_its_own(api: Api) -> None:
     first = api.create(
         env_vars={"A": "1"}, labels={"team": "x"}, memory="128Mi", timeout=500, idle_timeout=300
     )
@@ -678,7 +678,7 @@ def test_a_clone_has_the_files_and_settings_of_the_other_and_its_own_life(api: A
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("state", ["stop", "archive"])
-def test_a_cloned_session_at_rest_stays_at_rest(api: Api, session: str, state: str) -> None:
+def test_cloning_a_stopped_session_does_not_start_it(api: Api, session: str, state: str) -> None:
     api.put(session, "kept", b"here")
     status = do(api, session, state)["status"]
     clone = answer(post(api, session, "clone"), 201)["id"]
@@ -689,7 +689,7 @@ def test_a_cloned_session_at_rest_stays_at_rest(api: Api, session: str, state: s
     api.end(clone)
 
 
-def test_what_runs_is_cloned_while_it_runs(api: Api, session: str) -> None:
+def test_a_session_can_be_cloned_while_code_runs(api: Api, session: str) -> None:
     code = "open('begun', 'w').write('x')\n" + until("go") + "print('done')"
     execution = api.submit(session, code, timeout=60)
     eventually(lambda: "begun" in api.names(session))
@@ -705,7 +705,7 @@ def test_what_runs_is_cloned_while_it_runs(api: Api, session: str) -> None:
 @pytest.mark.slow
 @pytest.mark.every_driver
 @pytest.mark.parametrize("disk", ["1Mi", "100Pi"])
-def test_a_clone_that_cannot_be_leaves_nothing(api: Api, own: Server, disk: str) -> None:
+def test_a_failed_clone_leaves_nothing(api: Api, own: Server, disk: str) -> None:
     session = api.create(disk="32Mi")["id"]
     sh(api, session, "head -c 20000000 /dev/urandom > big")
     workspaces = own.data_dir / "node" / "workspaces"
@@ -724,7 +724,7 @@ def test_a_clone_that_cannot_be_leaves_nothing(api: Api, own: Server, disk: str)
 # Once
 
 
-def test_a_clone_with_a_key_is_made_once(api: Api, session: str) -> None:
+def test_a_clone_with_a_key_is_created_once(api: Api, session: str) -> None:
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = answer(post(api, session, "clone", headers=headers), 201)
 
@@ -740,7 +740,7 @@ def test_a_clone_with_a_key_is_made_once(api: Api, session: str) -> None:
     api.end(first["id"])
 
 
-def test_a_start_with_a_key_answers_as_it_did(api: Api, session: str) -> None:
+def test_a_start_with_a_key_is_replayed(api: Api, session: str) -> None:
     do(api, session, "stop")
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = answer(post(api, session, "start", headers=headers))

@@ -104,7 +104,7 @@ def references(part: Any) -> Iterator[str]:
             yield from references(value)
 
 
-def test_every_route_is_described_and_no_other(described: dict[str, Any]) -> None:
+def test_the_document_describes_every_route_and_no_other(described: dict[str, Any]) -> None:
     found = {f"{method.upper()} {path}" for method, path, _ in operations(described)}
 
     assert described["openapi"].startswith("3.")
@@ -121,11 +121,11 @@ def test_every_route_describes_its_responses(described: dict[str, Any]) -> None:
         assert "422" not in answers, f"{method} {path}"
         for status in good:
             if path.startswith(V1) and status != "204":
-                told = next(iter(answers[status]["content"].values()), None)
-                assert told is not None, f"{method} {path} {status}"
+                media_type = next(iter(answers[status]["content"].values()), None)
+                assert media_type is not None, f"{method} {path} {status}"
                 if "application/json" in answers[status]["content"]:
-                    told = answers[status]["content"]["application/json"]
-                    assert told.get("schema"), f"{method} {path} {status}"
+                    media_type = answers[status]["content"]["application/json"]
+                    assert media_type.get("schema"), f"{method} {path} {status}"
 
 
 def test_every_route_has_a_unique_id_and_its_parameters(described: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_every_route_has_a_unique_id_and_its_parameters(described: dict[str, Any
     assert len(seen) == len(set(seen))
 
 
-def test_every_post_takes_an_idempotency_key_and_nothing_else_does(
+def test_every_post_and_no_other_method_takes_an_idempotency_key(
     described: dict[str, Any],
 ) -> None:
     for method, path, operation in operations(described):
@@ -161,7 +161,7 @@ def test_authentication_is_described(described: dict[str, Any]) -> None:
     assert described["security"] == [{"key": []}]
 
 
-def test_responses_have_the_fields_that_are_described(
+def test_responses_have_the_documented_fields(
     api: Api, session: str, described: dict[str, Any]
 ) -> None:
     execution_id = api.run(session, "open('a', 'w').close()")["execution_id"]
@@ -201,7 +201,7 @@ def test_responses_have_the_fields_that_are_described(
 
     schemas = described["components"]["schemas"]
     for name, content in found.items():
-        # Marked only while the database is away.
+        # Present only while the database is unavailable.
         assert set(content) == set(schemas[name]["properties"]) - {"stale"}, name
     problems = schemas["Problem"]["properties"]
     assert set(problems) == {"type", "title", "status", "detail", "code"}
@@ -231,7 +231,7 @@ def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 SESSIONS = objects(
     template_id=st.sampled_from(["python", "nothing", ""]),
-    # Never one that would be made: each is a process on this machine.
+    # Never a valid body: each session is a process on this machine.
     timeout=st.integers(max_value=0) | st.integers(min_value=10**6),
     cpu=st.text(max_size=8),
     memory=st.from_regex(r"[0-9]{1,20}([KMGT]i?)?", fullmatch=True),
@@ -259,7 +259,7 @@ INVOCATIONS = objects(
     language=st.sampled_from(["python", "shell", "cobol"]),
     command=st.lists(st.text(max_size=5), max_size=3),
     mode=st.sampled_from(["sync", "async", "stream", "console", "later"]),
-    # Never one that exists: what it answers then says nothing of this body.
+    # Never an existing execution: its response would not depend on the body.
     invocation_id=IDS.filter(lambda text: text != "mine"),
     timeout_ms=st.integers(max_value=2000),
     wait_ms=st.integers(max_value=5000),
@@ -357,13 +357,13 @@ def test_no_body_breaks_an_invocation(api: Api, fuzzed: str, body: Any) -> None:
         assert response.text.startswith("event: accepted\n")
         assert response.text.count("event: result\n") == 1
         return
-    told = response.json()
+    fields = response.json()
     if response.status_code == 202:
-        api.result(told["execution_id"])
+        api.result(fields["execution_id"])
     elif response.status_code == 200:
-        assert told["status"] in ("succeeded", "failed")
+        assert fields["status"] in ("succeeded", "failed")
     else:
-        assert told["code"]
+        assert fields["code"]
 
 
 @FUZZ
@@ -430,13 +430,13 @@ def fuzzed(api: Api) -> Iterator[str]:
     api.end(session)
 
 
-def _is_no_request(content: bytes) -> bool:
+def _is_not_a_request(content: bytes) -> bool:
     """Not empty, and no JSON object: `{}` makes a session."""
     return bool(content.strip()) and not content.strip().startswith(b"{}")
 
 
 @FUZZ
-@given(content=st.binary(min_size=1, max_size=200).filter(_is_no_request))
+@given(content=st.binary(min_size=1, max_size=200).filter(_is_not_a_request))
 def test_no_bytes_break_a_route(api: Api, content: bytes) -> None:
     for path in (
         "/sessions", "/templates", "/sessions/sess_nobody/execute", "/invocations",

@@ -1,4 +1,4 @@
-"""Each way that code can end has its own outcome, with numbers and artifacts of its own."""
+"""Each way to end has its own outcome, metrics and artifacts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ OUTCOMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def seen(result: dict[str, Any], name: str) -> Any:
+def value_at(result: dict[str, Any], name: str) -> Any:
     for part in name.split("."):
         result = result[part]
     return result
@@ -154,21 +154,21 @@ def seen(result: dict[str, Any], name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shared(api: Api) -> str:
-    """One session for all of them: none may spoil it for the next."""
+    """One session for all cases: none may affect the next."""
     return str(api.create(timeout=3600)["id"])
 
 
 @pytest.mark.parametrize(("request_", "expected"), OUTCOMES.values(), ids=OUTCOMES.keys())
-def test_code_ends_with_its_own_outcome(
+def test_every_way_to_end_has_its_own_outcome(
     api: Api, shared: str, request_: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     result = api.run(shared, **request_)
 
-    assert {name: seen(result, name) for name in expected} == expected
+    assert {name: value_at(result, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("request_", "expected"), OUTCOMES.values(), ids=OUTCOMES.keys())
-def test_the_record_says_the_same_as_the_answer(
+def test_the_record_equals_the_response(
     api: Api, shared: str, request_: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     answered = api.run(shared, **request_)
@@ -182,7 +182,7 @@ def test_the_record_says_the_same_as_the_answer(
         assert record[name] == answered[name]
 
 
-def test_a_traceback_shows_the_users_code_and_nothing_of_ours(api: Api, shared: str) -> None:
+def test_a_traceback_shows_only_the_code_of_the_user(api: Api, shared: str) -> None:
     result = api.run(shared, "def deep():\n    raise ValueError('here')\n\ndeep()\n")
 
     trace = result["error"]["traceback"]
@@ -192,21 +192,23 @@ def test_a_traceback_shows_the_users_code_and_nothing_of_ours(api: Api, shared: 
     assert "atoll" not in trace
 
 
-def test_a_failed_handler_keeps_what_it_printed(api: Api, shared: str) -> None:
+def test_a_failed_handler_keeps_its_output(api: Api, shared: str) -> None:
     result = api.run(shared, "def handler(event):\n    print('before')\n    raise OSError")
 
     assert result["stdout"] == "before\n"
     assert result["return_value"] is None
 
 
-def test_output_that_is_not_text_is_told_with_replacement_characters(api: Api, shared: str) -> None:
+def test_invalid_utf8_in_output_is_replaced(api: Api, shared: str) -> None:
     result = api.run(shared, "import sys\nsys.stdout.buffer.write(b'a\\xff\\x00b')")
 
     assert result["stdout"] == "a�\0b"
     assert result["stdout_bytes"] == 4
 
 
-def test_output_beyond_the_limit_is_cut_and_its_full_size_told(api: Api, shared: str) -> None:
+def test_output_beyond_the_limit_is_truncated_and_its_full_size_reported(
+    api: Api, shared: str
+) -> None:
     result = api.run(shared, "print('x' * 3_000_000)")
 
     assert result["stdout"] == "x" * 2**20
@@ -226,7 +228,7 @@ def test_cpu_time_of_a_busy_loop_is_reported(api: Api, shared: str) -> None:
     assert metrics["duration_ms"] >= metrics["cpu_time_ms"] * 0.8
 
 
-def test_sleeping_takes_time_and_no_cpu(api: Api, shared: str) -> None:
+def test_sleeping_uses_time_but_no_cpu(api: Api, shared: str) -> None:
     asked = time.monotonic()
     metrics = api.run(shared, "import time\ntime.sleep(0.3)")["metrics"]
     most = (time.monotonic() - asked) * 1000
@@ -235,7 +237,7 @@ def test_sleeping_takes_time_and_no_cpu(api: Api, shared: str) -> None:
     assert 300 <= metrics["duration_ms"] <= most
 
 
-def test_peak_memory_of_an_allocation_is_told(api: Api, shared: str) -> None:
+def test_peak_memory_of_an_allocation_is_reported(api: Api, shared: str) -> None:
     small = api.run(shared, "pass")["metrics"]["peak_memory_mb"]
     large = api.run(shared, "x = b'x' * (100 << 20)")["metrics"]["peak_memory_mb"]
 
@@ -243,7 +245,7 @@ def test_peak_memory_of_an_allocation_is_told(api: Api, shared: str) -> None:
     assert 100 <= large < 200
 
 
-def test_bytes_written_are_told(api: Api, shared: str) -> None:
+def test_bytes_written_are_reported(api: Api, shared: str) -> None:
     code = (
         "import os\n"
         "with open('big', 'wb') as file:\n"
@@ -261,41 +263,39 @@ def test_bytes_written_are_told(api: Api, shared: str) -> None:
 # Artifacts
 
 
-def test_artifacts_are_what_this_execution_made(api: Api, session: str) -> None:
+def test_artifacts_are_the_files_that_this_execution_wrote(api: Api, session: str) -> None:
     assert api.run(session, "open('a', 'w').write('1')")["artifacts"] == ["a"]
     assert api.run(session, "open('b', 'w').write('2')")["artifacts"] == ["b"]
     assert api.run(session, "print(open('a').read())")["artifacts"] == []
     assert api.run(session, "open('a', 'a').write('3')")["artifacts"] == ["a"]
 
 
-def test_executions_right_after_one_another_never_share_artifacts(api: Api, session: str) -> None:
+def test_consecutive_executions_never_share_artifacts(api: Api, session: str) -> None:
     for number in range(40):
         result = api.run(session, f"open('file{number:02}', 'w').write('x')")
         assert result["artifacts"] == [f"file{number:02}"]
         assert api.run(session, "pass")["artifacts"] == []
 
 
-def test_a_file_written_again_with_the_same_content_counts_as_changed(
-    api: Api, session: str
-) -> None:
+def test_a_file_rewritten_with_the_same_content_counts_as_changed(api: Api, session: str) -> None:
     for _ in range(20):
         assert api.run(session, "open('same', 'w').write('same')")["artifacts"] == ["same"]
 
 
-def test_a_file_that_is_gone_at_the_end_is_no_artifact(api: Api, session: str) -> None:
+def test_a_file_removed_before_the_end_is_not_an_artifact(api: Api, session: str) -> None:
     api.run(session, "open('old', 'w').close()")
     code = "import os\nopen('brief', 'w').close()\nos.remove('brief')\nos.remove('old')"
 
     assert api.run(session, code)["artifacts"] == []
 
 
-def test_uploads_are_no_artifacts(api: Api, session: str) -> None:
+def test_uploads_are_not_artifacts(api: Api, session: str) -> None:
     for number in range(20):
         api.put(session, f"in/{number}", b"x")
         assert api.run(session, "pass")["artifacts"] == []
 
 
-def test_files_that_were_moved_through_the_api_are_no_artifacts(api: Api, session: str) -> None:
+def test_files_moved_through_the_api_are_not_artifacts(api: Api, session: str) -> None:
     for number in range(20):
         api.put(session, "a", b"x")
         body = {"source": "a", "target": f"moved/{number}"}
@@ -303,9 +303,7 @@ def test_files_that_were_moved_through_the_api_are_no_artifacts(api: Api, sessio
         assert api.run(session, "pass")["artifacts"] == []
 
 
-def test_an_upload_in_the_middle_of_an_execution_is_not_its_artifact(
-    api: Api, session: str
-) -> None:
+def test_a_file_uploaded_during_an_execution_is_not_its_artifact(api: Api, session: str) -> None:
     execution_id = api.submit(session, until("go") + "open('mine', 'w').close()")
     api.await_status(execution_id, "running")
     api.put(session, "other", b"x")
@@ -314,13 +312,13 @@ def test_an_upload_in_the_middle_of_an_execution_is_not_its_artifact(
     assert api.result(execution_id)["artifacts"] == ["mine"]
 
 
-def test_an_upload_that_the_execution_changes_is_an_artifact(api: Api, session: str) -> None:
+def test_an_upload_changed_by_the_execution_is_an_artifact(api: Api, session: str) -> None:
     api.put(session, "data", b"1")
 
     assert api.run(session, "open('data', 'a').write('2')")["artifacts"] == ["data"]
 
 
-def test_artifacts_in_directories_are_found_sorted_and_described(api: Api, session: str) -> None:
+def test_artifacts_in_directories_are_listed_in_order_and_described(api: Api, session: str) -> None:
     code = (
         "import os\n"
         "os.makedirs('a/b/c')\n"
@@ -354,21 +352,21 @@ def test_a_failed_execution_has_artifacts_too(api: Api, session: str) -> None:
 @pytest.mark.parametrize(
     "end", ["while True: pass", "import os; os.kill(os.getpid(), 9)"], ids=["time-out", "signal"]
 )
-def test_an_execution_that_was_cut_off_has_no_artifacts(api: Api, session: str, end: str) -> None:
+def test_an_aborted_execution_has_no_artifacts(api: Api, session: str, end: str) -> None:
     result = api.run(session, f"open('partial', 'w').write('x')\n{end}", timeout=0.5)
 
     assert result["artifacts"] == []
     assert api.run(session, "pass")["artifacts"] == []
 
 
-def test_more_artifacts_than_the_limit_are_cut_and_told(api: Api, session: str) -> None:
+def test_artifacts_beyond_the_limit_are_truncated_and_reported(api: Api, session: str) -> None:
     result = api.run(session, "for n in range(1005): open(f'{n:04}', 'w').close()")
 
     assert len(result["artifacts"]) == 1000
     assert result["artifacts_truncated"] is True
 
 
-def test_a_value_that_is_nested_too_deep_is_refused_and_not_lost(api: Api, session: str) -> None:
+def test_a_value_that_is_nested_too_deep_is_refused_with_an_error(api: Api, session: str) -> None:
     code = "def handler(event):\n    r = []\n    for _ in range(event): r = [r]\n    return r"
     assert api.run(session, code, event=500)["status"] == "success"
     for depth in (512, 946, 960):
@@ -377,5 +375,5 @@ def test_a_value_that_is_nested_too_deep_is_refused_and_not_lost(api: Api, sessi
         assert api.execution(result["execution_id"])["status"] == "failed"
 
 
-def test_a_command_names_a_program(api: Api, session: str) -> None:
+def test_the_command_of_an_execution_is_a_program_name(api: Api, session: str) -> None:
     problem(api.execute(session, command=[""]), 422, "invalid_request")

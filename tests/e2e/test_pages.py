@@ -105,7 +105,7 @@ def test_the_start_page_has_a_line_to_paste_and_no_secret(
 
 
 @pytest.mark.parametrize("host", ["a'$(id)", "<b>", "x;id", "a b"])
-def test_a_host_that_is_none_does_not_get_into_the_line(browser: httpx.Client, host: str) -> None:
+def test_an_invalid_host_header_is_not_printed(browser: httpx.Client, host: str) -> None:
     response = browser.get("/", headers={"Host": host})
 
     assert response.status_code in (200, 400)
@@ -118,7 +118,7 @@ def test_other_clients_get_json(browser: httpx.Client) -> None:
     assert found == {"name": "Atoll", "version": __version__, "documentation": "/docs"}
 
 
-def test_the_documentation_starts_with_this_server_s_document_and_asks_for_a_key(
+def test_the_documentation_loads_the_document_of_this_server_and_asks_for_a_key(
     browser: httpx.Client,
 ) -> None:
     """Runs the page's own script; no browser is needed to see what it asks Swagger UI for."""

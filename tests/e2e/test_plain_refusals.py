@@ -1,4 +1,4 @@
-"""Requests that cannot be served get an error that says what to write."""
+"""Errors of requests that cannot be served explain how to correct them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def too_much(api: Api) -> list[dict[str, str]]:
     return [{"cpu": str(cores)}, {"memory": f"{memory}Gi"}]
 
 
-def test_more_than_any_node_has_is_refused(
+def test_more_resources_than_any_node_has_are_refused(
     api: Api, session: str, too_much: list[dict[str, str]]
 ) -> None:
     for limits in too_much:
@@ -37,15 +37,15 @@ def test_more_than_any_node_has_is_refused(
             api.http.post(f"{V1}/sessions/{session}/clone", json=limits),
             api.http.post(f"{V1}/templates", json={"name": "x", "default_resources": limits}),
         ):
-            told = problem(refused, 422, "exceeds_nodes")
-            assert told["field"] == field
-            assert "of the largest node" in told["detail"]
+            error = problem(refused, 422, "exceeds_nodes")
+            assert error["field"] == field
+            assert "of the largest node" in error["detail"]
 
 
 @pytest.mark.parametrize(
     "name", ["git+https://user:secret@example.org/a.git", "./a", "a-1.0-py3-none-any.whl"]
 )
-def test_a_package_from_elsewhere_is_refused_with_what_is_allowed(
+def test_a_package_from_elsewhere_is_refused_with_the_allowed_forms(
     api: Api, session: str, name: str
 ) -> None:
     wanted = [{"name": name}]
@@ -54,12 +54,12 @@ def test_a_package_from_elsewhere_is_refused_with_what_is_allowed(
         api.http.post(f"{V1}/sessions/{session}/dependencies", json={"dependencies": wanted}),
         api.http.post(f"{V1}/templates", json={"name": "x", "python_packages": [name]}),
     ):
-        told = problem(refused, 422, "invalid_request")
-        assert "Packages come from the server's index" in told["detail"]
-        assert name not in told["detail"]
+        error = problem(refused, 422, "invalid_request")
+        assert "Packages come from the server's index" in error["detail"]
+        assert name not in error["detail"]
 
 
-def test_a_key_that_the_server_does_not_know_is_named_by_its_origin(server: Server) -> None:
+def test_an_error_about_an_unknown_key_contains_the_source_of_the_key(server: Server) -> None:
     done = server.atoll("session", "list", "--api-key", "atoll_unknown")
     assert done.returncode == 1
     assert "The key is from the api_key argument (--api-key). (key_unknown)" in done.stderr

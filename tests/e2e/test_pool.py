@@ -49,7 +49,7 @@ def test_a_pool_is_filled_to_its_target_and_no_further(full: Api, pooled: Server
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_session_takes_a_ready_instance_with_its_own_settings(full: Api) -> None:
+def test_a_session_takes_a_ready_instance_and_applies_its_own_settings(full: Api) -> None:
     before = created(full)
     shown = full.create(env_vars={"A": "mine"}, memory="64Mi", cpu="0.5", max_processes=10)
 
@@ -84,7 +84,7 @@ def test_creates_beyond_the_pool_start_cold_and_succeed(full: Api) -> None:
         full.end(session)
 
 
-def test_what_was_taken_is_refilled(full: Api) -> None:
+def test_a_taken_instance_is_replaced_in_the_pool(full: Api) -> None:
     session = full.create()["id"]
 
     eventually(lambda: full.pool() == {"python": 3})
@@ -93,7 +93,7 @@ def test_what_was_taken_is_refilled(full: Api) -> None:
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_fifty_creates_at_once_all_succeed(full: Api, pooled: Server) -> None:
+def test_fifty_concurrent_creates_all_succeed(full: Api, pooled: Server) -> None:
     def create(number: int) -> str:
         with pooled.client() as http:
             api = Api(http)
@@ -129,7 +129,7 @@ def test_ready_instances_that_die_are_replaced(full: Api, pooled: Server) -> Non
     full.end(session)
 
 
-def test_a_changed_template_empties_its_pool_and_fills_it_anew(full: Api, pooled: Server) -> None:
+def test_a_changed_template_replaces_the_instances_of_its_pool(full: Api, pooled: Server) -> None:
     instances = pooled.data_dir / "node" / "instances"
 
     def names() -> set[str]:
@@ -148,7 +148,7 @@ def test_a_changed_template_empties_its_pool_and_fills_it_anew(full: Api, pooled
     eventually(lambda: names() <= python)
 
 
-def test_no_pool_is_no_error(bubblewrap: str, tmp_path: Path) -> None:
+def test_creates_succeed_without_a_pool(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_POOL__SIZE="0") as server, server.client() as http:
         api = Api(http)
         assert api.run(api.create()["id"], "print(1)")["stdout"] == "1\n"

@@ -48,20 +48,20 @@ def serving(
 
 
 def burst(server: Server, many: int = BURST) -> None:
-    """So many creates at once, all of which succeed, and their end."""
+    """Create this number of sessions concurrently, all successfully, and end them."""
 
-    def one(_: int) -> None:
+    def create_and_end(_: int) -> None:
         with server.client() as http:
             api = Api(http)
             api.end(api.create()["id"])
 
     with ThreadPoolExecutor(many) as threads:
-        list(threads.map(one, range(many)))
+        list(threads.map(create_and_end, range(many)))
 
 
-def atoll(server: Server, *words: str) -> str:
+def atoll(server: Server, *arguments: str) -> str:
     """What the command printed; it is to go well."""
-    done = server.atoll(*words)
+    done = server.atoll(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -70,7 +70,7 @@ def instances(server: Server) -> set[str]:
     return {path.name for path in (server.data_dir / "node" / "instances").iterdir()}
 
 
-def test_a_burst_makes_a_pool_grow_and_silence_shrinks_it(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_burst_grows_a_pool_and_inactivity_shrinks_it(bubblewrap: str, tmp_path: Path) -> None:
     with serving(tmp_path, window=8) as (server, api):
         before = api.pools()["python"]
         assert (before["target"], before["minimum"], before["maximum"]) == (1, 1, 50)
@@ -102,7 +102,7 @@ def test_the_next_burst_is_served_from_the_pool(bubblewrap: str, tmp_path: Path)
             api.end(session)
 
 
-def test_the_nodes_memory_bounds_all_pools(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_memory_of_the_node_bounds_all_pools(bubblewrap: str, tmp_path: Path) -> None:
     with serving(tmp_path, window=600, memory_share=0.000001) as (server, api):
         answer(
             api.http.post(f"{V1}/templates", json={"id": "own", "name": "x", "pool_size": 2}), 201
@@ -129,7 +129,7 @@ def test_a_node_without_free_memory_fills_no_pool(bubblewrap: str, tmp_path: Pat
         assert api.pools()["own"]["misses"] == 1
 
 
-def test_ready_instances_are_replaced_when_they_are_old(bubblewrap: str, tmp_path: Path) -> None:
+def test_old_ready_instances_are_replaced(bubblewrap: str, tmp_path: Path) -> None:
     with serving(tmp_path, size=2, max_size=2, constants={MAX_AGE: 1}) as (server, api):
         first = instances(server)
 
@@ -158,7 +158,7 @@ def test_a_changed_template_empties_a_pool_that_has_grown(bubblewrap: str, tmp_p
         eventually(lambda: "own" not in api.pools() and not instances(server))
 
 
-def test_a_killed_server_leaves_no_more_than_its_pool_may_have(
+def test_a_killed_server_leaves_no_more_instances_than_its_pool_may_have(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with serving(tmp_path, max_size=4, window=16) as (server, api):
@@ -177,15 +177,15 @@ def test_a_killed_server_leaves_no_more_than_its_pool_may_have(
             eventually(lambda: len(instances(server)) == 1, SILENCE)
 
 
-def test_pools_are_told_by_command_line_and_metrics(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_command_line_and_metrics_show_pools(bubblewrap: str, tmp_path: Path) -> None:
     with serving(tmp_path, max_size=1) as (server, api):
         api.end(api.create()["id"])
         listed: list[dict[str, Any]] = json.loads(atoll(server, "pools", "--json"))
         assert [pool["template_id"] for pool in listed] == ["python"]
         assert (listed[0]["hits"], listed[0]["maximum"]) == (1, 1)
-        told = atoll(server, "pools")
-        assert "TEMPLATE" in told
-        assert "1/1" in told
+        result = atoll(server, "pools")
+        assert "TEMPLATE" in result
+        assert "1/1" in result
         lines = api.http.get("/metrics").text.splitlines()
         assert 'atoll_pool_hits_total{template="python"} 1.0' in lines
         assert 'atoll_pool_misses_total{template="python"} 0.0' in lines

@@ -1,4 +1,4 @@
-"""Who may call, how much they may send, and what anybody may ask."""
+"""Authentication, limits of request bodies, and routes without a key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def samples(api: Api) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_metrics_count_what_happens(api: Api) -> None:
+def test_metrics_count_sessions_and_executions(api: Api) -> None:
     before = samples(api)
     session = api.create()["id"]
     api.run(session, "print(1)")
@@ -116,7 +116,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS, ids=[" ".join(pair) for pair in PATHS])
-def test_everything_else_needs_a_key(stranger: httpx.Client, method: str, path: str) -> None:
+def test_all_other_routes_need_a_key(stranger: httpx.Client, method: str, path: str) -> None:
     response = stranger.request(method, f"{stranger.base_url}".rstrip("/") + path)
 
     problem(response, 401, "key_missing")
@@ -134,7 +134,7 @@ def test_everything_else_needs_a_key(stranger: httpx.Client, method: str, path: 
     ],
     ids=["wrong", "no key", "basic", "bytes", "long"],
 )
-def test_a_wrong_key_opens_nothing(stranger: httpx.Client, header: str, code: str) -> None:
+def test_an_invalid_key_is_refused(stranger: httpx.Client, header: str, code: str) -> None:
     response = stranger.get(
         f"{V1}/sessions", headers=[(b"Authorization", header.encode("latin-1"))]
     )
@@ -143,13 +143,13 @@ def test_a_wrong_key_opens_nothing(stranger: httpx.Client, header: str, code: st
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_the_word_bearer_may_be_written_in_any_case(stranger: httpx.Client, server: Server) -> None:
+def test_the_scheme_bearer_is_case_insensitive(stranger: httpx.Client, server: Server) -> None:
     headers = {"Authorization": f"bearer {server.key}"}
 
     assert stranger.get(f"{V1}/sessions", headers=headers).status_code == 200
 
 
-def test_a_key_that_may_only_read_reads(
+def test_a_read_only_key_can_read_but_not_change(
     server: Server, stranger: httpx.Client, session: str
 ) -> None:
     made = preloaded.run(
@@ -158,7 +158,7 @@ def test_a_key_that_may_only_read_reads(
     assert made.returncode == 0, made.stderr
     headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
     url = f"{V1}/sessions/{session}"
-    # A running server hears of keys that another process makes within seconds.
+    # A running server accepts keys created by another process within seconds.
     eventually(lambda: stranger.get(url, headers=headers).status_code == 200)
 
     assert stranger.get(f"{url}/files", headers=headers).status_code == 200
@@ -177,21 +177,19 @@ def test_a_key_that_may_only_read_reads(
 
 
 @pytest.mark.slow
-def test_a_key_that_was_removed_opens_nothing_any_more(
-    server: Server, stranger: httpx.Client
-) -> None:
-    place = ("--data-dir", str(server.data_dir))
-    secret = preloaded.run("key", "create", "brief", *place).stdout.strip()
+def test_a_removed_key_is_refused(server: Server, stranger: httpx.Client) -> None:
+    directory = ("--data-dir", str(server.data_dir))
+    secret = preloaded.run("key", "create", "brief", *directory).stdout.strip()
     headers = {"Authorization": f"Bearer {secret}"}
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 200)
-    found = re.search(r"(key_\w+)\s+brief", preloaded.run("key", "list", *place).stdout)
+    found = re.search(r"(key_\w+)\s+brief", preloaded.run("key", "list", *directory).stdout)
     assert found is not None
-    assert preloaded.run("key", "rm", found[1], *place).returncode == 0
+    assert preloaded.run("key", "rm", found[1], *directory).returncode == 0
 
     eventually(lambda: stranger.get(f"{V1}/sessions", headers=headers).status_code == 401)
 
 
-def test_the_key_is_kept_from_others_and_stored_hashed(server: Server) -> None:
+def test_the_key_file_is_private_and_the_key_is_stored_hashed(server: Server) -> None:
     key = server.data_dir / "key"
 
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -202,7 +200,7 @@ def test_the_key_is_kept_from_others_and_stored_hashed(server: Server) -> None:
         assert server.key.encode() not in file.read_bytes()
 
 
-def test_the_key_is_in_no_answer_and_no_log(server: Server, api: Api) -> None:
+def test_the_key_is_in_no_response_and_no_log(server: Server, api: Api) -> None:
     with server.client() as http:
         http.get(f"{V1}/nowhere")
         http.post(f"{V1}/sessions", content=b"{")
@@ -210,7 +208,7 @@ def test_the_key_is_in_no_answer_and_no_log(server: Server, api: Api) -> None:
     assert server.key not in server.stderr()
 
 
-def test_the_key_of_the_environment_is_the_first_key(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_key_of_the_environment_becomes_the_first_key(bubblewrap: str, tmp_path: Path) -> None:
     secret = "a-key-of-my-own-choice"
     with Server(tmp_path, ATOLL_API_KEY=secret) as server:
         assert not (tmp_path / "key").exists()
@@ -224,7 +222,7 @@ def test_the_key_of_the_environment_is_the_first_key(bubblewrap: str, tmp_path: 
 
 
 def raw(server: Server, head: str, body: bytes) -> bytes:
-    """What comes back on a plain connection."""
+    """The response on a plain connection."""
     parts = urlsplit(server.url)
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as line:
         line.sendall(f"{head}\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n".encode() + body)
@@ -239,7 +237,7 @@ def raw(server: Server, head: str, body: bytes) -> bytes:
 @pytest.mark.parametrize(
     "path", ["/sessions", "/templates", "/sessions/sess_nobody/execute"], ids=str
 )
-def test_a_body_that_announces_too_much_is_refused_at_once(server: Server, path: str) -> None:
+def test_a_body_announced_as_too_large_is_refused_at_once(server: Server, path: str) -> None:
     reply = raw(server, f"POST {V1}{path} HTTP/1.1", b"Content-Length: 9000000\r\n\r\n")
 
     assert reply.startswith(b"HTTP/1.1 413 ")
@@ -261,7 +259,7 @@ def test_a_body_that_grows_too_large_is_refused(api: Api, path: str) -> None:
     problem(response, 413, "body_too_large")
 
 
-def test_an_upload_has_a_limit_of_its_own(bubblewrap: str, tmp_path: Path) -> None:
+def test_an_upload_has_its_own_limit(bubblewrap: str, tmp_path: Path) -> None:
     with (
         Server(tmp_path, ATOLL_MAX_UPLOAD="100000", ATOLL_MAX_BODY="2000") as server,
         server.client() as http,
@@ -300,7 +298,7 @@ def test_values_of_a_refused_body_are_not_returned(api: Api) -> None:
     assert "hunter2" not in response.text
 
 
-def test_routes_and_methods_that_are_not_there_are_problems_too(api: Api) -> None:
+def test_unknown_routes_and_methods_are_reported_as_problems(api: Api) -> None:
     problem(api.http.get(f"{V1}/nowhere"), 404, "not_found")
     response = api.http.patch(f"{V1}/sessions")
     problem(response, 405, "method_not_allowed")
@@ -310,7 +308,7 @@ def test_routes_and_methods_that_are_not_there_are_problems_too(api: Api) -> Non
 # Browsers
 
 
-def test_no_page_of_another_origin_may_call(api: Api, stranger: httpx.Client) -> None:
+def test_pages_of_other_origins_are_refused(api: Api, stranger: httpx.Client) -> None:
     headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     answers = [
         api.http.get(f"{V1}/sessions", headers=headers),
@@ -323,7 +321,7 @@ def test_no_page_of_another_origin_may_call(api: Api, stranger: httpx.Client) ->
         assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-def test_an_origin_that_is_set_may_call(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_configured_origin_is_allowed(bubblewrap: str, tmp_path: Path) -> None:
     friend = "https://friend.example"
     with (
         Server(tmp_path, ATOLL_CORS_ORIGINS=friend) as server,
@@ -340,7 +338,7 @@ def test_an_origin_that_is_set_may_call(bubblewrap: str, tmp_path: Path) -> None
 # Where it listens
 
 
-def test_it_does_not_listen_beyond_loopback_in_the_clear(tmp_path: Path) -> None:
+def test_the_server_does_not_listen_beyond_loopback_without_tls(tmp_path: Path) -> None:
     done = preloaded.run("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path))
 
     assert done.returncode != 0
@@ -348,13 +346,13 @@ def test_it_does_not_listen_beyond_loopback_in_the_clear(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_it_listens_beyond_loopback_when_told_to(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_server_listens_beyond_loopback_on_request(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, "--host", "0.0.0.0", "--insecure") as server:
         port = urlsplit(server.url).port
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
 
 
-def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(server: Server, tmp_path: Path) -> None:
     port = urlsplit(server.url).port
     done = preloaded.run("serve", "--port", str(port), "--data-dir", str(tmp_path))
 
@@ -364,7 +362,7 @@ def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_data_directory_that_is_served_already_is_told(server: Server, api: Api) -> None:
+def test_a_data_directory_in_use_is_reported(server: Server, api: Api) -> None:
     done = preloaded.run("serve", "--port", "0", "--data-dir", str(server.data_dir))
 
     assert done.returncode != 0
@@ -372,9 +370,7 @@ def test_a_data_directory_that_is_served_already_is_told(server: Server, api: Ap
     assert "Traceback" not in done.stderr
 
 
-def test_a_setting_that_is_misspelt_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misspelt_setting_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_PROT", "8000")
     done = preloaded.run("serve", "--data-dir", str(tmp_path))
 
@@ -382,7 +378,7 @@ def test_a_setting_that_is_misspelt_is_told(
     assert "ATOLL_PROT" in done.stderr
 
 
-def test_the_line_that_it_prints_works_when_pasted(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_command_printed_at_the_start_works(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         assert server.process is not None
         assert server.process.stdout is not None

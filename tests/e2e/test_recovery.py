@@ -1,4 +1,4 @@
-"""What becomes of sessions and executions when the server, or an instance, dies."""
+"""Sessions and executions after the server, or an instance, died."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def handle(server: Server, instance_id: str) -> dict[str, Any]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +54,7 @@ def runs(pid: int) -> bool:
 
 def groups_of(instance_id: str) -> list[Path]:
     """Its control groups, in whichever hierarchy and version."""
-    # Those of others come and go meanwhile, at which `Path.glob` would raise.
+    # Groups of other servers change concurrently, which would make `Path.glob` raise.
     return [Path(found) for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
             for found in glob.glob(f"/sys/fs/cgroup/{depth}/{instance_id}")]  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_a_session_survives_the_server(own: Server) -> None:
 
 
 @pytest.mark.quick
-def test_what_runs_when_the_server_dies_is_followed_to_its_end(own: Server) -> None:
+def test_a_running_execution_continues_while_the_server_restarts(own: Server) -> None:
     code = (
         "for n in range(1000): print(n)\n"
         + until("go")
@@ -123,7 +123,7 @@ def test_a_return_value_is_not_lost_with_the_server(own: Server) -> None:
         assert api.result(execution_id)["return_value"] == {"seen": [1, 2]}
 
 
-def test_a_result_from_while_no_server_ran_is_found(own: Server) -> None:
+def test_a_result_produced_while_no_server_ran_is_stored(own: Server) -> None:
     code = "import time\nprint('begun')\n" + until("go") + "time.sleep(0.2)\nprint('ended')"
     with calling(own) as api:
         session = api.create()
@@ -146,7 +146,7 @@ def journal_of(server: Server, instance_id: str) -> Path:
 
 
 @pytest.mark.slow
-def test_what_ended_while_the_server_stood_still_has_its_result(own: Server) -> None:
+def test_an_execution_that_ended_while_the_server_was_suspended_has_its_result(own: Server) -> None:
     """Long beyond its time-out, at which a run that had not ended would have been ended."""
     with calling(own) as api:
         session = api.create()["id"]
@@ -155,7 +155,7 @@ def test_what_ended_while_the_server_stood_still_has_its_result(own: Server) -> 
         execution = api.submit(session, code, timeout=2)
         eventually(lambda: "begun" in api.names(session))
         stand_still(own.process.pid)
-        # Until the deadlines of this server are over, which no event tells.
+        # Until the deadlines of this server have passed, which has no event.
         time.sleep(attempt.OVERDUE + 3)
         go_on(own.process.pid)
         result = api.result(execution)
@@ -164,7 +164,7 @@ def test_what_ended_while_the_server_stood_still_has_its_result(own: Server) -> 
 
 
 @pytest.mark.parametrize("fate", ["killed", "garbage"])
-def test_what_ended_before_server_and_instance_died_is_told_and_runs_once(
+def test_an_execution_that_ended_before_server_and_instance_died_is_reported_and_runs_once(
     own: Server, fate: str
 ) -> None:
     code = (
@@ -195,12 +195,12 @@ def test_what_ended_before_server_and_instance_died_is_told_and_runs_once(
             assert (result["stderr"], result["return_value"]) == ("ended\n", {"seen": [1]})
             assert api.run(session["id"], "print(open('token').read())")["stdout"] == "x\n"
         else:
-            # Nobody can know that it ended; but the session goes on.
+            # Its end cannot be known, but the session continues.
             assert api.run(session["id"], "print(6 * 7)")["stdout"] == "42\n"
         assert api.get(session["id"])["container_id"] != session["container_id"]
 
 
-def test_a_journal_goes_with_its_workspace(own: Server) -> None:
+def test_a_journal_is_removed_with_its_workspace(own: Server) -> None:
     with calling(own) as api:
         session = api.create()
         journal = journal_of(own, session["container_id"])
@@ -213,9 +213,9 @@ def test_a_journal_goes_with_its_workspace(own: Server) -> None:
 
 
 def sandboxed_code(init: int) -> list[int]:
-    """The processes beneath an instance's zygote that have been given something to run."""
+    """The descendants of the zygote of an instance that have a job."""
     waiting = [pid for zygote in children(init) for pid in children(zygote)]
-    # One that waits for work has no pipe as its output.
+    # A child that waits for a job has no pipe as its output.
     return [pid for pid in waiting if os.readlink(f"/proc/{pid}/fd/1").startswith("pipe:")]
 
 
@@ -223,7 +223,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_what_waits_when_the_server_dies_runs_in_order_after_what_runs(own: Server) -> None:
+def test_after_a_restart_queued_executions_run_in_order_after_the_running_one(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         running = api.submit(session, until("go") + "open('log', 'a').write('0')")
@@ -248,7 +248,7 @@ def events_after(api: Api, execution_id: str, after: str) -> list[tuple[str, str
 
 
 @pytest.mark.every_driver
-def test_a_listener_comes_back_to_a_new_server_and_misses_nothing(own: Server) -> None:
+def test_a_client_resumes_a_stream_on_a_new_server_and_misses_nothing(own: Server) -> None:
     code = "print('one')\n" + until("go") + "print('two')"
     with calling(own) as api:
         session = api.create()["id"]
@@ -262,7 +262,7 @@ def test_a_listener_comes_back_to_a_new_server_and_misses_nothing(own: Server) -
         assert rest == [("stdout", "two\n"), ("result", None)]
 
 
-def test_a_session_whose_time_came_while_nobody_was_there_ends_at_the_start(own: Server) -> None:
+def test_a_session_that_expired_while_no_server_ran_ends_at_the_start(own: Server) -> None:
     with calling(own) as api:
         shown = api.create(timeout=8)
         pid = handle(own, shown["container_id"])["child"]
@@ -276,7 +276,7 @@ def test_a_session_whose_time_came_while_nobody_was_there_ends_at_the_start(own:
         eventually(lambda: not runs(pid))
 
 
-def test_nothing_is_left_of_a_pool_when_the_server_dies(own: Server) -> None:
+def test_a_dead_server_leaves_no_instances_of_its_pool(own: Server) -> None:
     with calling(own) as api:
         eventually(lambda: api.pool().get("python") == 1)
     crash(own)
@@ -304,7 +304,7 @@ def test_instances_without_an_owner_are_removed_at_the_start(own: Server) -> Non
 # The server ends
 
 
-def test_sessions_outlive_a_server_that_is_told_to_end(own: Server) -> None:
+def test_sessions_outlive_a_graceful_shutdown(own: Server) -> None:
     with calling(own) as api:
         before = api.create()
         execution_id = api.submit(before["id"], "print(1)\n" + until("go") + "print(2)")
@@ -319,7 +319,7 @@ def test_sessions_outlive_a_server_that_is_told_to_end(own: Server) -> None:
         assert api.result(execution_id)["stdout"] == "1\n2\n"
 
 
-def test_a_server_that_ends_does_not_wait_for_what_runs(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_shutdown_does_not_wait_for_running_executions(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_POOL__SIZE="0", ATOLL_SHUTDOWN_TIMEOUT="60") as server:
         with calling(server) as api:
             session = api.create()["id"]
@@ -341,7 +341,7 @@ def test_waiting_requests_get_503_at_shutdown(own: Server) -> None:
         session = api.create()["id"]
         execution_id = api.submit(session, "print(1, flush=True)\n" + until("go") + "print(2)")
         events = api.events(execution_id)
-        heard = next(number for number, name, _ in events if name == "stdout")
+        received = next(number for number, name, _ in events if name == "stdout")
         sent = threading.Event()
 
         def trace(name: str, _: object) -> None:
@@ -363,13 +363,13 @@ def test_waiting_requests_get_503_at_shutdown(own: Server) -> None:
     own.start()
     with calling(own) as api:
         api.put(session, "go")
-        rest = events_after(api, execution_id, heard)
+        rest = events_after(api, execution_id, received)
         assert rest == [("stdout", "2\n"), ("result", None)]
 
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_server_that_ends_for_good_leaves_nothing(
+def test_a_server_with_stop_sessions_leaves_nothing(
     bubblewrap: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     env = {"ATOLL_SHUTDOWN_TIMEOUT": "5", "ATOLL_POOL__MAX_SIZE": "2"}
@@ -384,7 +384,7 @@ def test_a_server_that_ends_for_good_leaves_nothing(
             instances = os.listdir(tmp_path / "node" / "instances")
             pids = []
             for name in instances:
-                # One that is just being made for the pool has no handle yet.
+                # An instance that is being created for the pool has no handle yet.
                 with suppress(FileNotFoundError):
                     pids += [handle(server, name)[key] for key in ("pid", "child")]
         assert len(pids) >= 2 * 3
@@ -402,7 +402,7 @@ def test_a_server_that_ends_for_good_leaves_nothing(
         assert api.status(running) == "cancelled"
 
 
-def test_two_servers_on_one_machine_leave_each_other_alone(own: Server, tmp_path: Path) -> None:
+def test_two_servers_on_one_machine_are_independent(own: Server, tmp_path: Path) -> None:
     with calling(own) as api:
         shown = api.create()
         eventually(lambda: api.pool().get("python") == 1)
@@ -439,7 +439,7 @@ def test_a_killed_instance_is_replaced_within_one_request(
     eventually(lambda: not (server.data_dir / "node" / "instances" / before).exists())
 
 
-def test_an_instance_does_without_the_process_that_started_it(
+def test_an_instance_survives_the_process_that_started_it(
     api: Api, server: Server, session: str
 ) -> None:
     os.kill(handle(server, api.get(session)["container_id"])["pid"], signal.SIGKILL)
@@ -447,7 +447,9 @@ def test_an_instance_does_without_the_process_that_started_it(
     assert api.run(session, "print(1)")["stdout"] == "1\n"
 
 
-def test_files_bring_a_killed_instance_back_too(api: Api, server: Server, session: str) -> None:
+def test_a_request_for_files_replaces_a_killed_instance_too(
+    api: Api, server: Server, session: str
+) -> None:
     api.put(session, "kept", b"here")
     pid = handle(server, api.get(session)["container_id"])["child"]
     os.kill(pid, signal.SIGKILL)
@@ -471,7 +473,7 @@ def kill_instance(server: Server, api: Api, session_id: str) -> None:
     os.kill(handle(server, api.get(session_id)["container_id"])["child"], signal.SIGKILL)
 
 
-def test_what_runs_in_an_instance_that_is_killed_is_run_again(
+def test_executions_in_a_killed_instance_are_retried(
     api: Api, server: Server, session: str
 ) -> None:
     first = api.get(session)["container_id"]
@@ -498,9 +500,7 @@ def test_what_runs_in_an_instance_that_is_killed_is_run_again(
     assert api.result(waiting)["stdout"] == "after\n"
 
 
-def test_an_execution_that_loses_every_instance_is_given_up(
-    bubblewrap: str, tmp_path: Path
-) -> None:
+def test_an_execution_that_loses_every_instance_fails(bubblewrap: str, tmp_path: Path) -> None:
     with Server(tmp_path, ATOLL_EXECUTION__RETRY_BACKOFF="0.05") as own, calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ONCE_MORE.format(enough=100))
@@ -514,11 +514,11 @@ def test_an_execution_that_loses_every_instance_is_given_up(
         shown = api.execution(execution_id)
         assert (shown["status"], shown["retry_count"]) == ("crashed", 3)
         assert [attempt["cause"] for attempt in shown["attempts"]] == ["instance_lost"] * 4
-        # The session goes on.
+        # The session continues.
         assert api.run(session, "print(open('attempts').read())")["stdout"] == "xxxx\n"
 
 
-def test_a_retry_that_waits_can_be_cancelled(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_waiting_retry_can_be_cancelled(bubblewrap: str, tmp_path: Path) -> None:
     slow = {"ATOLL_EXECUTION__RETRY_BACKOFF": "600", "ATOLL_EXECUTION__RETRY_MAX_BACKOFF": "600"}
     with Server(tmp_path, **slow) as own, calling(own) as api:
         session = api.create()["id"]
@@ -527,8 +527,10 @@ def test_a_retry_that_waits_can_be_cancelled(bubblewrap: str, tmp_path: Path) ->
         next(name for _, name, _ in events if name == "stdout")
         kill_instance(own, api, session)
         next(name for _, name, _ in events if name == "retry")
-        told = api.http.post(f"{V1}/executions/{execution_id}/cancel", json={"reason": "enough"})
-        assert told.json()["status"] == "cancelled"
+        response = api.http.post(
+            f"{V1}/executions/{execution_id}/cancel", json={"reason": "enough"}
+        )
+        assert response.json()["status"] == "cancelled"
         assert api.result(execution_id)["error"]["message"].endswith(": enough")
 
 
@@ -550,7 +552,7 @@ def test_an_instance_that_dies_with_the_server_is_replaced(own: Server) -> None:
         assert api.run(shown["id"], "print(open('kept').read())")["stdout"] == "here\n"
 
 
-def test_what_comes_while_an_executor_ends_is_run_in_the_next_instance(
+def test_executions_submitted_while_an_executor_exits_run_in_the_next_instance(
     api: Api, server: Server
 ) -> None:
     session = api.create(capacity=3)["id"]
@@ -567,7 +569,7 @@ def test_what_comes_while_an_executor_ends_is_run_in_the_next_instance(
     api.end(session)
 
 
-def test_a_retry_that_is_lost_with_the_server_counts_too(own: Server) -> None:
+def test_a_retry_lost_with_the_server_counts_too(own: Server) -> None:
     with calling(own) as api:
         session = api.create()["id"]
         execution_id = api.submit(session, ONCE_MORE.format(enough=3))
@@ -598,7 +600,7 @@ def test_a_retry_that_is_lost_with_the_server_counts_too(own: Server) -> None:
     ],
     ids=["made and not recorded", "recorded and not handed over"],
 )
-def test_an_instance_that_was_being_made_for_a_session_takes_no_files_away(
+def test_an_unfinished_instance_does_not_delete_the_files_of_its_session(
     own: Server, change: str
 ) -> None:
     with calling(own) as api:

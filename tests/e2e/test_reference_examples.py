@@ -24,20 +24,20 @@ EXAMPLE: dict[str, Any] = {
 }
 
 
-def is_a_time(value: Any) -> bool:
+def is_timestamp(value: Any) -> bool:
     return value.endswith("Z") and datetime.fromisoformat(value).utcoffset() is not None
 
 
-def test_submitting_answers_as_printed(api: Api, session: str) -> None:
+def test_submit_responds_as_documented(api: Api, session: str) -> None:
     submitted = answer(api.http.post(f"{V1}/sessions/{session}/execute", json=EXAMPLE), 202)
 
     assert set(submitted) == {"execution_id", "invocation_id", "status", "submitted_at"}
     assert submitted["status"] == "submitted"
     assert re.fullmatch(r"exec_\d{8}_[0-9a-z]{16,}", submitted["execution_id"])
-    assert is_a_time(submitted["submitted_at"])
+    assert is_timestamp(submitted["submitted_at"])
 
 
-def test_status_and_result_of_the_handler_are_as_printed(api: Api, session: str) -> None:
+def test_status_and_result_of_the_handler_match_the_reference(api: Api, session: str) -> None:
     execution_id = api.submit(session, **EXAMPLE)
     result = api.result(execution_id)
     status = answer(api.http.get(f"{V1}/executions/{execution_id}/status"))
@@ -45,8 +45,8 @@ def test_status_and_result_of_the_handler_are_as_printed(api: Api, session: str)
     assert status["execution_id"] == execution_id
     assert status["session_id"] == session
     assert status["status"] == "completed"
-    assert is_a_time(status["created_at"])
-    assert is_a_time(status["completed_at"])
+    assert is_timestamp(status["created_at"])
+    assert is_timestamp(status["completed_at"])
     assert status["created_at"] <= status["completed_at"]
 
     assert result["execution_id"] == execution_id
@@ -58,7 +58,9 @@ def test_status_and_result_of_the_handler_are_as_printed(api: Api, session: str)
     assert result["artifacts"] == []
 
 
-def test_result_has_output_metrics_and_artifact_paths_as_printed(api: Api, session: str) -> None:
+def test_the_result_has_output_metrics_and_artifact_paths_as_documented(
+    api: Api, session: str
+) -> None:
     code = (
         "def handler(event):\n"
         "    open('output.txt', 'w').write('done')\n"
@@ -127,4 +129,4 @@ def test_a_runtime_has_the_fields_of_the_reference(api: Api) -> None:
     assert node["status"] == "healthy"
     assert 0 <= node["cpu_usage"] <= 1
     assert 0 < node["mem_usage"] < 1
-    assert is_a_time(node["last_heartbeat"])
+    assert is_timestamp(node["last_heartbeat"])

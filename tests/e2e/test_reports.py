@@ -1,4 +1,4 @@
-"""Executors that report to a real server's /internal, besides telling their link."""
+"""Executors that report to /internal of a real server, besides their link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
-from tests.executors import Heard, executor, job
+from tests.executors import RunOutput, executor, job
 from tests.harness import Server
 from tests.runs import run_over
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 
 NOWHERE = "http://192.0.2.1:9"
-"""An address that is nobody's: what the server's own instances are told, which have no network."""
+"""An unused address for the instances of the server, which have no network."""
 RESULT: dict[str, Any] = {
     "exit_code": 0, "signal": None, "reason": None, "duration": 0.25,
     "usage": {"cpu": 0.1, "peak": 1024, "read": 0, "written": 0},
@@ -56,16 +56,16 @@ def api(reporting: Server) -> Iterator[Api]:
 
 
 class Waiting:
-    """An execution that waits for a file in a session of its own."""
+    """An execution that waits for a file in its own session."""
 
     def __init__(self, server: Server, api: Api, **fields: Any) -> None:
         session = api.create(**fields)
         self.api = api
         self.session: str = session["id"]
         self.instance: str = session["container_id"]
-        place = server.data_dir / "node" / "instances" / self.instance / "callback.json"
-        assert place.stat().st_mode & 0o777 == 0o600
-        self.token: str = json.loads(place.read_text())["token"]
+        directory = server.data_dir / "node" / "instances" / self.instance / "callback.json"
+        assert directory.stat().st_mode & 0o777 == 0o600
+        self.token: str = json.loads(directory.read_text())["token"]
         self.id = api.submit(self.session, until("go") + "print('by the link')")
         api.await_status(self.id, "running")
 
@@ -103,7 +103,7 @@ def report(text: bytes = b"reported\n", **changes: Any) -> dict[str, Any]:
     return {"result": {**RESULT, **changes}, "log": log}
 
 
-async def test_a_result_arrives_though_the_link_is_cut(
+async def test_a_result_arrives_while_the_link_is_cut(
     bubblewrap: str, tmp_path: Path, reporting: Server, waiting: Waiting
 ) -> None:
     callback = {
@@ -113,7 +113,7 @@ async def test_a_result_arrives_though_the_link_is_cut(
     code = "print('x' * 100_000)\ndef handler(event): return {'reported': event}"
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
-        await run_over(link, job(waiting.id, code, event=7), Heard())
+        await run_over(link, job(waiting.id, code, event=7), RunOutput())
         link.close()
         eventually(lambda: waiting.record()["status"] == "completed")
 
@@ -132,7 +132,7 @@ def test_the_files_are_stored_before_a_reported_result(reporting: Server, api: A
     api.end(waiting.session)
 
 
-def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
+def test_a_result_is_stored_once_and_all_waiting_requests_get_it(
     reporting: Server, waiting: Waiting
 ) -> None:
     path = f"executions/{waiting.id}/result"
@@ -148,15 +148,15 @@ def test_a_result_counts_once_and_whoever_waits_is_told_that_one(
     assert waiting.record()["exit_code"] == 0
 
 
-def test_a_result_with_all_that_is_kept_of_it_is_taken(reporting: Server, waiting: Waiting) -> None:
-    told = report(b"x" * (1 << 20))
+def test_a_result_of_the_maximum_size_is_accepted(reporting: Server, waiting: Waiting) -> None:
+    large_report = report(b"x" * (1 << 20))
     shown = b'{"type":"display","data":{"text/plain":"%s"}}\n' % (b"x" * (8 << 20))
-    told["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
+    large_report["log"] += [[3, 2, base64.b64encode(b"y" * (1 << 20)).decode()]]
     for start in range(0, len(shown), 65536):
         piece = base64.b64encode(shown[start : start + 65536]).decode()
-        told["log"].append([4 + start // 65536, 5, piece])
+        large_report["log"].append([4 + start // 65536, 5, piece])
     path = f"executions/{waiting.id}/result"
-    assert answer(post(reporting, path, waiting.token, told)) == {"stored": True}
+    assert answer(post(reporting, path, waiting.token, large_report)) == {"stored": True}
     assert len(waiting.finish()["results"]) == 1
 
 
@@ -171,7 +171,7 @@ def test_status_and_heartbeat_change_nothing(reporting: Server, waiting: Waiting
     assert waiting.finish()["stdout"] == "by the link\n"
 
 
-def test_only_the_instance_itself_may_report(
+def test_only_the_instance_itself_can_report(
     reporting: Server, waiting: Waiting, other: Waiting
 ) -> None:
     before = waiting.record()
@@ -199,13 +199,13 @@ def test_only_the_instance_itself_may_report(
     assert waiting.record() == before
 
 
-def test_an_instance_s_token_is_no_api_key(reporting: Server, waiting: Waiting) -> None:
+def test_the_token_of_an_instance_is_not_an_api_key(reporting: Server, waiting: Waiting) -> None:
     headers = {"Authorization": f"Bearer {waiting.token}"}
     url = f"{reporting.url}{V1}/sessions"
     problem(httpx.get(url, headers=headers, timeout=60), 401, "key_unknown")
 
 
-def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -> None:
+def test_an_invalid_report_is_refused(reporting: Server, waiting: Waiting) -> None:
     before = waiting.record()
     path = f"executions/{waiting.id}/result"
     bad: list[Any] = [
@@ -228,7 +228,7 @@ def test_a_report_that_is_none_is_refused(reporting: Server, waiting: Waiting) -
     assert waiting.record() == before
 
 
-def test_user_code_sees_nothing_of_the_process_that_reports(reporting: Server, api: Api) -> None:
+def test_user_code_sees_nothing_of_the_reporting_process(reporting: Server, api: Api) -> None:
     session = api.create()["id"]
     eventually(
         lambda: api.run(session, REPORTER)["stdout"] == "['refused'] False\n",

@@ -40,18 +40,18 @@ def atoll(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> It
 def test_a_stream_yields_events_live(atoll: Atoll) -> None:
     code = "print('first', flush=True)\n" + until("go") + "print('second')\n"
     kinds: list[str] = []
-    said = ""
+    output = ""
     with atoll.session() as session:
         for event in session.stream(code):
             kinds.append(event.kind)
-            said += event.text
-            if said == "first\n" and "result" not in kinds:
+            output += event.text
+            if output == "first\n" and "result" not in kinds:
                 session.files.write("go", "")
-    assert said == "first\nsecond\n"
+    assert output == "first\nsecond\n"
     assert (kinds[0], kinds[-1]) == ("started", "result")
 
 
-def test_leaving_a_stream_ends_the_code(atoll: Atoll) -> None:
+def test_leaving_a_stream_cancels_the_execution(atoll: Atoll) -> None:
     with atoll.session() as session:
         for event in session.stream("print('on', flush=True)\n" + until("never")):
             if event.kind == "stdout":
@@ -85,12 +85,12 @@ async def test_a_stream_survives_a_killed_and_restarted_server(
     with Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0") as server:
         async with AsyncAtoll(server.url, api_key=server.key) as atoll:
             session = await atoll.sessions.create()
-            said, sequences = "", []
+            output, sequences = "", []
             killed = False
             async for event in session.stream(code, timeout=120):
-                said += event.text if event.kind == "stdout" else ""
+                output += event.text if event.kind == "stdout" else ""
                 sequences += [event.sequence] if event.sequence else []
-                if not killed and said.endswith("299\n"):
+                if not killed and output.endswith("299\n"):
                     killed = True
                     await asyncio.to_thread(server.stop, signal.SIGKILL)
                     await asyncio.to_thread(server.start)
@@ -98,7 +98,7 @@ async def test_a_stream_survives_a_killed_and_restarted_server(
             assert killed
             assert event.result is not None
             assert event.result.ok
-            assert said == NUMBERS == event.result.stdout
+            assert output == NUMBERS == event.result.stdout
             assert sequences == sorted(set(sequences))
             await session.delete()
 
@@ -126,7 +126,7 @@ async def test_calls_wait_for_an_unavailable_server(bubblewrap: str, tmp_path: P
             await session.delete()
 
 
-async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
+async def test_a_run_during_which_the_server_dies_is_run_once(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     server = Server(tmp_path, "--port", str(free_port()), ATOLL_POOL__SIZE="0")
@@ -148,7 +148,7 @@ async def test_a_run_whose_server_dies_in_the_middle_is_run_once(
 
 
 @pytest.mark.parametrize("first", ["run", "submit", "stream", "callback"])
-def test_a_key_stands_for_one_run_however_it_is_awaited(atoll: Atoll, first: str) -> None:
+def test_a_key_names_one_run_however_it_is_awaited(atoll: Atoll, first: str) -> None:
     code = "open('runs', 'a').write('x'); print(open('runs').read())"
     with atoll.session() as session:
         key = f"key-{session.id}"
@@ -167,7 +167,7 @@ def test_a_key_stands_for_one_run_however_it_is_awaited(atoll: Atoll, first: str
 
 
 @pytest.mark.parametrize("other", [{"code": "2"}, {"code": "1", "stdin": "in"}, {"event": 5}])
-def test_an_execution_id_stands_for_one_piece_of_work(atoll: Atoll, other: dict[str, Any]) -> None:
+def test_an_execution_id_names_one_execution(atoll: Atoll, other: dict[str, Any]) -> None:
     with atoll.session() as session:
         mine = f"mine-{session.id}"
         session.run("1", execution_id=mine)
@@ -217,7 +217,7 @@ def test_wait_and_timeout_are_independent(atoll: Atoll) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_may_last_longer_than_one_request(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_run_can_last_longer_than_one_request(bubblewrap: str, tmp_path: Path) -> None:
     limits = {"max_wait": 0.2}
     with (
         Atoll(data_dir=tmp_path, pool={"size": 0}, execution=limits, timeout=30) as atoll,
@@ -238,13 +238,13 @@ def test_stdin_is_written_to_running_code(atoll: Atoll) -> None:
             stdin="one\n",
             stdin_open=True,
         )
-        said = ""
+        output = ""
         for event in execution.events():
-            said += event.text
-            if said == "ONE\n" and event.kind == "stdout":
+            output += event.text
+            if output == "ONE\n" and event.kind == "stdout":
                 execution.write("two\n")
                 execution.write(b"three\n", eof=True)
-        assert said == "ONE\nTWO\nTHREE\n"
+        assert output == "ONE\nTWO\nTHREE\n"
         with pytest.raises(Conflict) as raised:
             execution.write("late")
         assert raised.value.code == "execution_not_running"
@@ -277,7 +277,7 @@ def handler(event):
     ],
     ids=["value", "refusal", "yes"],
 )
-def test_a_callback_answers_what_the_code_asks(
+def test_a_callback_answers_a_question_of_the_code(
     atoll: Atoll, given: Answer | bool, told: list[object]
 ) -> None:
     asked: list[Approval] = []
@@ -312,12 +312,12 @@ def test_messages_reach_the_code(atoll: Atoll) -> None:
         "from atoll_session import messages\nprint('ready', flush=True)\nprint(messages(wait=30))"
     )
     with atoll.session() as session:
-        said = ""
+        output = ""
         for event in session.stream(code):
-            said += event.text
-            if said == "ready\n" and event.kind == "stdout":
+            output += event.text
+            if output == "ready\n" and event.kind == "stdout":
                 session.execution(event.execution_id).send("hello")
-        assert said == "ready\n['hello']\n"
+        assert output == "ready\n['hello']\n"
 
 
 # Invocations
@@ -338,7 +338,7 @@ def test_a_function_of_the_workspace_is_invoked(atoll: Atoll) -> None:
         assert invocation.cancel().status == "succeeded"
 
 
-def test_bytes_go_to_a_function_of_the_code(atoll: Atoll) -> None:
+def test_bytes_are_passed_to_a_function_of_the_code(atoll: Atoll) -> None:
     with atoll.session() as session:
         invocation = session.invoke(
             "size", code="def size(body): return len(body)", input=b"\xff\0"

@@ -73,15 +73,15 @@ async def test_a_console_without_a_terminal_has_pipes(own: AsyncSession) -> None
     execution = await own.interactive(["sh", "-c", "cat; echo over >&2"])
     async with execution.console() as console:
         large = b"0123456789abcde\n" * 50_000
-        heard = {"stdout": b"", "stderr": b""}
+        received = {"stdout": b"", "stderr": b""}
         sending = asyncio.create_task(console.send(large, eof=True))
         async for event in console:
-            if event.kind in heard:
-                heard[event.kind] += event.data
+            if event.kind in received:
+                received[event.kind] += event.data
         await sending
         assert event.exit is not None
         assert event.exit.exit_code == 0
-    assert heard == {"stdout": large, "stderr": b"over\n"}
+    assert received == {"stdout": large, "stderr": b"over\n"}
 
 
 async def test_a_shell_is_the_default_command(own: AsyncSession) -> None:
@@ -102,7 +102,7 @@ async def test_other_consoles_watch_and_take_over(own: AsyncSession) -> None:
             refused = await anext(event async for event in second if event.kind == "error")
             assert refused.code == "console_taken"
             await until(third, b"first\r\n")
-    # The first has left, so has everybody; one who comes now types, when that is known.
+    # The first client has left, and so have all others; the next one types once that is known.
     async with execution.console() as second, asyncio.timeout(20):
         while not second.typing:
             await anext(aiter(second))
@@ -120,7 +120,7 @@ async def test_an_execution_is_ended_from_its_console(own: AsyncSession) -> None
         assert (await console.wait()).status == "cancelled"
         with pytest.raises(StopAsyncIteration):
             await anext(aiter(console))
-        # What is said to one that is over is said to nobody.
+        # Input to an ended execution is discarded.
         await console.send("x")
         await console.resize(1, 1)
 
@@ -131,7 +131,7 @@ async def test_an_unread_console_blocks_nothing(own: AsyncSession) -> None:
     async with execution.console() as console:
         await console.send("\n")
         assert (await execution.wait(60)).exit_code == 0
-        # It may come back to it: the last of the output is there, and the end.
+        # The client can reconnect: the last output and the result are available.
         assert (await console.wait()).exit_code == 0
 
 
@@ -169,13 +169,13 @@ async def test_a_stopped_server_ends_its_consoles(bubblewrap: str, tmp_path: Pat
 def test_consoles_work_in_synchronous_code(server: Server) -> None:
     with Atoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
         execution = session.interactive(BASH, rows=24, cols=80)
-        heard: list[ConsoleEvent] = []
+        received: list[ConsoleEvent] = []
         begun = threading.Event()
 
         def listen() -> None:
             for event in console:
-                heard.append(event)
-                if b"begun\r\n" in b"".join(event.data for event in heard):
+                received.append(event)
+                if b"begun\r\n" in b"".join(event.data for event in received):
                     begun.set()
 
         with execution.console() as console:
@@ -186,6 +186,6 @@ def test_consoles_work_in_synchronous_code(server: Server) -> None:
             console.send("exit 4\n")
             listening.join(20)
             assert console.wait().exit_code == 4
-        assert heard[-1].exit is not None
-        assert heard[-1].exit.exit_code == 4
+        assert received[-1].exit is not None
+        assert received[-1].exit.exit_code == 4
         assert atoll.execution(execution.id).result().exit_code == 4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll import AsyncAtoll, Atoll, Conflict, InvalidRequest, RequestError
-from tests.component.sdk.test_sdk_tar import seen
+from tests.component.sdk.test_sdk_tar import listing_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def test_names_that_are_not_utf8_work(session: Session, tmp_path: Path) -> None:
     assert [found.path for found in files.list()] == [f"made{BAD}"]
 
 
-def test_a_tree_is_uploaded_and_downloaded_again(session: Session, tmp_path: Path) -> None:
+def test_a_tree_is_uploaded_and_downloaded(session: Session, tmp_path: Path) -> None:
     source = tmp_path / "in"
     (source / "d" / "e").mkdir(parents=True)
     for number in range(300):
@@ -104,7 +104,7 @@ def test_a_tree_is_uploaded_and_downloaded_again(session: Session, tmp_path: Pat
     assert done.stdout == "d/run True\n"
     back = session.files.download_tree("to/there", tmp_path / "out")
     assert (back.files, back.size, back.left_out) == (tree.files, tree.size, ())
-    assert seen(tmp_path / "out") == seen(source)
+    assert listing_of(tmp_path / "out") == listing_of(source)
     assert (tmp_path / "out" / "d" / "run").stat().st_mode & 0o777 == 0o750
 
 
@@ -121,7 +121,7 @@ open("d/x", "w").write("x")
 """
     session.run(code).check()
     tree = session.files.download_tree("d", tmp_path / "out")
-    assert seen(tmp_path / "out") == {"real": "dir", "fine": "-> real", "x": b"x"}
+    assert listing_of(tmp_path / "out") == {"real": "dir", "fine": "-> real", "x": b"x"}
     assert [text.partition(":")[0] for text in tree.left_out] == ["etc", "far", "up"]
     with pytest.raises(InvalidRequest):
         session.files.download_tree("d/..", tmp_path / "other")
@@ -141,16 +141,16 @@ def test_a_failed_upload_keeps_the_old_files(session: Session) -> None:
 
 
 def test_file_changes_are_watched(session: Session) -> None:
-    told: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     for event in session.files.watch():
-        told.append((event.kind, event.path))
+        received.append((event.kind, event.path))
         if event.kind == "watching":
             session.run("open('made', 'w').close(); import os; os.rename('made', 'moved')").check()
         if event.kind == "moved":
             assert event.moved_from == "made"
             break
-    assert told[0] == ("watching", "")
-    assert told[-1] == ("moved", "moved")
+    assert received[0] == ("watching", "")
+    assert received[-1] == ("moved", "moved")
 
 
 def test_artifacts_are_listed_and_downloaded(session: Session, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_artifacts_are_listed_and_downloaded(session: Session, tmp_path: Path) -
     assert session.files.download(of_session[0], tmp_path).name == "b.log"
 
 
-def test_a_checkpoint_is_created_and_found_again(session: Session) -> None:
+def test_a_checkpoint_is_created_and_listed(session: Session) -> None:
     session.files.write("a", "12345")
     made = session.checkpoint()
     assert (made.session_id, made.files, made.size) == (session.id, 1, 5)
@@ -190,16 +190,16 @@ def test_a_link_needs_no_key(server: Server) -> None:
 
 async def test_files_work_in_async_code(server: Server, tmp_path: Path) -> None:
     async with AsyncAtoll(server.url, api_key=server.key) as atoll, atoll.session() as session:
-        files, told = session.files, []
+        files, reported = session.files, []
 
         async def progress(size: int, total: int | None) -> None:
-            told.append((size, total))
+            reported.append((size, total))
 
         data = os.urandom(3_000_000)
         await files.upload(io.BytesIO(data), "big", progress=progress)
-        assert told[-1] == (len(data), len(data))
+        assert reported[-1] == (len(data), len(data))
         await files.download("big", tmp_path / "big", progress=progress)
-        assert told[-1] == (len(data), len(data))
+        assert reported[-1] == (len(data), len(data))
         assert b"".join([piece async for piece in files.stream("big", start=5)]) == data[5:]
         await files.mkdir("d")
         watching = files.watch("d")

@@ -70,7 +70,7 @@ def test_running_code_starts_a_stopped_session(session: Session) -> None:
     assert running.expires_at > before.expires_at
 
 
-def test_an_archived_session_comes_back_with_its_files(session: Session) -> None:
+def test_an_archived_session_starts_with_its_files(session: Session) -> None:
     session.run("import os; os.mkdir('d'); os.symlink('../notes.txt', 'd/link')").check()
 
     archived = session.archive()

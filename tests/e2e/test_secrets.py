@@ -24,7 +24,7 @@ pytestmark = pytest.mark.quick
 
 CANARY = "canary-" + os.urandom(12).hex()
 SHOW = "import os\nprint(os.environ.get('TOKEN'))"
-# That it is there, in a way that does not write it down.
+# Prints whether the secret is set, without its value.
 LENGTH = "import os\nprint(len(os.environ['TOKEN']))"
 
 
@@ -56,17 +56,17 @@ def put(api: Api, session_id: str, name: str, value: str) -> list[str]:
 # What they do
 
 
-def test_all_that_runs_in_the_session_has_them(api: Api) -> None:
+def test_all_code_of_a_session_has_its_secrets(api: Api) -> None:
     session = api.create(secrets={"TOKEN": CANARY})
     assert api.run(session["id"], SHOW)["stdout"] == f"{CANARY}\n"
     assert api.run(session["id"], command=["sh", "-c", "echo $TOKEN"])["stdout"] == f"{CANARY}\n"
     context = answer(api.http.post(f"{V1}/sessions/{session['id']}/contexts", json={}), 201)
-    told = api.run(session["id"], SHOW, context_id=context["id"])
-    assert told["stdout"] == f"{CANARY}\n"
+    result = api.run(session["id"], SHOW, context_id=context["id"])
+    assert result["stdout"] == f"{CANARY}\n"
     api.end(session["id"])
 
 
-def test_no_answer_has_more_than_their_names(api: Api) -> None:
+def test_no_response_contains_more_than_names_of_secrets(api: Api) -> None:
     answers = [api.create(secrets={"TOKEN": CANARY, "OTHER": CANARY})]
     session_id = answers[0]["id"]
     answers.append(api.get(session_id))
@@ -81,7 +81,7 @@ def test_no_answer_has_more_than_their_names(api: Api) -> None:
     assert CANARY not in json.dumps(answers)
 
 
-def test_the_next_execution_sees_what_was_changed(api: Api, session: str) -> None:
+def test_the_next_execution_sees_a_changed_secret(api: Api, session: str) -> None:
     assert api.run(session, SHOW)["stdout"] == "None\n"
     assert put(api, session, "TOKEN", "one") == ["TOKEN"]
     assert api.run(session, SHOW)["stdout"] == "one\n"
@@ -92,14 +92,14 @@ def test_the_next_execution_sees_what_was_changed(api: Api, session: str) -> Non
     assert api.run(session, SHOW)["stdout"] == "None\n"
 
 
-def test_what_is_not_there_cannot_be_removed(api: Api, session: str) -> None:
+def test_a_missing_secret_cannot_be_removed(api: Api, session: str) -> None:
     gone = api.http.delete(f"{V1}/sessions/{session}/secrets/TOKEN")
     problem(gone, 404, "secret_not_found")
     lost = api.http.get(f"{V1}/sessions/nobody/secrets")
     problem(lost, 404, "session_not_found")
 
 
-def test_an_ended_session_takes_none(api: Api) -> None:
+def test_an_ended_session_takes_no_secrets(api: Api) -> None:
     session = api.create()["id"]
     api.end(session)
     path = f"{V1}/sessions/{session}/secrets/TOKEN"
@@ -124,13 +124,13 @@ def test_an_ended_session_takes_none(api: Api) -> None:
     ],
     ids=["nul", "long", "object", "list", "name", "text", "many", "all", "twice", "field", "life"],
 )
-def test_what_is_refused_is_not_repeated(api: Api, fields: dict[str, Any]) -> None:
+def test_a_refused_secret_is_not_repeated(api: Api, fields: dict[str, Any]) -> None:
     refused = api.http.post(f"{V1}/sessions", json=fields)
     assert refused.status_code == 422
     assert CANARY not in refused.text
 
 
-def test_a_value_that_is_no_text_is_refused_and_not_repeated(api: Api, session: str) -> None:
+def test_a_secret_that_is_not_text_is_refused_and_not_repeated(api: Api, session: str) -> None:
     path = f"{V1}/sessions/{session}/secrets/TOKEN"
     for body in ({"value": [CANARY]}, {"value": CANARY + "\0"}, {"valeu": CANARY}, CANARY):
         refused = api.http.put(path, json=body)
@@ -141,7 +141,7 @@ def test_a_value_that_is_no_text_is_refused_and_not_repeated(api: Api, session: 
     assert CANARY not in broken.text
 
 
-def test_a_name_that_is_a_variable_already_is_refused(api: Api) -> None:
+def test_a_secret_named_like_a_variable_is_refused(api: Api) -> None:
     session = api.create(env_vars={"TOKEN": "open"})["id"]
     refused = api.http.put(f"{V1}/sessions/{session}/secrets/TOKEN", json={"value": CANARY})
     assert problem(refused, 422, "invalid_request")["field"] == "secrets.TOKEN"
@@ -151,12 +151,12 @@ def test_a_name_that_is_a_variable_already_is_refused(api: Api) -> None:
 def test_the_largest_secrets_fit(api: Api) -> None:
     secrets = {f"N{number}": "x" * 65536 for number in range(15)}
     session = api.create(secrets=secrets)["id"]
-    told = api.run(session, command=["sh", "-c", "echo ${#N0} ${#N14}"])
-    assert told["stdout"] == "65536 65536\n"
+    result = api.run(session, command=["sh", "-c", "echo ${#N0} ${#N14}"])
+    assert result["stdout"] == "65536 65536\n"
     api.end(session)
 
 
-def test_the_openapi_document_says_that_they_are_never_shown(api: Api) -> None:
+def test_the_openapi_document_marks_secrets_as_write_only(api: Api) -> None:
     schemas = answer(api.http.get("/openapi.json"))["components"]["schemas"]
     assert schemas["CreateSession"]["properties"]["secrets"]["writeOnly"] is True
     assert schemas["SecretIn"]["properties"]["value"]["writeOnly"] is True
@@ -165,7 +165,7 @@ def test_the_openapi_document_says_that_they_are_never_shown(api: Api) -> None:
 # Where they are not
 
 
-def _places_with(text: str, root: Path) -> list[str]:
+def _files_with(text: str, root: Path) -> list[str]:
     wanted = [text.encode(), base64.b64encode(text.encode())[:-4], text.encode().hex().encode()]
     found = []
     for place, _, names in os.walk(root):
@@ -191,7 +191,7 @@ def _command_lines_with(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_neither_disk_nor_logs_nor_process_lists_have_them(own: Server) -> None:
+def test_neither_disk_nor_logs_nor_process_lists_contain_secrets(own: Server) -> None:
     with calling(own) as api:
         key = {"Idempotency-Key": "once"}
         body = {"secrets": {"TOKEN": CANARY}}
@@ -215,11 +215,11 @@ def test_neither_disk_nor_logs_nor_process_lists_have_them(own: Server) -> None:
         assert _command_lines_with(CANARY) == []
 
         own.stop(signal.SIGKILL)
-        assert _places_with(CANARY, own.data_dir) == []
+        assert _files_with(CANARY, own.data_dir) == []
         own.start()
     with calling(own) as api:
         eventually(lambda: api.status(running) == "running")
-        assert _places_with(CANARY, own.data_dir) == []
+        assert _files_with(CANARY, own.data_dir) == []
         api.http.delete(f"{V1}/executions/{running}")
         api.result(running)
         assert api.run(session, LENGTH)["stdout"] == f"{len(CANARY)}\n"
@@ -230,7 +230,7 @@ def test_neither_disk_nor_logs_nor_process_lists_have_them(own: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_secret_of_another_session_or_name_does_not_open(own: Server) -> None:
+def test_a_secret_moved_to_another_session_or_name_cannot_be_decrypted(own: Server) -> None:
     with calling(own) as api:
         victim = api.create(secrets={"TOKEN": CANARY})["id"]
         thief = api.create(secrets={"TOKEN": "mine"})["id"]
@@ -244,14 +244,14 @@ def test_a_secret_of_another_session_or_name_does_not_open(own: Server) -> None:
         database.commit()
     own.start()
     with calling(own) as api:
-        told = api.run(thief, SHOW)
-        assert told["error"]["code"] == "secret_unreadable"
-        assert CANARY not in json.dumps(told)
+        result = api.run(thief, SHOW)
+        assert result["error"]["code"] == "secret_unreadable"
+        assert CANARY not in json.dumps(result)
         assert api.run(victim, LENGTH)["stdout"] == f"{len(CANARY)}\n"
 
 
 @pytest.mark.slow
-def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_anew(own: Server) -> None:
+def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_again(own: Server) -> None:
     with calling(own) as api:
         session = api.create(secrets={"TOKEN": CANARY})["id"]
         api.put(session, "file", b"kept")
@@ -259,9 +259,9 @@ def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_anew(own
     (own.data_dir / "secret-key").rename(own.data_dir.parent / "away")
     own.start()
     with calling(own) as api:
-        told = api.run(session, LENGTH)
-        assert (told["status"], told["error"]["code"]) == ("failed", "secret_unreadable")
-        assert "old_keys" in told["error"]["message"]
+        result = api.run(session, LENGTH)
+        assert (result["status"], result["error"]["code"]) == ("failed", "secret_unreadable")
+        assert "old_keys" in result["error"]["message"]
         refused = api.http.post(f"{V1}/sessions/{session}/contexts", json={})
         problem(refused, 500, "secret_unreadable")
         assert api.names(session) == ["file"]
@@ -270,7 +270,7 @@ def test_without_its_key_a_session_runs_nothing_until_the_secret_is_set_anew(own
 
 
 @pytest.mark.slow
-def test_a_key_is_replaced_while_its_secrets_are_there(bubblewrap: str, tmp_path: Path) -> None:
+def test_the_key_can_be_replaced_while_secrets_are_stored(bubblewrap: str, tmp_path: Path) -> None:
     old, new = os.urandom(32).hex(), base64.b64encode(os.urandom(32)).decode()
     data = tmp_path / "data"
     with Server(data, ATOLL_SECRETS__KEY=old) as server:
@@ -282,17 +282,17 @@ def test_a_key_is_replaced_while_its_secrets_are_there(bubblewrap: str, tmp_path
             assert api.run(session, LENGTH)["stdout"] == f"{len(CANARY)}\n"
         assert not (data / "secret-key").exists()
         for key in (old, new):
-            assert _places_with(key, data) == []
+            assert _files_with(key, data) == []
 
 
-def test_a_database_elsewhere_needs_the_key_in_the_settings(
+def test_an_external_database_needs_the_key_in_the_settings(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     with Server(tmp_path / "data", ATOLL_DATABASE_URL=url) as server, calling(server) as api:
         refused = api.http.post(f"{V1}/sessions", json={"secrets": {"TOKEN": CANARY}})
-        told = problem(refused, 422, "secrets_not_configured")
-        assert told["setting"] == "secrets.key"
+        error = problem(refused, 422, "secrets_not_configured")
+        assert error["setting"] == "secrets.key"
         assert CANARY not in refused.text
         api.create()
 
@@ -300,7 +300,7 @@ def test_a_database_elsewhere_needs_the_key_in_the_settings(
 # The command line
 
 
-def test_the_command_line_takes_values_from_the_environment_and_files_only(
+def test_the_command_line_reads_secrets_only_from_the_environment_and_files(
     server: Server, api: Api, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text(f"{CANARY}-of-a-file\n")
@@ -313,8 +313,8 @@ def test_the_command_line_takes_values_from_the_environment_and_files_only(
     assert CANARY not in done.stdout + done.stderr
     session = json.loads(done.stdout)
     assert session["secrets"] == ["OTHER", "TOKEN"]
-    told = api.run(session["id"], command=["sh", "-c", "echo $TOKEN; echo $OTHER"])
-    assert told["stdout"] == f"{CANARY}\n{CANARY}-of-a-file\n"
+    result = api.run(session["id"], command=["sh", "-c", "echo $TOKEN; echo $OTHER"])
+    assert result["stdout"] == f"{CANARY}\n{CANARY}-of-a-file\n"
     api.end(session["id"])
 
     refused = create("--secret", "TOKEN=on-the-command-line")

@@ -1,4 +1,4 @@
-"""Sessions: made with what was asked for, listed, kept apart, ended."""
+"""Sessions: created with requested options, listed, isolated and ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_session_runs_when_the_answer_comes(api: Api) -> None:
+def test_a_created_session_is_running_when_the_response_arrives(api: Api) -> None:
     shown = api.create()
 
     assert shown["status"] == "running"
@@ -33,7 +33,7 @@ def test_a_session_runs_when_the_answer_comes(api: Api) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "in resources"])
-def test_limits_are_what_was_asked_for(api: Api, nested: bool) -> None:
+def test_limits_are_those_of_the_request(api: Api, nested: bool) -> None:
     limits = {"cpu": "500m", "memory": "128Mi", "disk": "64Mi", "max_processes": 20}
     shown = api.create(**({"resources": limits} if nested else limits))
 
@@ -43,7 +43,7 @@ def test_limits_are_what_was_asked_for(api: Api, nested: bool) -> None:
     api.end(shown["id"])
 
 
-def test_a_limit_that_is_left_out_comes_from_the_template(api: Api) -> None:
+def test_an_omitted_limit_comes_from_the_template(api: Api) -> None:
     shown = api.create(memory="256Mi")
 
     assert shown["resources"] == {
@@ -59,7 +59,7 @@ def test_a_session_is_created_without_a_body(api: Api) -> None:
     api.end(shown["id"])
 
 
-def test_life_is_as_long_as_asked_for(api: Api) -> None:
+def test_the_life_of_a_session_is_that_of_the_request(api: Api) -> None:
     shown = api.create(timeout=77)
 
     assert shown["timeout"] == 77
@@ -68,7 +68,7 @@ def test_life_is_as_long_as_asked_for(api: Api) -> None:
     api.end(shown["id"])
 
 
-def test_environment_reaches_every_language(api: Api) -> None:
+def test_environment_variables_reach_every_language(api: Api) -> None:
     session = api.create(env_vars={"GREETING": "hällo"})["id"]
 
     assert api.run(session, "import os\nprint(os.environ['GREETING'])")["stdout"] == "hällo\n"
@@ -108,17 +108,17 @@ def test_environment_reaches_every_language(api: Api) -> None:
     ],
     ids=str,
 )
-def test_a_body_that_makes_no_sense_is_refused(api: Api, body: Any) -> None:
+def test_an_invalid_body_is_refused(api: Api, body: Any) -> None:
     problem(api.http.post(f"{V1}/sessions", json=body), 422, "invalid_request")
 
 
-def test_a_template_that_nobody_made_is_not_found(api: Api) -> None:
+def test_an_unknown_template_is_not_found(api: Api) -> None:
     response = api.http.post(f"{V1}/sessions", json={"template_id": "nothing"})
 
     problem(response, 404, "template_not_found")
 
 
-def test_ids_are_never_the_same(api: Api, server: Server) -> None:
+def test_ids_are_unique(api: Api, server: Server) -> None:
     def create(_: int) -> str:
         with server.client() as http:
             session_id = str(Api(http).create(timeout=60)["id"])
@@ -134,7 +134,7 @@ def test_ids_are_never_the_same(api: Api, server: Server) -> None:
 # Kept apart
 
 
-def test_sessions_do_not_see_each_others_files(api: Api, session: str) -> None:
+def test_sessions_cannot_see_files_of_each_other(api: Api, session: str) -> None:
     other = api.create()["id"]
     api.put(session, "secret", b"mine")
 
@@ -143,7 +143,7 @@ def test_sessions_do_not_see_each_others_files(api: Api, session: str) -> None:
     api.end(other)
 
 
-def test_files_stay_from_one_execution_to_the_next(api: Api, session: str) -> None:
+def test_files_persist_between_executions(api: Api, session: str) -> None:
     api.run(session, "open('kept', 'w').write('here')")
 
     assert api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
@@ -172,7 +172,7 @@ def test_sessions_are_listed_newest_first_page_by_page(api: Api) -> None:
         api.end(session)
 
 
-def test_sessions_that_come_and_go_do_not_upset_the_pages(api: Api) -> None:
+def test_new_and_ended_sessions_do_not_change_later_pages(api: Api) -> None:
     made = [api.create()["id"] for _ in range(4)]
     first = answer(api.http.get(f"{V1}/sessions", params={"limit": 2}))
     newer = api.create()["id"]
@@ -210,7 +210,7 @@ def test_sessions_are_listed_by_status_and_template(api: Api, session: str) -> N
     ],
     ids=str,
 )
-def test_a_list_that_makes_no_sense_is_refused(
+def test_an_invalid_list_query_is_refused(
     api: Api, params: dict[str, Any], status: int, code: str
 ) -> None:
     problem(api.http.get(f"{V1}/sessions", params=params), status, code)
@@ -220,7 +220,7 @@ def test_a_list_that_makes_no_sense_is_refused(
 
 
 def lasting(shown: dict[str, Any]) -> dict[str, Any]:
-    """What stays as it is while the node is cleared of an ended session."""
+    """The fields that stay unchanged while an ended session is cleared from the node."""
     passing = ("observed", "container_id", "updated_at")
     return {name: value for name, value in shown.items() if name not in passing}
 
@@ -241,7 +241,7 @@ def test_a_deleted_session_is_terminated_and_stays_readable(api: Api) -> None:
     assert [name for _, name, _ in api.events(execution_id)] == ["started", "stdout", "result"]
 
 
-def test_deleting_again_changes_nothing(api: Api) -> None:
+def test_deleting_a_session_twice_changes_nothing(api: Api) -> None:
     session = api.create()["id"]
     ended = api.end(session)
 
@@ -252,12 +252,12 @@ def test_deleting_again_changes_nothing(api: Api) -> None:
     assert api.end(session) == cleared
 
 
-def test_a_session_that_nobody_made_cannot_be_read_or_deleted(api: Api) -> None:
+def test_an_unknown_session_cannot_be_read_or_deleted(api: Api) -> None:
     problem(api.http.get(f"{V1}/sessions/sess_nobody"), 404, "session_not_found")
     problem(api.http.delete(f"{V1}/sessions/sess_nobody"), 404, "session_not_found")
 
 
-def test_an_ended_session_takes_no_work_and_no_files(api: Api) -> None:
+def test_an_ended_session_takes_no_executions_and_no_files(api: Api) -> None:
     session = api.create()["id"]
     api.end(session)
 
@@ -270,7 +270,7 @@ def test_an_ended_session_takes_no_work_and_no_files(api: Api) -> None:
     problem(api.http.put(f"{url}/x", content=b"x"), 409, "session_ended")
 
 
-def test_deleting_a_session_ends_what_runs_and_what_waits_in_it(api: Api) -> None:
+def test_deleting_a_session_cancels_its_running_and_queued_executions(api: Api) -> None:
     session = api.create()["id"]
     running = api.submit(session, "print('before')\n" + until("never"))
     waiting = [api.submit(session, "print(1)") for _ in range(3)]
@@ -300,7 +300,7 @@ def test_a_follower_receives_the_end_of_the_session(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_ends_by_itself_when_its_life_is_over(api: Api) -> None:
+def test_a_session_ends_automatically_when_it_expires(api: Api) -> None:
     session = api.create(timeout=8)["id"]
     execution_id = api.run(session, "print('in time')")["execution_id"]
     eventually(lambda: api.get(session)["status"] == "timeout", 30)
@@ -313,7 +313,7 @@ def test_a_session_ends_by_itself_when_its_life_is_over(api: Api) -> None:
     problem(api.execute(session, code="1"), 409, "session_ended")
 
 
-def test_what_runs_when_the_life_is_over_ends_as_timed_out(api: Api) -> None:
+def test_executions_of_an_expired_session_time_out(api: Api) -> None:
     session = api.create(timeout=60)["id"]
     execution_id = api.submit(session, "print('before')\n" + until("never"))
     next(name for _, name, _ in api.events(execution_id) if name == "stdout")
@@ -326,7 +326,7 @@ def test_what_runs_when_the_life_is_over_ends_as_timed_out(api: Api) -> None:
     assert api.get(session)["status"] == "timeout"
 
 
-def test_nothing_of_an_ended_session_is_left_on_the_node(api: Api, server: Server) -> None:
+def test_an_ended_session_leaves_nothing_on_the_node(api: Api, server: Server) -> None:
     shown = api.create()
     instance = server.data_dir / "node" / "instances" / shown["container_id"]
     assert instance.exists()

@@ -1,4 +1,4 @@
-"""`atoll session shell` on a real terminal: tmux holds it, and tells what is on the screen."""
+"""`atoll session shell` on a real terminal, provided and inspected by tmux."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPT = "here>"
 
 
 class Screen:
-    """A terminal with a plain shell on it, as one who sits before it."""
+    """A terminal with a plain shell, as a user sees it."""
 
     def __init__(self, tmux: str, socket: Path, env: dict[str, str]) -> None:
         self._tmux = [tmux, "-S", str(socket), "-f", "/dev/null"]
@@ -41,9 +41,14 @@ class Screen:
             self.close()
             raise
 
-    def _run(self, *words: str, env: dict[str, str] | None = None) -> str:
+    def _run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
         return subprocess.run(
-            [*self._tmux, *words], env=env, capture_output=True, text=True, check=True, timeout=60
+            [*self._tmux, *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout
 
     def text(self) -> str:
@@ -69,7 +74,7 @@ class Screen:
     def wait(self, text: str) -> str:
         return self.until(lambda screen: text in screen)
 
-    def ask(self, name: str) -> str:
+    def pane_value(self, name: str) -> str:
         """What tmux knows of the pane."""
         return self._run("display-message", "-p", f"#{{{name}}}").strip()
 
@@ -99,14 +104,14 @@ def _screen(server: Server, tmp_path: Path) -> Iterator[Screen]:
         screen.close()
 
 
-def shell(*words: str) -> str:
-    """The command line, with its exit code told after it."""
-    command = [sys.executable, "-m", "atoll.cli", "session", "shell", *words]
+def shell(*arguments: str) -> str:
+    """The command line, which prints its exit code afterwards."""
+    command = [sys.executable, "-m", "atoll.cli", "session", "shell", *arguments]
     return f"clear; {shlex.join(command)}; echo ended with $?"
 
 
 def inside(screen: Screen) -> None:
-    """Until the sandbox's shell takes what is typed."""
+    """Wait until the shell in the sandbox accepts input."""
     screen.until(lambda text: re.search(r"\$ *$", text.rstrip("\n")))
 
 
@@ -120,7 +125,7 @@ def settings_of(screen: Screen) -> str:
 
 
 @pytest.mark.quick
-def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None:
+def test_a_shell_behaves_like_a_local_one(screen: Screen, session: str) -> None:
     before = settings_of(screen)
     screen.type(shell(session))
     inside(screen)
@@ -143,7 +148,7 @@ def test_a_shell_is_as_one_on_this_machine(screen: Screen, session: str) -> None
 
 
 @pytest.mark.parametrize("program", ["less", "vi", "curses"])
-def test_programs_that_take_the_whole_screen_draw_and_leave_it(
+def test_full_screen_programs_draw_and_restore_the_screen(
     screen: Screen, session: str, api: Api, program: str
 ) -> None:
     api.put(session, "lines", b"".join(b"line %d\n" % number for number in range(500)))
@@ -157,7 +162,7 @@ def test_programs_that_take_the_whole_screen_draw_and_leave_it(
     }[program]
     screen.type(start)
     screen.wait(drawn)
-    assert screen.ask("alternate_on") == "1"
+    assert screen.pane_value("alternate_on") == "1"
     screen.resize(36, 110)
     screen.wait({"curses": "36 x 110"}.get(program, "line 34"))
     if program == "curses":
@@ -167,7 +172,7 @@ def test_programs_that_take_the_whole_screen_draw_and_leave_it(
         screen.keys("C-f")
         screen.until(lambda text: "line 0\n" not in text)
     screen.keys(*quit_)
-    screen.until(lambda text: screen.ask("alternate_on") == "0")
+    screen.until(lambda text: screen.pane_value("alternate_on") == "0")
     screen.type("echo ba''ck; exit")
     screen.wait("back\n")
     screen.wait("ended with 0\n")
@@ -205,17 +210,15 @@ os.write(1, b"heard %a\r\n" % heard)
 """
 
 
-def test_the_terminal_does_not_answer_what_was_asked_before(
-    screen: Screen, session: str, api: Api
-) -> None:
+def test_replayed_terminal_queries_are_not_answered(screen: Screen, session: str, api: Api) -> None:
     api.put(session, "asks.py", ASKS)
     screen.type(shell(session, "--", "python3", "asks.py"))
     screen.wait("asked\n")
     screen.keys("C-p", "C-q")
-    told = screen.wait("ended with 0\n")
-    execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", told.replace("\n", ""))
+    text = screen.wait("ended with 0\n")
+    execution = re.search(r"exec_\d{8}_[0-9a-f]{20}", text.replace("\n", ""))
     assert execution is not None
-    # Else what is there already would be taken for what is told anew.
+    # Otherwise old text on the screen would match.
     screen.type("clear; echo cl''ear")
     screen.wait("clear\n")
     screen.type(shell("--attach", execution[0]))
@@ -224,7 +227,7 @@ def test_the_terminal_does_not_answer_what_was_asked_before(
     screen.wait(r"heard b'\x1b[Aq'")
 
 
-def test_a_waiting_user_sees_a_note(screen: Screen, session: str) -> None:
+def test_a_waiting_user_sees_a_notice(screen: Screen, session: str) -> None:
     screen.type(shell(session, "-c", "echo begun; sleep 100"))
     screen.wait("begun\n")
     screen.keys("C-p", "C-q")
@@ -233,18 +236,18 @@ def test_a_waiting_user_sees_a_note(screen: Screen, session: str) -> None:
     screen.wait("atoll: waiting for the session\n")
 
 
-def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: Api) -> None:
+def test_a_user_who_detaches_can_reattach(screen: Screen, session: str, api: Api) -> None:
     api.put(session, "draw.py", CURSES)
     before = settings_of(screen)
     screen.type(shell(session, "--", "python3", "draw.py"))
     screen.wait("30 x 100")
     screen.keys("C-p", "C-q")
     screen.wait("ended with 0\n")
-    told = screen.wait("--attach exec_")
-    assert screen.ask("alternate_on") == "0"
-    assert screen.ask("cursor_flag") == "1"
+    text = screen.wait("--attach exec_")
+    assert screen.pane_value("alternate_on") == "0"
+    assert screen.pane_value("cursor_flag") == "1"
     assert settings_of(screen) == before
-    execution = re.search(r"--attach (exec_\d{8}_[0-9a-f]{20})", told.replace("\n", ""))
+    execution = re.search(r"--attach (exec_\d{8}_[0-9a-f]{20})", text.replace("\n", ""))
     assert execution is not None
     assert api.status(execution[1]) == "running"
     screen.resize(25, 90)
@@ -257,9 +260,7 @@ def test_who_leaves_a_program_finds_it_again(screen: Screen, session: str, api: 
     assert api.result(execution[1])["exit_code"] == 0
 
 
-def test_who_only_watches_sees_it_and_leaves_by_an_interrupt(
-    screen: Screen, session: str, api: Api
-) -> None:
+def test_a_watching_user_detaches_with_an_interrupt(screen: Screen, session: str, api: Api) -> None:
     execution = begin(api, session, terminal={"rows": 24, "cols": 80})
     with console(api, execution) as typing:
         typing.ready().send("echo he''re\n").until("here")
@@ -274,23 +275,23 @@ def test_who_only_watches_sees_it_and_leaves_by_an_interrupt(
         typing.send("exit\n").ended()
 
 
-def test_the_terminal_is_given_back_whatever_ends_the_command(
+def test_the_terminal_is_restored_however_the_command_ends(
     screen: Screen, session: str, api: Api
 ) -> None:
     before = settings_of(screen)
     screen.type(shell(session, "--", "vi", "-u", "NONE"))
-    screen.until(lambda text: screen.ask("alternate_on") == "1")
-    pane = int(screen.ask("pane_pid"))
+    screen.until(lambda text: screen.pane_value("alternate_on") == "1")
+    pane = int(screen.pane_value("pane_pid"))
     child = int(Path(f"/proc/{pane}/task/{pane}/children").read_text().split()[0])
     os.kill(child, signal.SIGTERM)
     screen.wait("ended with 143\n")
-    assert screen.ask("alternate_on") == "0"
+    assert screen.pane_value("alternate_on") == "0"
     assert settings_of(screen) == before
     listed = api.http.get(f"/api/v1/sessions/{session}/executions").json()["items"]
     eventually(lambda: api.status(listed[0]["id"]) == "cancelled")
 
 
-def test_a_session_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
+def test_a_session_created_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
     screen.type(shell("--memory", "300Mi"))
     inside(screen)
     (made, *_) = api.http.get("/api/v1/sessions?status=running").json()["items"]
@@ -300,7 +301,7 @@ def test_a_session_for_one_shell_ends_with_it(screen: Screen, api: Api) -> None:
     assert api.get(made["id"])["status"] == "terminated"
 
 
-def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_path: Path) -> None:
+def test_a_shell_continues_when_its_server_is_restarted(bubblewrap: str, tmp_path: Path) -> None:
     for name in ("server", "screen"):
         (tmp_path / name).mkdir()
     with Server(tmp_path / "server", "--port", str(free_port())) as own:
@@ -313,7 +314,7 @@ def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_p
             screen.wait("before\n")
             own.stop(signal.SIGKILL)
             own.start()
-            # What is typed while nobody is there waits.
+            # Input without a server is queued.
             screen.type("echo $X; exit 9")
             screen.wait("kept\n")
             text = screen.wait("ended with 9\n")
@@ -323,15 +324,15 @@ def test_a_shell_goes_on_when_its_server_is_started_again(bubblewrap: str, tmp_p
 # Without a terminal
 
 
-def atoll(server: Server, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def atoll(server: Server, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     env = {**os.environ, "ATOLL_URL": server.url, "ATOLL_API_KEY": server.key}
     return subprocess.run(
-        [sys.executable, "-m", "atoll.cli", "session", "shell", *words],
+        [sys.executable, "-m", "atoll.cli", "session", "shell", *arguments],
         env=env, capture_output=True, check=False, timeout=60, **options,
     )  # fmt: skip
 
 
-def test_what_is_piped_in_is_read_to_its_end(server: Server, session: str) -> None:
+def test_piped_input_is_read_to_its_end(server: Server, session: str) -> None:
     script = b"echo out; echo err >&2; test -t 0 || exit 5\n"
     done = atoll(server, session, input=script)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"out\n", b"err\n")
@@ -352,7 +353,7 @@ def test_the_exit_code_shows_timeouts_and_signals(server: Server, session: str) 
     assert b"no-such-program is not installed in this sandbox" in gone.stderr
 
 
-def test_a_wrong_use_is_told(server: Server) -> None:
+def test_invalid_options_are_reported(server: Server) -> None:
     for words in (["--attach", "exec_x", "-c", "ls"], ["sess_x", "--cpu", "1"], ["--watch"]):
         assert atoll(server, *words).returncode == 2
     missing = atoll(server, "sess_none")

@@ -1,4 +1,4 @@
-"""Links that need no key, for one file, one method and a while."""
+"""Links without a key, for one file and one method, with an expiry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
 
 @pytest.fixture
 def stranger() -> Iterator[httpx.Client]:
-    """Somebody without a key."""
+    """A client without a key."""
     with httpx.Client(timeout=30) as http:
         yield http
 
@@ -53,7 +53,7 @@ def test_a_file_is_downloaded_without_a_key(
     assert known.status_code == 304
 
 
-def test_a_file_is_put_without_a_key(api: Api, session: str, stranger: httpx.Client) -> None:
+def test_a_file_is_uploaded_without_a_key(api: Api, session: str, stranger: httpx.Client) -> None:
     link = presign(api, session, "in/file", method="PUT", direct=True)
     put = stranger.put(link["url"], content=(b"x" * 1000 for _ in range(1000)))
 
@@ -62,7 +62,7 @@ def test_a_file_is_put_without_a_key(api: Api, session: str, stranger: httpx.Cli
     assert api.run(session, "print(len(open('in/file').read()))")["stdout"] == "1000000\n"
 
 
-def test_a_link_is_good_for_one_method(api: Api, session: str, stranger: httpx.Client) -> None:
+def test_a_link_is_valid_for_one_method(api: Api, session: str, stranger: httpx.Client) -> None:
     api.put(session, "a", b"kept")
     get, put = presign(api, session)["url"], presign(api, session, method="PUT")["url"]
 
@@ -74,7 +74,7 @@ def test_a_link_is_good_for_one_method(api: Api, session: str, stranger: httpx.C
     assert stranger.get(get).content == b"kept"
 
 
-def test_a_link_cannot_be_made_or_changed(
+def test_a_link_cannot_be_forged_or_changed(
     api: Api, session: str, stranger: httpx.Client, server: Server
 ) -> None:
     api.put(session, "a", b"a")
@@ -95,7 +95,7 @@ def test_a_link_cannot_be_made_or_changed(
     for token in forged:
         response = stranger.get(f"{base}/{token}")
         problem(response, 403, "signed_url_invalid")
-    # What is behind it is part of it, or another route.
+    # Everything after it belongs to the token, or is another route.
     for more in ("/../b", "/b", "%2F..%2Fb", "%00", "%0A", "/", "%252F"):
         refused = stranger.get(url + more, headers={"Host": "evil.example"})
         assert refused.status_code in (401, 403, 404)
@@ -103,11 +103,11 @@ def test_a_link_cannot_be_made_or_changed(
     assert stranger.get(url).content == b"a"
 
 
-def test_a_link_ends_with_the_key_that_asked_for_it(
+def test_a_link_expires_with_the_key_that_created_it(
     api: Api, session: str, stranger: httpx.Client, server: Server
 ) -> None:
-    place = ("--data-dir", str(server.data_dir))
-    key = json.loads(server.atoll("key", "create", "leaked", "--json", *place).stdout)
+    directory = ("--data-dir", str(server.data_dir))
+    key = json.loads(server.atoll("key", "create", "leaked", "--json", *directory).stdout)
     ran = api.run(session, "open('a', 'w').write('x')")
     with server.client() as http:
         http.headers["Authorization"] = f"Bearer {key['key']}"
@@ -119,7 +119,7 @@ def test_a_link_ends_with_the_key_that_asked_for_it(
         gets = (get, listed[0]["download_url"])
     own = presign(api, session)["url"]
     assert [stranger.get(url).text for url in (*gets, own)] == ["x"] * 3
-    server.atoll("key", "rm", key["id"], *place)
+    server.atoll("key", "rm", key["id"], *directory)
     eventually(lambda: stranger.get(get).status_code == 403)
     for url in gets:
         problem(stranger.get(url), 403, "signed_url_revoked")
@@ -138,7 +138,7 @@ def test_a_link_ends_with_the_key_that_asked_for_it(
         ("\u202egpj.exe", "_gpj.exe"),
     ],
 )
-def test_a_download_is_called_by_a_name_and_never_by_a_path(
+def test_a_download_is_named_by_a_file_name_and_never_by_a_path(
     api: Api, session: str, stranger: httpx.Client, given: str, name: str
 ) -> None:
     api.put(session, "a", b"a")
@@ -147,7 +147,7 @@ def test_a_download_is_called_by_a_name_and_never_by_a_path(
     assert "set-cookie" not in headers
 
 
-def test_an_upload_by_a_link_is_within_the_disk_of_its_session(
+def test_an_upload_by_a_link_is_limited_by_the_disk_of_its_session(
     api: Api, stranger: httpx.Client
 ) -> None:
     small = str(api.create(disk="16Mi")["id"])
@@ -160,7 +160,9 @@ def test_an_upload_by_a_link_is_within_the_disk_of_its_session(
     problem(stranger.put(url, content=b"late"), 409, "session_ended")
 
 
-def test_a_link_is_no_key(api: Api, session: str, stranger: httpx.Client, server: Server) -> None:
+def test_a_link_is_not_an_api_key(
+    api: Api, session: str, stranger: httpx.Client, server: Server
+) -> None:
     api.put(session, "a", b"a")
     token = presign(api, session)["url"].rpartition("/")[2]
     headers = {"Authorization": f"Bearer {token}"}
@@ -171,7 +173,9 @@ def test_a_link_is_no_key(api: Api, session: str, stranger: httpx.Client, server
     problem(stranger.get(f"{server.url}{V1}/sessions/{session}/files/a"), 401, "key_missing")
 
 
-def test_nothing_is_stored_for_a_stranger(stranger: httpx.Client, server: Server) -> None:
+def test_responses_to_clients_without_a_key_are_not_stored(
+    stranger: httpx.Client, server: Server
+) -> None:
     headers = {"Idempotency-Key": "a-stranger-s"}
     for _ in range(2):
         refused = stranger.post(f"{server.url}{V1}/signed/x", headers=headers)
@@ -190,13 +194,15 @@ def test_nothing_is_stored_for_a_stranger(stranger: httpx.Client, server: Server
         ({"path": "a", "method": "DELETE"}, 422, "invalid_request"),
     ],
 )
-def test_what_cannot_be_signed_is_refused(
+def test_an_invalid_request_for_a_link_is_refused(
     api: Api, session: str, body: dict[str, Any], status: int, code: str
 ) -> None:
     problem(api.http.post(f"{V1}/sessions/{session}/files/presign", json=body), status, code)
 
 
-def test_a_link_leads_out_of_no_workspace(api: Api, session: str, stranger: httpx.Client) -> None:
+def test_a_link_cannot_lead_out_of_the_workspace(
+    api: Api, session: str, stranger: httpx.Client
+) -> None:
     api.run(session, "import os\nos.symlink('/etc/passwd', 'out')")
     problem(stranger.get(presign(api, session, "out")["url"]), 400, "bad_path")
     problem(stranger.get(presign(api, session, "/etc/passwd")["url"]), 400, "bad_path")
@@ -220,14 +226,14 @@ def test_artifacts_have_a_kind_and_a_link(api: Api, session: str, stranger: http
         ("output/a.csv", "output"), ("plain", "artifact"), ("run.log", "log"),
     ]  # fmt: skip
     assert [stranger.get(item["download_url"]).text for item in listed] == ["1", "3", "2"]
-    told = api.execution(ran["execution_id"])["artifacts"]
-    assert [item["path"] for item in told] == [item["path"] for item in listed]
-    assert all(item["download_url"] for item in told)
+    artifacts = api.execution(ran["execution_id"])["artifacts"]
+    assert [item["path"] for item in artifacts] == [item["path"] for item in listed]
+    assert all(item["download_url"] for item in artifacts)
     pages = answer(api.http.get(f"{V1}/sessions/{session}/executions"))["items"]
     assert pages[0]["artifacts"][0]["download_url"] is None
 
 
-def test_a_session_s_artifacts_are_the_newest_of_each_path(api: Api, session: str) -> None:
+def test_artifacts_of_a_session_are_the_newest_of_each_path(api: Api, session: str) -> None:
     code = "for name in {!r}: open(name, 'w').write({!r})"
     api.run(session, code.format("abc", "1"))
     newer = api.run(session, code.format("bd", "22"))["execution_id"]

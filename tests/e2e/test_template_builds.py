@@ -14,7 +14,7 @@ import pytest
 from atoll import Atoll
 from atoll.errors import PermanentError
 from tests import drivers
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events
 from tests.harness import Server
 from tests.servers import debian
 from tests.servers.index import Index
@@ -143,7 +143,7 @@ def test_a_template_has_its_python_packages_preloaded(api: Api, make: Make) -> N
     assert "greet==1.2" in log_of(api, template["id"])
 
 
-def test_packages_by_their_other_name_are_installed_too(api: Api, make: Make) -> None:
+def test_packages_given_as_pre_installed_packages_are_installed_too(api: Api, make: Make) -> None:
     template = make(pre_installed_packages=["greet==1.0"])
     assert template["python_packages"] == template["pre_installed_packages"] == ["greet==1.0"]
     assert in_a_session(api, template["id"], "import greet; print(greet.version)") == "1.0\n"
@@ -154,7 +154,7 @@ def test_packages_by_their_other_name_are_installed_too(api: Api, make: Make) ->
     assert again["python_packages"] == ["greet==1.2"]
 
 
-def test_a_sessions_own_packages_come_on_top_of_the_templates(api: Api, make: Make) -> None:
+def test_packages_of_a_session_override_those_of_its_template(api: Api, make: Make) -> None:
     template = make(python_packages=["greet==1.0"])
     other = {"name": "greet", "version": "==1.2"}
     body = {"template_id": template["id"], "dependencies": [other]}
@@ -172,20 +172,22 @@ def test_a_package_that_does_not_exist_fails_the_build_at_once(api: Api, make: M
     assert template["attempts"] == 1
     assert "not-on-the-index" in template["message"]
     assert "not-on-the-index" in log_of(api, template["id"])
-    told = problem(
+    error = problem(
         api.http.post(f"{V1}/sessions", json={"template_id": template["id"]}),
         409,
         "template_not_ready",
     )
-    assert told["template_status"] == "failed"
-    assert template["message"] in told["detail"]
+    assert error["template_status"] == "failed"
+    assert template["message"] in error["detail"]
 
 
 @pytest.mark.parametrize(
     "requirement",
     ["--index-url=x", "-e .", "./here", "a @ file:///x", "a; python_version>'3'", "a b", ""],
 )
-def test_no_requirement_is_an_option_a_path_or_an_address(api: Api, requirement: str) -> None:
+def test_options_paths_and_addresses_are_refused_as_requirements(
+    api: Api, requirement: str
+) -> None:
     body = {"name": "x", "python_packages": [requirement]}
     problem(api.http.post(f"{V1}/templates", json=body), 422, "invalid_request")
 
@@ -257,7 +259,7 @@ def test_versions_are_listed_page_by_page(api: Api, make: Make) -> None:
     problem(api.http.get(f"{path}/9"), 404, "template_not_found")
 
 
-def test_sessions_start_from_the_last_version_that_is_ready(api: Api, make: Make) -> None:
+def test_sessions_start_from_the_latest_ready_version(api: Api, make: Make) -> None:
     template_id = make(python_packages=["greet==1.0"])["id"]
     body = {"name": "Broken", "python_packages": ["not-on-the-index"]}
     answer(api.http.put(f"{V1}/templates/{template_id}", json=body))
@@ -269,7 +271,7 @@ def test_sessions_start_from_the_last_version_that_is_ready(api: Api, make: Make
     api.end(session["id"])
 
 
-def test_ready_instances_are_of_the_newest_version_that_is_ready(api: Api, make: Make) -> None:
+def test_ready_instances_have_the_newest_ready_version(api: Api, make: Make) -> None:
     template_id = make(python_packages=["greet==1.0"], preload=["greet"], pool_size=1)["id"]
     eventually(lambda: api.pool().get(template_id) == 1, 30)
     body = {"name": "x", "pool_size": 1}
@@ -288,7 +290,7 @@ def test_ready_instances_are_of_the_newest_version_that_is_ready(api: Api, make:
     api.end(session["id"])
 
 
-def test_building_again_makes_a_version_with_newer_packages(
+def test_rebuilding_creates_a_version_with_newer_packages(
     api: Api, make: Make, index: Index
 ) -> None:
     index.add("moving", "1.0")
@@ -310,13 +312,13 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 
     path = f"{V1}/templates/{template['id']}/log"
     with api.http.stream("GET", path, params={"follow": True}) as response:
-        events = [(name, content) for _, name, content in heard(response)]
+        events = [(name, content) for _, name, content in read_events(response)]
 
     assert events[-1][0] == "status"
     assert events[-1][1]["status"] == "ready"
-    said = "".join(content["text"] for name, content in events if name == "log")
-    assert said.endswith("Ready.\n")
-    assert log_of(api, template["id"]) == said
+    log = "".join(content["text"] for name, content in events if name == "log")
+    assert log.endswith("Ready.\n")
+    assert log_of(api, template["id"]) == log
     api.http.delete(f"{V1}/templates/{template['id']}")
     problem(api.http.get(path), 404, "template_not_found")
 
@@ -325,7 +327,7 @@ def test_a_build_can_be_followed(api: Api, make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_builds_follows_and_lists(server: Server, api: Api) -> None:
+def test_the_command_line_builds_follows_and_lists_templates(server: Server, api: Api) -> None:
     made = server.atoll("template", "build", "by-cli", "--python-package", "greet==1.0")
     assert (made.returncode, made.stdout) == (0, "by-cli version 1\n"), made.stderr
     assert made.stderr.endswith("Ready.\n")
@@ -371,7 +373,7 @@ def test_the_sdk_waits_for_a_build(server: Server) -> None:
 
 
 @as_root
-def test_debian_packages_are_put_on_a_base(api: Api, make: Make, base: str) -> None:
+def test_debian_packages_are_installed_on_a_base(api: Api, make: Make, base: str) -> None:
     template = make(base_image=base, debian_packages=["hello-again"])
 
     assert in_a_shell(api, template["id"], "hello; cat /opt/again/word") == "hello\nagain"
@@ -381,7 +383,7 @@ def test_debian_packages_are_put_on_a_base(api: Api, make: Make, base: str) -> N
 
 
 @as_root
-def test_the_same_packages_are_built_once_and_another_template_can_be_a_base(
+def test_equal_packages_are_built_once_and_another_template_can_be_a_base(
     api: Api, make: Make, base: str, server: Server
 ) -> None:
     first = make(base_image=base, debian_packages=["hello"])
@@ -414,7 +416,7 @@ def test_the_same_packages_are_built_once_and_another_template_can_be_a_base(
     ],
     ids=["no package", "no version", "postinst fails", "pattern", "name with a sign"],
 )
-def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
+def test_a_package_that_cannot_be_installed_fails_at_once_and_leaves_nothing(
     api: Api, make: Make, base: str, server: Server, packages: list[str], words: str
 ) -> None:
     before = set(os.listdir(server.data_dir / "node" / "layers"))
@@ -427,7 +429,7 @@ def test_what_cannot_be_installed_fails_at_once_and_leaves_nothing(
 
 
 @as_root
-def test_a_name_that_ends_with_a_plus_is_that_package_and_no_other(
+def test_a_package_name_that_ends_with_a_plus_is_not_an_option_of_apt(
     api: Api, make: Make, base: str
 ) -> None:
     template = make(base_image=base, debian_packages=["hello+"])
@@ -437,7 +439,7 @@ def test_a_name_that_ends_with_a_plus_is_that_package_and_no_other(
 
 @pytest.mark.slow
 @as_root
-def test_a_build_goes_on_when_the_server_was_killed(
+def test_a_build_continues_after_the_server_was_killed(
     api: Api, make: Make, base: str, server: Server, repository: debian.Repository
 ) -> None:
     repository.add("waits", postinst=WAITS)
@@ -488,7 +490,7 @@ def _builders() -> list[str]:
                 "hello-", "hello=1.0-", "hello=1.0+", "h", "hello*", "?hello", "~nhello", "hello^",
                 "hello/sid", "hello:all"]
 )  # fmt: skip
-def test_no_debian_package_is_an_option_or_a_path(api: Api, package: str) -> None:
+def test_options_and_paths_are_refused_as_debian_packages(api: Api, package: str) -> None:
     body = {"name": "x", "base_image": "/", "debian_packages": [package]}
     problem(api.http.post(f"{V1}/templates", json=body), 422, "invalid_request")
 
@@ -505,6 +507,8 @@ def test_no_debian_package_is_an_option_or_a_path(api: Api, package: str) -> Non
     ],
     ids=str,
 )
-def test_a_base_must_be_allowed(api: Api, fields: dict[str, str], code: str) -> None:
+def test_a_base_must_be_allowed_by_the_settings(
+    api: Api, fields: dict[str, str], code: str
+) -> None:
     body = {"name": "x", "debian_packages": ["hello"], **fields}
     problem(api.http.post(f"{V1}/templates", json=body), 422, code)

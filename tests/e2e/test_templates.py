@@ -42,7 +42,7 @@ def in_a_session(api: Api, template_id: str, code: str) -> str:
     return str(result["stdout"])
 
 
-def test_a_template_is_made_read_and_removed(api: Api, make: Make) -> None:
+def test_a_template_is_created_read_and_removed(api: Api, make: Make) -> None:
     made = make(
         id="mine.v1",
         name="Mine",
@@ -69,7 +69,7 @@ def test_a_template_without_an_id_gets_one(make: Make) -> None:
     assert make()["id"] != make()["id"]
 
 
-def test_an_id_is_given_once(api: Api, make: Make) -> None:
+def test_an_id_can_be_used_only_once(api: Api, make: Make) -> None:
     make(id="once")
     response = api.http.post(f"{V1}/templates", json={"id": "once", "name": "Again"})
 
@@ -77,7 +77,7 @@ def test_an_id_is_given_once(api: Api, make: Make) -> None:
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_replacing_sets_every_field_anew(api: Api, make: Make) -> None:
+def test_replacing_a_template_sets_every_field(api: Api, make: Make) -> None:
     made = make(id="changing", env={"A": "1"}, preload=["json"])
     replaced = answer(api.http.put(f"{V1}/templates/changing", json={"name": "New"}))
 
@@ -133,7 +133,7 @@ def test_the_built_in_template_cannot_be_changed(api: Api) -> None:
     ],
     ids=str,
 )
-def test_a_body_that_makes_no_sense_is_refused(api: Api, body: dict[str, Any]) -> None:
+def test_an_invalid_body_is_refused(api: Api, body: dict[str, Any]) -> None:
     problem(api.http.post(f"{V1}/templates", json=body), 422, "invalid_request")
 
 
@@ -148,20 +148,20 @@ def test_a_body_that_makes_no_sense_is_refused(api: Api, body: dict[str, Any]) -
     ],
     ids=str,
 )
-def test_places_that_the_owner_does_not_allow_are_refused(
+def test_paths_that_the_settings_do_not_allow_are_refused(
     api: Api, server: Server, body: dict[str, str]
 ) -> None:
-    told = problem(
+    error = problem(
         api.http.post(f"{V1}/templates", json={"name": "x", **body}), 422, "place_not_allowed"
     )
-    assert told["field"] == next(iter(body))
+    assert error["field"] == next(iter(body))
 
     outside = server.data_dir / "rootfs" / ".." / "node"
     response = api.http.post(f"{V1}/templates", json={"name": "x", "image": str(outside)})
     problem(response, 422, "place_not_allowed")
 
 
-def test_a_link_out_of_an_allowed_place_is_refused(api: Api, server: Server) -> None:
+def test_a_link_out_of_an_allowed_directory_is_refused(api: Api, server: Server) -> None:
     link = server.data_dir / "rootfs" / "link"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to("/")
@@ -189,7 +189,7 @@ def test_replacing_checks_the_new_image(api: Api, server: Server, make: Make) ->
     assert problem(response, 422, "invalid_request")["field"] == "image"
 
 
-def test_limits_of_a_template_are_those_of_its_sessions(api: Api, make: Make) -> None:
+def test_limits_of_a_template_apply_to_its_sessions(api: Api, make: Make) -> None:
     limits = {"cpu": "0.5", "memory": "200Mi", "disk": "32Mi", "max_processes": 30}
     make(id="limited", default_resources=limits)
     plain = api.create(template_id="limited")
@@ -201,7 +201,7 @@ def test_limits_of_a_template_are_those_of_its_sessions(api: Api, make: Make) ->
         api.end(shown["id"])
 
 
-def test_env_of_a_template_is_beneath_that_of_a_session(api: Api, make: Make) -> None:
+def test_the_environment_of_a_session_overrides_that_of_its_template(api: Api, make: Make) -> None:
     make(id="with-env", env={"A": "template", "B": "template"})
     session = api.create(template_id="with-env", env_vars={"B": "session"})["id"]
     code = "import os\nprint(os.environ['A'], os.environ['B'])"
@@ -210,7 +210,7 @@ def test_env_of_a_template_is_beneath_that_of_a_session(api: Api, make: Make) ->
     api.end(session)
 
 
-def test_preloaded_modules_are_there_before_the_code_runs(api: Api, make: Make) -> None:
+def test_preloaded_modules_are_imported_before_the_code_runs(api: Api, make: Make) -> None:
     make(id="preloaded", preload=["json", "decimal"])
     code = "import sys\nprint('decimal' in sys.modules, 'fractions' in sys.modules)"
 
@@ -218,7 +218,7 @@ def test_preloaded_modules_are_there_before_the_code_runs(api: Api, make: Make) 
     assert in_a_session(api, "python", code) == "False False\n"
 
 
-def test_a_module_that_cannot_be_preloaded_is_told_at_the_creation_of_a_session(
+def test_a_module_that_cannot_be_preloaded_fails_the_creation_of_a_session(
     api: Api, make: Make
 ) -> None:
     make(id="broken", preload=["no_such_module"])
@@ -227,9 +227,7 @@ def test_a_module_that_cannot_be_preloaded_is_told_at_the_creation_of_a_session(
     assert "no_such_module" in problem(response, 422, "preload_failed")["detail"]
 
 
-def test_a_template_that_cannot_start_does_not_empty_the_pools_of_others(
-    api: Api, make: Make
-) -> None:
+def test_a_template_that_cannot_start_does_not_empty_other_pools(api: Api, make: Make) -> None:
     make(id="broken-pool", preload=["no_such_module"], pool_size=2)
     make(id="sound-pool", pool_size=1)
     eventually(lambda: api.pool().get("sound-pool") == 1)
@@ -238,9 +236,7 @@ def test_a_template_that_cannot_start_does_not_empty_the_pools_of_others(
     eventually(lambda: api.pool().get("sound-pool") == 1)
 
 
-def test_a_template_in_use_is_not_removed_before_its_last_session_ends(
-    api: Api, make: Make
-) -> None:
+def test_a_template_cannot_be_removed_before_its_last_session_ends(api: Api, make: Make) -> None:
     make(id="leaving", env={"A": "1"})
     session = api.create(template_id="leaving")["id"]
     problem(api.http.delete(f"{V1}/templates/leaving"), 409, "template_in_use")
@@ -261,7 +257,7 @@ def test_pool_size_is_honoured_as_the_template_changes(api: Api, make: Make) -> 
     eventually(lambda: api.pool().get("pooled", 0) == 0)
 
 
-def test_a_changed_template_gives_no_session_of_the_old_one(api: Api, make: Make) -> None:
+def test_sessions_of_a_changed_template_get_no_old_instances(api: Api, make: Make) -> None:
     code = "import sys\nprint('decimal' in sys.modules)"
     make(id="renewed", preload=["decimal"], pool_size=1)
     eventually(lambda: api.pool().get("renewed") == 1)
@@ -270,9 +266,7 @@ def test_a_changed_template_gives_no_session_of_the_old_one(api: Api, make: Make
     assert in_a_session(api, "renewed", code) == "False\n"
 
 
-def test_a_template_made_again_under_its_id_has_nothing_of_the_old_one(
-    api: Api, make: Make
-) -> None:
+def test_a_template_recreated_with_the_same_id_gets_no_old_instances(api: Api, make: Make) -> None:
     code = "import sys\nprint('decimal' in sys.modules)"
     make(id="again", preload=["decimal"], pool_size=1)
     eventually(lambda: api.pool().get("again") == 1)
@@ -282,7 +276,7 @@ def test_a_template_made_again_under_its_id_has_nothing_of_the_old_one(
     assert in_a_session(api, "again", code) == "False\n"
 
 
-def test_isolation_that_the_node_has_may_be_required(api: Api, make: Make) -> None:
+def test_a_template_can_require_isolation_that_the_node_provides(api: Api, make: Make) -> None:
     health = answer(api.http.get(f"{V1}/runtimes/local/health"))
     made = make(id="strict", security_context={"require": health["provides"]})
 
@@ -296,13 +290,13 @@ def test_isolation_that_the_node_lacks_is_refused(bubblewrap: str, tmp_path: Pat
         health = answer(http.get(f"{V1}/runtimes/local/health"))
         assert "cgroup_memory" in health["missing"]
         body = {"name": "x", "security_context": {"require": ["seccomp", "cgroup_memory"]}}
-        told = problem(http.post(f"{V1}/templates", json=body), 422, "isolation_unavailable")
+        error = problem(http.post(f"{V1}/templates", json=body), 422, "isolation_unavailable")
 
-        assert told["missing"] == ["cgroup_memory"]
+        assert error["missing"] == ["cgroup_memory"]
         assert in_a_session(Api(http), "python", "print(1)") == "1\n"
 
 
-def test_runtimes_tell_of_the_node(api: Api) -> None:
+def test_runtimes_describe_the_node(api: Api) -> None:
     health = answer(api.http.get(f"{V1}/runtimes/local/health"))
     metrics = answer(api.http.get(f"{V1}/runtimes/local/metrics"))
 

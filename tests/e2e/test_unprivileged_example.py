@@ -1,4 +1,4 @@
-"""The README's first example, as somebody who is not root."""
+"""The first example of the README, as an ordinary user."""
 
 from __future__ import annotations
 

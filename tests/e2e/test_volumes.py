@@ -1,4 +1,4 @@
-"""Volumes on a node's disk: shared, bounded, and seen by those alone who were given them."""
+"""Volumes on the disk of a node: shared, limited, and visible only to their sessions."""
 
 from __future__ import annotations
 
@@ -59,8 +59,13 @@ def mounted(server: Server) -> list[str]:
     return [line for line in lines if f"{server.data_dir}/node/mounts/volume-" in line]
 
 
-def test_what_one_session_writes_the_other_reads_and_changes(api: Api, volume: str) -> None:
-    with session(api, given(volume)) as first, session(api, given(volume, "/mnt/a/b")) as second:
+def test_files_written_by_one_session_can_be_read_and_changed_by_another(
+    api: Api, volume: str
+) -> None:
+    with (
+        session(api, given(volume)) as first,
+        session(api, given(volume, "/mnt/a/b")) as second,
+    ):
         sh(api, first, "echo one > /data/shared/file; mkdir /data/shared/made")
         assert sh(api, second, "cat /mnt/a/b/file") == "one\n"
         sh(api, second, "echo two >> /mnt/a/b/file; echo x > /mnt/a/b/made/deep; mkdir /mnt/a/b/m2")
@@ -70,15 +75,21 @@ def test_what_one_session_writes_the_other_reads_and_changes(api: Api, volume: s
         assert sh(api, first, "ls /data/shared") == "m2\n"
 
 
-def test_it_outlives_its_sessions(api: Api, volume: str) -> None:
+def test_a_volume_outlives_its_sessions(api: Api, volume: str) -> None:
     with session(api, given(volume)) as one:
         sh(api, one, "echo kept > /data/shared/file")
     with session(api, given(volume, read_only=True)) as other:
         assert sh(api, other, "cat /data/shared/file") == "kept\n"
 
 
-def test_read_only_is_read_only(api: Api, volume: str) -> None:
-    with session(api, given(volume)) as writer, session(api, given(volume, read_only=True)) as one:
+def test_a_read_only_volume_cannot_be_written(api: Api, volume: str) -> None:
+    with (
+        session(api, given(volume)) as writer,
+        session(
+            api,
+            given(volume, read_only=True),
+        ) as one,
+    ):
         sh(api, writer, "echo text > /data/shared/file; chmod 777 /data/shared/file")
         for line in (
             "echo more >> /data/shared/file",
@@ -96,15 +107,15 @@ def test_read_only_is_read_only(api: Api, volume: str) -> None:
         assert sh(api, one, "cat /data/shared/file") == "text\n"
 
 
-def test_its_size_is_held_and_the_host_is_not_filled(api: Api, volume: str) -> None:
+def test_the_size_of_a_volume_is_enforced(api: Api, volume: str) -> None:
     with session(api, given(volume), disk="512Mi") as one:
-        told = api.run(one, command=["sh", "-c", "cat /dev/zero > /data/shared/big"])
-        assert "No space left" in told["stderr"]
+        result = api.run(one, command=["sh", "-c", "cat /dev/zero > /data/shared/big"])
+        assert "No space left" in result["stderr"]
         size = int(sh(api, one, "stat -c %s /data/shared/big"))
         assert 16 * MiB < size < 32 * MiB
 
 
-def test_nothing_in_it_is_a_device_or_gives_rights(api: Api, volume: str) -> None:
+def test_devices_and_setuid_files_on_a_volume_have_no_effect(api: Api, volume: str) -> None:
     with session(api, given(volume)) as one:
         options = sh(api, one, "grep ' /data/shared ' /proc/self/mountinfo").split()[5].split(",")
         assert {"rw", "nosuid", "nodev"} <= set(options)
@@ -117,7 +128,7 @@ def test_nothing_in_it_is_a_device_or_gives_rights(api: Api, volume: str) -> Non
         assert sh(api, other, "/data/shared/sh -p -c 'id -u'") == own
 
 
-def test_no_name_in_it_leads_to_the_host(api: Api, volume: str, server: Server) -> None:
+def test_links_on_a_volume_do_not_lead_to_the_host(api: Api, volume: str, server: Server) -> None:
     secret = server.data_dir / "key"
     with session(api, given(volume)) as one:
         sh(api, one, f"ln -s {secret} /data/shared/key; ln -s / /data/shared/root")
@@ -132,8 +143,11 @@ def test_no_name_in_it_leads_to_the_host(api: Api, volume: str, server: Server) 
 
 @pytest.mark.slow
 @pytest.mark.every_driver
-def test_a_session_without_it_sees_nothing_of_it(api: Api, volume: str) -> None:
-    with session(api, given(volume)) as one, session(api) as other:
+def test_a_session_without_the_volume_cannot_see_it(api: Api, volume: str) -> None:
+    with (
+        session(api, given(volume)) as one,
+        session(api) as other,
+    ):
         sh(api, one, "echo mine > /data/shared/file")
         assert api.run(other, command=["ls", "/data"])["exit_code"] != 0
         places = "cut -d' ' -f5 /proc/self/mountinfo"
@@ -143,9 +157,7 @@ def test_a_session_without_it_sees_nothing_of_it(api: Api, volume: str) -> None:
         api.end(pooled)
 
 
-def test_an_instance_that_died_is_replaced_with_its_volumes(
-    api: Api, server: Server, volume: str
-) -> None:
+def test_a_replaced_instance_keeps_its_volumes(api: Api, server: Server, volume: str) -> None:
     with session(api, given(volume)) as one:
         sh(api, one, "echo before > /data/shared/file")
         before = api.get(one)["container_id"]
@@ -154,16 +166,21 @@ def test_an_instance_that_died_is_replaced_with_its_volumes(
         assert api.get(one)["container_id"] != before
 
 
-def test_it_is_mounted_as_long_as_somebody_has_it(api: Api, server: Server, volume: str) -> None:
+def test_a_volume_is_mounted_as_long_as_a_session_uses_it(
+    api: Api, server: Server, volume: str
+) -> None:
     before = mounted(server)
     with session(api, given(volume)):
-        with session(api, given(volume, read_only=True)):
+        with session(
+            api,
+            given(volume, read_only=True),
+        ):
             assert len(mounted(server)) == len(before) + 1
         eventually(lambda: len(mounted(server)) == len(before) + 1)
     eventually(lambda: len(mounted(server)) == len(before))
 
 
-def test_it_cannot_be_removed_while_a_session_has_it(api: Api) -> None:
+def test_a_volume_in_use_cannot_be_removed(api: Api) -> None:
     make(api, "wanted")
     with session(api, given("wanted")) as one:
         refused = api.http.delete(f"{V1}/volumes/wanted")
@@ -174,7 +191,7 @@ def test_it_cannot_be_removed_while_a_session_has_it(api: Api) -> None:
     problem(api.http.delete(f"{V1}/volumes/wanted"), 404, "volume_not_found")
 
 
-def test_a_new_one_of_an_old_name_is_empty(api: Api) -> None:
+def test_a_recreated_volume_is_empty(api: Api) -> None:
     for _ in range(2):
         make(api, "again")
         with session(api, given("again")) as one:
@@ -183,12 +200,18 @@ def test_a_new_one_of_an_old_name_is_empty(api: Api) -> None:
         eventually(lambda: api.http.delete(f"{V1}/volumes/again").status_code == 204)
 
 
-def test_volumes_are_listed_and_their_names_are_taken(api: Api, volume: str) -> None:
+def test_volumes_are_listed_and_their_names_are_unique(api: Api, volume: str) -> None:
     listed = answer(api.http.get(f"{V1}/volumes"))["items"]
     shown = answer(api.http.get(f"{V1}/volumes/{volume}"))
     assert shown in listed
     assert (shown["kind"], shown["size"], shown["node_id"]) == ("local", "32Mi", "local")
-    again = api.http.post(f"{V1}/volumes", json={"id": volume, "kind": "local"})
+    again = api.http.post(
+        f"{V1}/volumes",
+        json={
+            "id": volume,
+            "kind": "local",
+        },
+    )
     problem(again, 409, "volume_exists")
 
 
@@ -205,7 +228,7 @@ def test_volumes_are_listed_and_their_names_are_taken(api: Api, volume: str) -> 
     ],
     ids=["unknown", "same", "nested", "outside", "top", "dots", "name"],
 )
-def test_what_cannot_be_given_is_refused(
+def test_invalid_volumes_of_a_session_are_refused(
     api: Api, volumes: list[dict[str, Any]], status: int, code: str
 ) -> None:
     problem(api.http.post(f"{V1}/sessions", json={"volumes": volumes}), status, code)
@@ -221,16 +244,16 @@ def test_what_cannot_be_given_is_refused(
         ({"id": "x", "size": "1000000Gi"}, "invalid_request"),
     ],
 )
-def test_what_cannot_be_made_is_refused(api: Api, fields: dict[str, Any], code: str) -> None:
+def test_an_invalid_volume_is_refused(api: Api, fields: dict[str, Any], code: str) -> None:
     problem(api.http.post(f"{V1}/volumes", json=fields), 422, code)
 
 
-def test_without_a_bucket_no_workspace_is_mounted(api: Api) -> None:
+def test_without_a_bucket_no_workspace_can_be_mounted(api: Api) -> None:
     refused = api.http.post(f"{V1}/sessions", json={"workspace_mode": "mount"})
     assert "blob.url" in problem(refused, 422, "mount_unavailable")["detail"]
 
 
-def test_a_killed_server_leaves_mounts_that_the_next_one_uses_and_clears(
+def test_the_next_server_uses_and_clears_mounts_of_a_killed_server(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Server(tmp_path, ATOLL_POOL__SIZE="0") as server:
@@ -243,7 +266,7 @@ def test_a_killed_server_leaves_mounts_that_the_next_one_uses_and_clears(
             instance = api.get(goes)["container_id"]
         server.stop(signal.SIGKILL)
         assert len(mounted(server)) == 2
-        # The instance of one goes while nobody looks, as in a crash of the machine.
+        # One instance disappears unnoticed, as in a crash of the machine.
         (tmp_path / "node" / "instances" / instance / "mounts.json").unlink()
         server.start()
         assert len(mounted(server)) == 1
@@ -258,7 +281,7 @@ def test_a_killed_server_leaves_mounts_that_the_next_one_uses_and_clears(
     assert mounted(server) == []
 
 
-def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) -> None:
+def test_the_sdk_and_the_command_line_create_use_and_remove_volumes(server: Server) -> None:
     atoll = server.atoll
     assert atoll("volume", "create", "by-cli", "--size", "16Mi").stdout == "by-cli\n"
     with Atoll(server.url, api_key=server.key) as client:
@@ -275,8 +298,8 @@ def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) 
             assert atoll("session", "create", "--volume", wrong).returncode == 2
         created = atoll("session", "create", "--volume", "by-cli:/mnt/x:rw")
         session_id = created.stdout.strip()
-        told = atoll("session", "exec", session_id, "--", "cat", "/mnt/x/file")
-        assert told.stdout == "text"
+        result = atoll("session", "exec", session_id, "--", "cat", "/mnt/x/file")
+        assert result.stdout == "text"
         assert atoll("volume", "delete", "by-cli").returncode == 1
         atoll("session", "rm", session_id)
     eventually(lambda: atoll("volume", "delete", "by-cli", "by-sdk").returncode == 0)
@@ -284,7 +307,7 @@ def test_the_sdk_and_the_command_line_make_give_and_remove_them(server: Server) 
 
 
 @pytest.mark.slow
-def test_where_no_size_is_held_a_volume_can_be_read_and_not_written(bubblewrap: str) -> None:
+def test_where_sizes_cannot_be_enforced_a_volume_is_read_only(bubblewrap: str) -> None:
     unprivileged.require()
     with unprivileged.directory() as home:
         (home / "data").mkdir()
@@ -314,7 +337,7 @@ def test_an_embedded_atoll_leaves_nothing_mounted(bubblewrap: str, tmp_path: Pat
     assert list((tmp_path / "embedded").iterdir()) == []
 
 
-def test_what_a_killed_embedded_atoll_left_mounted_is_not_removed_through_the_mount(
+def test_mounts_of_a_killed_embedded_atoll_are_not_deleted_through_the_mount(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     code = (

@@ -1,4 +1,4 @@
-"""Webhooks: who may have them and where, and what comes to whom, through whatever happens."""
+"""Webhooks: permitted addresses, and delivery despite failures."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def remove(api: Api, *webhooks: dict[str, Any]) -> None:
         assert api.http.delete(f"{V1}/webhooks/{webhook['id']}").status_code == 204
 
 
-def test_events_come_in_order_and_signed(
+def test_events_arrive_in_order_and_signed(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     made = register(hooked, receiver)
@@ -95,8 +95,8 @@ def test_events_come_in_order_and_signed(
     assert not received[0].signed_with("whsec_" + "A" * 32)
     assert all(b"secret words" not in one.body for one in received)
     assert all(one.headers["host"] == receiver.url.split("/")[2] for one in received)
-    told = verify_webhook(received[0].body, received[0].headers, made["secret"])
-    assert told.subject == first
+    event = verify_webhook(received[0].body, received[0].headers, made["secret"])
+    assert event.subject == first
     with pytest.raises(Unauthenticated):
         verify_webhook(received[0].body + b" ", received[0].headers, made["secret"])
     eventually(lambda: look(hooked, made)["delivered"] >= numbers[-1])
@@ -123,7 +123,7 @@ def test_a_webhook_gets_only_events_between_its_creation_and_deletion(
 
 
 @pytest.mark.slow
-def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
+def test_a_refused_event_is_retried_before_later_events(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     receiver.statuses = [500, 302, 204]
@@ -143,12 +143,16 @@ def test_an_event_that_is_refused_comes_again_and_before_those_behind_it(
     assert {one.path for one in received} == {"/hook"}
     assert all(one.signed_with(made["secret"]) for one in received)
     eventually(lambda: look(hooked, made)["deliveries"]["failures"] == 0)
-    told = look(hooked, made)["deliveries"]
-    assert (told["gave_up"], told["last_error"], told["retry_at"]) == (0, None, None)
+    deliveries = look(hooked, made)["deliveries"]
+    assert (deliveries["gave_up"], deliveries["last_error"], deliveries["retry_at"]) == (
+        0,
+        None,
+        None,
+    )
 
 
 @pytest.mark.slow
-def test_what_failed_is_tried_again_after_a_restart(
+def test_a_failed_delivery_is_retried_after_a_restart(
     bubblewrap: str, tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.statuses = [503] * 4
@@ -160,9 +164,9 @@ def test_what_failed_is_tried_again_after_a_restart(
             api.run(session_id, "1")
             receiver.wait_for(1)
             eventually(lambda: look(api, made)["deliveries"]["failures"] >= 1)
-            told = look(api, made)["deliveries"]
-            assert told["last_status"] == 503
-            assert told["retry_at"] is not None
+            deliveries = look(api, made)["deliveries"]
+            assert deliveries["last_status"] == 503
+            assert deliveries["retry_at"] is not None
         server.stop(signal.SIGKILL)
         receiver.statuses = []
         server.start()
@@ -175,7 +179,7 @@ def test_what_failed_is_tried_again_after_a_restart(
             Api(http).end(session_id)
 
 
-def test_what_is_refused_too_often_is_given_up_and_counted(
+def test_an_event_refused_too_often_is_dropped_and_counted(
     bubblewrap: str, tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.statuses = [500, 500]
@@ -200,7 +204,7 @@ def test_what_is_refused_too_often_is_given_up_and_counted(
         api.end(session_id)
 
 
-def test_a_slow_one_holds_no_other_up(hooked: Api, hooked_session: str) -> None:
+def test_a_slow_receiver_delays_no_other(hooked: Api, hooked_session: str) -> None:
     with Receiver() as slow, Receiver() as quick:
         slow.open.clear()
         register(hooked, slow)
@@ -217,7 +221,7 @@ def test_a_slow_one_holds_no_other_up(hooked: Api, hooked_session: str) -> None:
         assert [one.event for one in slow.received] == [one.event for one in quick.received]
 
 
-def test_one_that_is_switched_off_catches_up_when_it_is_on_again(
+def test_a_re_enabled_webhook_receives_the_missed_events(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     made = register(hooked, receiver, enabled=False)
@@ -231,7 +235,7 @@ def test_one_that_is_switched_off_catches_up_when_it_is_on_again(
     assert receiver.wait_for(1)[0].event["subject"] == missed
 
 
-def test_another_address_is_tried_at_once(
+def test_a_new_address_is_tried_at_once(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -266,9 +270,9 @@ def test_a_test_delivery_returns_its_outcome(
         problem(hooked.http.get(f"{V1}/webhooks/{made.id}"), 404, "webhook_not_found")
 
 
-def test_the_commands_do_the_same(trusting: Server, receiver: Receiver) -> None:
-    def run(*words: str, code: int = 0) -> str:
-        done = trusting.atoll("webhook", *words)
+def test_the_commands_manage_webhooks(trusting: Server, receiver: Receiver) -> None:
+    def run(*arguments: str, code: int = 0) -> str:
+        done = trusting.atoll("webhook", *arguments)
         assert done.returncode == code, done.stderr
         return done.stdout
 
@@ -347,12 +351,14 @@ def test_a_private_address_is_refused_at_delivery_as_well(
         pytest.param({"surprise": 1}, id="another field"),
     ],
 )
-def test_nonsense_is_refused(hooked: Api, receiver: Receiver, fields: dict[str, Any]) -> None:
+def test_an_invalid_webhook_is_refused(
+    hooked: Api, receiver: Receiver, fields: dict[str, Any]
+) -> None:
     body = {"url": receiver.url, **fields}
     problem(hooked.http.post(f"{V1}/webhooks", json=body), 422, "invalid_request")
 
 
-def test_a_secret_that_was_given_is_used_and_not_shown(
+def test_a_secret_of_the_request_is_used_and_not_returned(
     hooked: Api, hooked_session: str, receiver: Receiver
 ) -> None:
     secret = "whsec_" + "Zm9v" * 12

@@ -43,9 +43,9 @@ def main() -> int:
     first = random.randrange(1_000_000) if asked.seed is None else asked.seed
     options = {"ATOLL_DOCKER__RUNTIME": asked.runtime, "ATOLL_DOCKER__STORAGE": asked.storage}
     with (
-        tempfile.TemporaryDirectory(prefix="atoll-fuzz-") as place,
-        drivers.chosen(Path(place)),
-        servers.hostile_server(Path(place), **options) as target,
+        tempfile.TemporaryDirectory(prefix="atoll-fuzz-") as directory,
+        drivers.chosen(Path(directory)),
+        servers.hostile_server(Path(directory), **options) as target,
     ):
         failed = _rounds(target, first, time.monotonic() + asked.seconds)
     print(f"{failed} rounds failed" if failed else "every request ended as it should")

@@ -62,7 +62,7 @@ OWN = -1
 
 @dataclass(frozen=True)
 class Said:
-    """A frame as it is sent; `announced` is its length where that is a lie."""
+    """An encoded frame; `announced` is a wrong length."""
 
     stream: int
     kind: int
@@ -153,7 +153,7 @@ def _nonsense() -> st.SearchStrategy[Said]:
 
 
 def scripts(op: str) -> st.SearchStrategy[list[Said]]:
-    """What is sent in answer to one request."""
+    """Frames sent in response to one request."""
     frame = st.one_of(_messages(op), _messages(op), _bytes(), _nonsense())
     return st.lists(frame, min_size=1, max_size=12)
 

@@ -1,13 +1,13 @@
 """
-The interpreter of a hostile image: PID 1 of an instance, which speaks the protocol alone.
+The interpreter of a hostile image: PID 1 of an instance, which implements only the protocol.
 
-It runs on the standard library of the image. What it says of itself is right, so that its instance
-is taken for a good one; the code of a run is executed here, with the stream at hand, and decides
-what the control plane is sent. A path that is `lie` makes each answer about files a lie.
+It runs on the standard library of the image. Its hello is valid, so its instance is accepted; the
+code of a run is executed here, with the stream available, and decides which bytes the control plane
+receives. A path named `lie` makes all replies about files invalid.
 
-In a container it is the relay of its links too, which hands its standard streams to PID 1: the code
-of a run has the standard error of the relay as well. By other names it fails at its start: `mute`
-sends no hello, `silent` is never ready, and `loud` fills its standard output before it is.
+In a container it is also the relay of its links, which hands its standard streams to PID 1: the
+code of a run has the standard error of the relay as well. Under other names it fails at its start:
+`mute` sends no hello, `silent` is never ready, and `loud` fills its standard output before it is.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Connection:
 
 
 def relay() -> None:
-    """Hand the standard streams over, and last as long as they are used."""
+    """Hand over the standard streams, and run as long as they are used."""
     with socket.socket(socket.AF_UNIX) as held:
         held.connect(f"\0{RELAY}")
         socket.send_fds(held, [b"\n"], [0, 1, 2])

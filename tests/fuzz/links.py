@@ -22,11 +22,11 @@ from tests.runs import run_over
 
 LIMIT = 100_000
 Script = Callable[[str], list[Said]]
-"""What is sent in answer to a request, by its name."""
+"""Frames sent in response to a request, by its name."""
 GREETING = say(frames.HELLO, HELLO, 0)
 
 
-class Heard:
+class RunOutput:
     """Keeps what it is given, and counts it."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Executor:
                 if kind == frames.HELLO:
                     writer.write(self._greeting.encoded(0))
                 elif kind == frames.OPEN:
-                    for said in self._script(frames.decode_json(payload)["op"]):
-                        writer.write(said.encoded(stream))
+                    for message in self._script(frames.decode_json(payload)["op"]):
+                        writer.write(message.encoded(stream))
                         await writer.drain()
                     if not self._stays:
                         return
@@ -76,8 +76,8 @@ class Executor:
 async def linked(
     script: Script, greeting: Said = GREETING, *, stays: bool = False
 ) -> AsyncIterator[Link]:
-    with tempfile.TemporaryDirectory(prefix="atoll-link-") as place:
-        path = str(Path(place, "link.sock"))
+    with tempfile.TemporaryDirectory(prefix="atoll-link-") as directory:
+        path = str(Path(directory, "link.sock"))
         executor = Executor(script, greeting, stays=stays)
         server = await asyncio.start_unix_server(executor.serve, path)
         settings = LinkSettings(read_timeout=timedelta(seconds=20))
@@ -93,7 +93,7 @@ async def linked(
             await executor.over.wait()
 
 
-async def request(link: Link, op: str, heard: Heard) -> Any:
+async def request(link: Link, op: str, heard: RunOutput) -> Any:
     """One request of a kind; what came of it."""
     if op == "run":
         wanted = job("exec_1", "1", output_limit=LIMIT, return_limit=LIMIT)
@@ -119,25 +119,25 @@ async def _content() -> AsyncIterator[bytes]:
 
 async def play(op: str, script: list[Said], greeting: Said = GREETING) -> None:
     """
-    Whatever comes, the request ends, by a checked answer or by one of our own errors, and nothing
-    breaks in the loop.
+    For any input the request ends, with a verified response or with one of our own errors, and the
+    loop keeps running.
     """
     broken: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
-    heard = Heard()
+    output = RunOutput()
     try:
         async with asyncio.timeout(30), linked(lambda _: script, greeting) as link:
-            clean(await request(link, op, heard))
+            clean(await request(link, op, output))
     except AtollError as error:
         clean([error.code, error.message])
     assert broken == []
-    for channel, size in heard.sizes.items():
+    for channel, size in output.sizes.items():
         margin = {frames.STDOUT: 0, frames.STDERR: 0, frames.VALUE: VALUE_MARGIN}
         assert size <= LIMIT + margin.get(channel, LINES_MARGIN)
 
 
 def clean(value: Any) -> None:
-    """What everybody can write down: JSON, and text but for the bytes of names."""
+    """Any JSON, and text except for the bytes of names."""
     if isinstance(value, bytes | Piece):
         return
     if isinstance(value, list):
@@ -148,4 +148,4 @@ def clean(value: Any) -> None:
     text.encode("utf-8", "surrogateescape")
 
 
-__all__ = ["GREETING", "OWN", "Executor", "Heard", "linked", "play", "request"]
+__all__ = ["GREETING", "OWN", "Executor", "RunOutput", "linked", "play", "request"]

@@ -21,7 +21,7 @@ from tests.servers import docker
 from tests.servers.images import PYTHON
 
 STREAM = 0xABCDEF
-"""Stands for the stream of the run where frames are made before it is known."""
+"""Placeholder for the stream of the run, while it is unknown."""
 HOSTILE = "atoll-test/hostile:1"
 PROGRAMS = Path("usr/local/bin")
 TRUE = "true-python3"
@@ -99,7 +99,7 @@ def hostile_server(
 
 def code_of(script: list[Said]) -> str:
     """The code of a run that has the image send these frames."""
-    data = b"".join(said.encoded(STREAM) for said in script)
+    data = b"".join(message.encoded(STREAM) for message in script)
     text = base64.b64encode(data).decode()
     stream = STREAM.to_bytes(4, "big")
     return (
@@ -110,7 +110,7 @@ def code_of(script: list[Said]) -> str:
 
 
 def play(box: Box, script: list[Said]) -> dict[str, Any]:
-    """Whatever is sent, the execution has an end, and it can be written down and read."""
+    """For any input the execution ends, and its record can be written and read."""
     result = box.run(code_of(script), timeout=5)
     assert result["status"] in ("success", "failed", "timeout", "error"), result
     assert len(result["stdout"]) <= 2**20

@@ -1,9 +1,9 @@
 """
-Several nodes as one: `atoll serve` processes with data directories of their own on one database,
+A fleet of several nodes: `atoll serve` processes with their own data directories, on one database,
 one Redis and one bucket.
 
-Nodes are started, stopped, killed and stood still one by one. When the fleet ends it is looked
-through: no node has anything left, nothing runs, and no node logged an error.
+Nodes are started, stopped, killed and suspended individually. When the fleet ends, it checks that
+no node has leftovers, no process runs, and no node logged an error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Fleet:
             "ATOLL_COORDINATION__LEASE_TTL": str(LEASE),
             "ATOLL_SHUTDOWN_TIMEOUT": "5",
             "ATOLL_POOL__SIZE": "0",
-            # Else each workspace is an image, which is slow to make and says nothing here.
+            # Otherwise each workspace is an image, which is slow to make and irrelevant here.
             "ATOLL_SESSION__DISK": str(16 * 2**20),
             "ATOLL_SESSION__SWEEP": "1",
             "ATOLL_SECRETS__KEY": "42" * 32,
@@ -105,7 +105,7 @@ class Fleet:
         return self._env["ATOLL_API_KEY"]
 
     def start(self) -> Self:
-        """All that do not run, at once."""
+        """Start all stopped nodes concurrently."""
         with ThreadPoolExecutor(len(self.nodes)) as threads:
             list(threads.map(FleetNode.start, [one for one in self.nodes if not one.up]))
         return self
@@ -117,7 +117,7 @@ class Fleet:
                 self.command("db", "upgrade")
             self.nodes[0].start()  # Alone: it makes the tables where that is a file.
             self.start()
-            eventually(lambda: len(self.told(self.nodes[0].api)) == len(self.nodes), LONG)
+            eventually(lambda: len(self.nodes_by_id(self.nodes[0].api)) == len(self.nodes), LONG)
             return self
         except BaseException:
             self._abandon()
@@ -148,7 +148,7 @@ class Fleet:
         eventually(lambda: not self.processes(), LONG)
 
     def _abandon(self) -> None:
-        """Leave nothing running behind a test that failed, whatever state it is in."""
+        """Stop everything after a failed test, whatever its state."""
         for one in self.nodes:
             if one.up:
                 one.kill()
@@ -159,20 +159,20 @@ class Fleet:
                 FleetNode(one.data_dir, "last", "--stop-sessions", **self._env).start().stop()
         self.redis.kill()
 
-    def command(self, *words: str, url: str | None = None) -> str:
+    def command(self, *arguments: str, url: str | None = None) -> str:
         """A command with the fleet's settings; what it prints."""
         own = {"ATOLL_DATA_DIR": str(self.nodes[0].data_dir)}
         if url is not None:
             own["ATOLL_URL"] = url
-        done = preloaded.run(*words, env=self._env | own)
+        done = preloaded.run(*arguments, env=self._env | own)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    # What is known
+    # Queries
 
     @staticmethod
-    def told(api: Api) -> dict[str, dict[str, Any]]:
-        """The nodes as a control plane tells of them, by id."""
+    def nodes_by_id(api: Api) -> dict[str, dict[str, Any]]:
+        """The nodes as the API of a control plane lists them, by id."""
         return {item["id"]: item for item in answer(api.http.get(f"{V1}/nodes"))["items"]}
 
     def node_of(self, session_id: str) -> FleetNode:
@@ -181,19 +181,19 @@ class Fleet:
         return next(one for one in self.nodes if one.id == row["runtime_node"])
 
     def create_on(self, node: FleetNode, **fields: Any) -> str:
-        """A session that is on this node and could be on others, which take none meanwhile."""
+        """A session that is placed on this node although others would fit."""
         others = [one.id for one in self.nodes if one is not node]
         for other in others:
             answer(node.api.http.post(f"{V1}/nodes/{other}/cordon"))
         made: list[str] = []
 
-        def is_here() -> bool:
+        def is_on_node() -> bool:
             made.append(node.api.create(**fields)["id"])
             return self.node_of(made[-1]) is node
 
         try:
-            # What is known of nodes may be a moment old.
-            eventually(is_here, LONG)
+            # The state of other nodes may be outdated.
+            eventually(is_on_node, LONG)
         finally:
             for other in others:
                 answer(node.api.http.post(f"{V1}/nodes/{other}/uncordon"))
@@ -217,9 +217,9 @@ class Fleet:
             with closing(sqlite3.connect(self._sqlite, timeout=LONG)) as connection:
                 connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(statement, values)]
-        return asyncio.run(self._ask(statement, values))
+        return asyncio.run(self._query(statement, values))
 
-    async def _ask(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
+    async def _query(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
         assert self.database_url is not None
         scheme, rest = self.database_url.split("://")
         engine = create_async_engine(f"{DRIVERS[scheme]}://{rest}", poolclass=NullPool)

@@ -24,9 +24,9 @@ class Proxy:
         self._once_passed = b""
         self._closed = False
         self.cut = threading.Event()
-        """Set when the way was cut; nobody gets through until it is mended."""
+        """Set when the connection was cut; no client gets through until it is mended."""
 
-    def cut_answer_to(self, words: re.Pattern[bytes], *, after: bytes) -> None:
+    def cut_response_to(self, words: re.Pattern[bytes], *, after: bytes) -> None:
         """
         The next time that such are sent on a connection by which `after` was sent since: pass them
         on, and cut the way before the answer.
@@ -70,10 +70,10 @@ class Proxy:
             with self._lock:
                 self._open |= {near, far}
             sent = threading.Event()
-            self._start(self._pass_there, near, far, sent)
-            self._start(self._pass_back, far, near, sent)
+            self._start(self._forward_request, near, far, sent)
+            self._start(self._forward_response, far, near, sent)
 
-    def _pass_there(
+    def _forward_request(
         self, source: socket.socket, target: socket.socket, sent: threading.Event
     ) -> None:
         passed = False
@@ -87,9 +87,9 @@ class Proxy:
                         # Before the server has it: its answer must not be quicker.
                         sent.set()
                 target.sendall(data)
-        _end(source, target)
+        _shut_down(source, target)
 
-    def _pass_back(
+    def _forward_response(
         self, source: socket.socket, target: socket.socket, sent: threading.Event
     ) -> None:
         with suppress(OSError):
@@ -100,17 +100,17 @@ class Proxy:
                     self._sever()
                     return
                 target.sendall(data)
-        _end(source, target)
+        _shut_down(source, target)
 
     def _sever(self) -> None:
         with self._lock:
             ends, self._open = self._open, set()
-        _end(*ends)
+        _shut_down(*ends)
         for end in ends:
             end.close()
 
 
-def _end(*ends: socket.socket) -> None:
+def _shut_down(*ends: socket.socket) -> None:
     for end in ends:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,10 @@
 """
-Several control planes as one: `atoll serve` processes on one database, one Redis and one node.
+A cluster of several control planes: `atoll serve` processes on one database, one Redis and one
+node.
 
-Members are started, stopped, killed and stood still one by one. When the cluster ends it is looked
-through: every execution has ended, what the database says is what the node has, nothing is left
-running, and no member logged an error.
+Members are started, stopped, killed and suspended individually. When the cluster ends, it checks
+that every execution has ended, that database and node agree, that no process is left running, and
+that no member logged an error.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LIVING = "('creating', 'running')"
 
 
 class Member(Server):
-    """One replica, with a log of its own and a client that goes with each start."""
+    """One replica, with its own log and a new client for each start."""
 
     def __init__(self, data_dir: Path, name: str, *arguments: str, **env: str) -> None:
         super().__init__(data_dir, *arguments, **env)
@@ -84,17 +85,17 @@ class Member(Server):
         return super().stop(number)
 
     def kill(self) -> None:
-        """The end that no server can prepare for, standing still or not."""
+        """Kill it without warning, suspended or not."""
         assert self.process is not None
         self.process.kill()
         self.paused = False
         self.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let it stand still: it answers nothing, and does not know that time goes by."""
-        eventually(self._stands_still, LONG)
+        """Suspend it: it answers nothing, and does not notice the time that passes."""
+        eventually(self._freeze, LONG)
 
-    def _stands_still(self) -> bool:
+    def _freeze(self) -> bool:
         """Not in the middle of a write to SQLite, which would keep all others from writing."""
         stand_still(self.pid)
         self.paused = True
@@ -103,12 +104,12 @@ class Member(Server):
         return self.paused
 
     def _writes(self) -> bool:
-        """Whether somebody has the only lock for writing that a SQLite file has."""
+        """Whether a process holds the only write lock of a SQLite file."""
         default = f"sqlite:///{self.data_dir / 'atoll.db'}"
         kind, _, path = self._env.get("ATOLL_DATABASE_URL", default).partition(":///")
         if kind != "sqlite":
             return False
-        # Not for long: others wait, and what stands still is soon taken for lost.
+        # Only briefly: others wait for it, and a suspended replica soon counts as lost.
         with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -158,7 +159,7 @@ class Cluster:
             "ATOLL_SHUTDOWN_TIMEOUT": "5",
             "ATOLL_POOL__SIZE": "1",
             "ATOLL_POOL__MAX_SIZE": "1",
-            # Else each workspace is an image, which is slow to make and says nothing here.
+            # Otherwise each workspace is an image, which is slow to make and irrelevant here.
             "ATOLL_SESSION__DISK": str(16 * 2**20),
             "ATOLL_SECRETS__KEY": "42" * 32,
             **env,
@@ -185,14 +186,14 @@ class Cluster:
         return [member.api for member in self.members]
 
     def start(self) -> Self:
-        """All that do not run, at once."""
+        """Start all stopped members concurrently."""
         with ThreadPoolExecutor(len(self.members)) as threads:
             list(threads.map(Member.start, [one for one in self.members if not one.up]))
         return self
 
-    def command(self, *words: str) -> str:
+    def command(self, *arguments: str) -> str:
         """A local command with the cluster's settings; what it prints."""
-        done = preloaded.run(*words, env={**self._env, "ATOLL_DATA_DIR": str(self.data_dir)})
+        done = preloaded.run(*arguments, env={**self._env, "ATOLL_DATA_DIR": str(self.data_dir)})
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -224,7 +225,7 @@ class Cluster:
         assert not logged, logged
 
     def _abandon(self) -> None:
-        """Leave nothing running behind a test that failed, whatever state it is in."""
+        """Stop everything after a failed test, whatever its state."""
         for member in self.members:
             if member.up:
                 member.kill()
@@ -236,8 +237,8 @@ class Cluster:
             self.redis.kill()
 
     @contextmanager
-    def another(self, name: str, **env: str) -> Iterator[Member]:
-        """One more member, with settings of its own."""
+    def extra_member(self, name: str, **env: str) -> Iterator[Member]:
+        """An additional member with its own settings."""
         member = Member(self.data_dir, name, **{**self._env, **env})
         try:
             yield member.start()
@@ -248,8 +249,8 @@ class Cluster:
 
     # The end
 
-    def alone(self, *arguments: str) -> Member:
-        """A start by itself on the node, which clears it."""
+    def start_single(self, *arguments: str) -> Member:
+        """Start a single server on the node, which removes leftovers."""
         return Member(self.data_dir, "alone", *arguments, **self._env).start()
 
     def end(self) -> None:
@@ -257,7 +258,7 @@ class Cluster:
         for member in self.members:
             if member.up:
                 assert member.stop() == 0, member.name
-        last = self.alone("--stop-sessions")
+        last = self.start_single("--stop-sessions")
         assert last.stop() == 0
         assert last.errors() == []
         assert self.instances() == set()
@@ -266,7 +267,7 @@ class Cluster:
         assert self.groups() == []
 
     def check_settled(self) -> None:
-        """What was accepted has ended, and all members tell what the database tells."""
+        """Accepted executions have ended, and all members agree with the database."""
         self.start()
         self.wait_until_settled()
         apis = self.apis
@@ -275,8 +276,8 @@ class Cluster:
             assert all(result == results[0] for result in results), results
             assert {api.status(row["id"]) for api in apis} == {row["status"]}
         for row in self.rows("SELECT id, status FROM sessions"):
-            told = [api.get(row["id"])["status"] for api in apis]
-            assert told == [row["status"]] * len(apis), row
+            statuses = [api.get(row["id"])["status"] for api in apis]
+            assert statuses == [row["status"]] * len(apis), row
 
     def wait_until_settled(self, seconds: float = LONG) -> None:
         try:
@@ -286,13 +287,13 @@ class Cluster:
 
     def check_node(self) -> None:
         """
-        What is on the node once a start by itself has cleared it is what the database says: the
-        sessions' instances and workspaces, and the pool of the one that runs.
+        After the start of a single server, the node has exactly what the database lists: the
+        instances and workspaces of sessions, and the pool of that server.
         """
         for member in self.members:
             if member.up:
                 assert member.stop() == 0, member.name
-        one = self.alone()
+        one = self.start_single()
         try:
             nobodys = "SELECT id, workspace FROM instances WHERE session_id IS NULL"
             eventually(lambda: len(self.rows(nobodys)) == 1)
@@ -303,7 +304,7 @@ class Cluster:
             known = {row["id"] for row in self.rows("SELECT id FROM instances")}
             owned = {row["instance_id"] for row in sessions if row["instance_id"]}
             assert self.instances() == known
-            # One whose instance died has none until somebody needs it.
+            # A session whose instance died has none until the next request.
             assert known - {row["id"] for row in pooled} <= owned
             kept = {row["workspace"] for row in (*sessions, *pooled) if row["workspace"]}
             assert self.workspaces() == {json.loads(workspace) for workspace in kept}
@@ -320,9 +321,9 @@ class Cluster:
             with closing(sqlite3.connect(self.data_dir / "atoll.db", timeout=LONG)) as connection:
                 connection.row_factory = sqlite3.Row
                 return [dict(row) for row in connection.execute(statement, values)]
-        return asyncio.run(self._ask(statement, values))
+        return asyncio.run(self._query(statement, values))
 
-    async def _ask(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
+    async def _query(self, statement: str, values: dict[str, object]) -> list[dict[str, Any]]:
         assert self.database_url is not None
         scheme, rest = self.database_url.split("://")
         engine = create_async_engine(f"{DRIVERS[scheme]}://{rest}", poolclass=NullPool)
@@ -392,7 +393,7 @@ class Cluster:
 # What tests do through members
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
+def concurrently(*calls: Callable[[], Any]) -> list[Any]:
     """All of them in threads of their own; their results."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return [future.result() for future in [threads.submit(call) for call in calls]]
@@ -416,6 +417,6 @@ def running(api: Api, execution_id: str) -> None:
     eventually(lambda: api.status(execution_id) == "running", LONG)
 
 
-def ended(api: Api, execution_id: str) -> dict[str, Any]:
-    """Its result, however it is to be asked for while members come and go."""
+def result_of(api: Api, execution_id: str) -> dict[str, Any]:
+    """The result, requested again while members stop and start."""
     return answer(api.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))

@@ -83,16 +83,16 @@ def save(server: Server, session_id: str, began: threading.Event) -> None:
 async def test_the_last_checkpoint_survives_a_kill_during_the_next_one(
     bubblewrap: str, tmp_path: Path, request: pytest.FixtureRequest, where: str
 ) -> None:
-    place = tmp_path / "data"
-    place.mkdir()
+    directory = tmp_path / "data"
+    directory.mkdir()
     s3: S3Server | None = request.getfixturevalue("own_s3") if where == "s3" else None
-    # Saves that nobody asked for would come in between.
+    # Automatic saves would interfere.
     quiet = {"ATOLL_POOL__SIZE": "0", "ATOLL_WORKSPACE__DELAY": "3600"}
     environment = quiet if s3 is None else s3.environment(**quiet)
     chance = random.Random(7)
     generations: dict[int, int] = {}
     """By number of the save."""
-    with Server(place, **environment) as server:
+    with Server(directory, **environment) as server:
         with server.client() as http:
             api = Api(http)
             session = str(api.create()["id"])
@@ -118,7 +118,7 @@ async def test_the_last_checkpoint_survives_a_kill_during_the_next_one(
                 last = saved(api, session)["number"]
                 assert api.run(session, READ)["stdout"] == f"{[generations[last]]}\n"
         server.stop(signal.SIGKILL)
-        await collect(place, session, None if s3 is None else S3Blobs(s3.settings("atoll")))
+        await collect(directory, session, None if s3 is None else S3Blobs(s3.settings("atoll")))
         server.start()
         with server.client() as http:
             api = Api(http)

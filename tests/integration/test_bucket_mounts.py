@@ -61,14 +61,14 @@ def s3fs() -> None:
 def node(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    place = tmp_path_factory.mktemp("mounts")
+    directory = tmp_path_factory.mktemp("mounts")
     env = s3.environment(
         ATOLL_BLOB__URL="s3://atoll/mounts-test",
         ATOLL_POOL__SIZE="1",
         ATOLL_LOCAL__MOUNT_SCRATCH=str(128 * 2**20),
         ATOLL_LOCAL__MOUNT_MEMORY=str(MEMORY),
     )
-    with Server(place, **env) as server:
+    with Server(directory, **env) as server:
         yield server
     assert mounted(server) == []
     assert processes(server) == []
@@ -135,9 +135,9 @@ def volume(api: Api, name: str) -> Iterator[str]:
 
 
 def fails(api: Api, session_id: str, line: str) -> str:
-    told = api.run(session_id, command=["sh", "-c", line], timeout=60, wait=60)
-    assert told["exit_code"] != 0, told
-    return str(told["stderr"])
+    result = api.run(session_id, command=["sh", "-c", line], timeout=60, wait=60)
+    assert result["exit_code"] != 0, result
+    return str(result["stderr"])
 
 
 def end_instance(server: Server, api: Api, session_id: str) -> None:
@@ -149,7 +149,7 @@ def end_instance(server: Server, api: Api, session_id: str) -> None:
 # Volumes
 
 
-def test_two_sessions_share_one(api: Api, node: Server, s3: S3Server) -> None:
+def test_two_sessions_share_a_volume(api: Api, node: Server, s3: S3Server) -> None:
     with (
         volume(api, "shared") as name,
         session(api, given(name)) as first,
@@ -166,7 +166,7 @@ def test_two_sessions_share_one(api: Api, node: Server, s3: S3Server) -> None:
         assert sh(api, second, "ls /data/shared") == "moved\n"
 
 
-def test_read_only_is_read_only(api: Api) -> None:
+def test_a_read_only_volume_cannot_be_written(api: Api) -> None:
     with (
         volume(api, "ro") as name,
         session(api, given(name)) as writer,
@@ -183,7 +183,7 @@ def test_read_only_is_read_only(api: Api) -> None:
         assert sh(api, reader, "cat /data/shared/file") == "text\n"
 
 
-def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
+def test_a_removed_volume_leaves_the_bucket_and_a_recreated_one_is_empty(
     api: Api, s3: S3Server
 ) -> None:
     odd = "/data/shared/'with a space, ü and %2F'"
@@ -197,7 +197,7 @@ def test_a_removed_one_is_gone_from_the_bucket_and_a_new_one_is_empty(
         assert left == []
 
 
-def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Server) -> None:
+def test_a_writer_fills_only_the_scratch_space_of_its_mount(api: Api, node: Server) -> None:
     with volume(api, "large") as name, session(api, given(name), disk="1Gi") as one:
         sh(api, one, "head -c 80000000 /dev/zero | tr '\\0' x > /data/shared/big")
         assert sh(api, one, "tr -d x < /data/shared/big | wc -c; wc -c < /data/shared/big") == (
@@ -206,7 +206,7 @@ def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Serv
         fails(api, one, "head -c 300000000 /dev/zero > /data/shared/bigger")
         sh(api, one, "rm -f /data/shared/bigger; echo fine > /data/shared/small")
         assert sh(api, one, "cat /data/shared/small") == "fine\n"
-        # What it did not fill: s3fs did all that within limits of its own.
+        # Space that the session did not use: s3fs stayed within its own limits.
         [pid] = processes(node)
         assert int(memory_limit(pid).read_text()) == MEMORY
         assert int((group_of(pid, "pids") / "pids.max").read_text()) <= PROCESSES + 1
@@ -218,7 +218,7 @@ def test_a_writer_fills_its_mounts_scratch_and_nothing_else(api: Api, node: Serv
 # What code inside could do with it
 
 
-def test_no_credentials_are_inside_or_on_a_command_line(api: Api, node: Server) -> None:
+def test_sandbox_and_command_lines_contain_no_credentials(api: Api, node: Server) -> None:
     look = (
         "cat /proc/self/mountinfo /proc/mounts /proc/*/environ /proc/*/cmdline /proc/*/mountinfo "
         "2>/dev/null; env; ls -la /data/shared /proc/1/root /proc/self/fd 2>&1; true"
@@ -242,7 +242,7 @@ def test_no_credentials_are_inside_or_on_a_command_line(api: Api, node: Server) 
         assert "s3fs" not in sh(api, one, "cat /proc/*/comm")
 
 
-def test_there_is_no_device_no_other_user_and_no_way_out(api: Api, node: Server) -> None:
+def test_a_volume_gives_no_device_no_other_user_and_no_way_out(api: Api, node: Server) -> None:
     with (
         volume(api, "trap") as name,
         session(api, given(name)) as one,
@@ -266,8 +266,8 @@ def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
         ("line\n", "return\r", "%2e%2e%2fx", "..%2f", "a?b#c&d", "\u202e")
     ):
         with volume(api, f"odd-{number}") as odd, session(api, given(odd)) as one:
-            told = api.run(one, f"open('/data/shared/' + {name!r}, 'w').write('x')")
-            assert told["status"] == "success", told
+            result = api.run(one, f"open('/data/shared/' + {name!r}, 'w').write('x')")
+            assert result["status"] == "success", result
     answer(api.http.post(f"{V1}/volumes", json={"id": "unlistable"}), 201)
     with session(api, given("unlistable")) as one:
         api.run(
@@ -276,12 +276,12 @@ def test_names_that_s3_cannot_list_are_reported_and_delay_no_other_session(
     eventually(lambda: len(mounted(node)) == 0)
     refused = api.http.delete(f"{V1}/volumes/unlistable")
     assert str(node.data_dir) not in problem(refused, 409, "volume_not_emptied")["detail"]
-    # It did not seem as if the store were away, in which everybody has files.
+    # The store did not count as unavailable, which would affect all sessions.
     assert "blobs.away" not in node.stderr()
     answer(api.http.get(f"{V1}/volumes/unlistable"))
 
 
-def test_objects_that_others_wrote_harm_nobody(api: Api, node: Server, s3: S3Server) -> None:
+def test_objects_written_by_other_programs_do_no_harm(api: Api, node: Server, s3: S3Server) -> None:
     answer(api.http.post(f"{V1}/volumes", json={"id": "outside"}), 201)
     place = "mounts-test/volumes/outside"
     hostile = {
@@ -330,9 +330,9 @@ def test_a_mounted_workspace_is_the_bucket_and_outlives_its_instance(
 ) -> None:
     with session(api, workspace_mode="mount") as one:
         api.put(one, "uploaded", b"by the API")
-        told = api.run(one, "open('made', 'w').write('by code')\nprint(open('uploaded').read())")
-        assert told["stdout"] == "by the API\n"
-        assert "made" in [artifact.split("/")[-1] for artifact in told["artifacts"]]
+        output = api.run(one, "open('made', 'w').write('by code')\nprint(open('uploaded').read())")
+        assert output["stdout"] == "by the API\n"
+        assert "made" in [artifact.split("/")[-1] for artifact in output["artifacts"]]
         stored = s3.store().get(f"mounts-test/mounts/{one}/made").bytes()
         assert bytes(stored) == b"by code"
         fails(api, one, "touch /etc/x")
@@ -346,7 +346,7 @@ def test_a_mounted_workspace_is_the_bucket_and_outlives_its_instance(
     assert bytes(s3.store().get(f"mounts-test/mounts/{one}/made").bytes()) == b"by code"
 
 
-def test_a_mounted_workspace_is_its_sessions_alone(api: Api) -> None:
+def test_only_its_session_sees_a_mounted_workspace(api: Api) -> None:
     with session(api, workspace_mode="mount") as one, session(api, workspace_mode="mount") as two:
         sh(api, one, "echo mine > file")
         assert sh(api, two, "ls") == ""
@@ -395,18 +395,18 @@ def test_an_s3fs_that_died_or_hangs_is_replaced_automatically(
                 api.submit(one, CROWD, timeout=20)
             came = ["sh", "-c", "cat /data/shared/file file"]
 
-            def came_back() -> bool:
-                told = api.execute(one, command=came, timeout=5, wait=30)
-                assert told.status_code in (200, 202), told.text
-                return bool(told.json().get("stdout") == "kept\nhere\n")
+            def has_recovered() -> bool:
+                response = api.execute(one, command=came, timeout=5, wait=30)
+                assert response.status_code in (200, 202), response.text
+                return bool(response.json().get("stdout") == "kept\nhere\n")
 
-            eventually(came_back, 120)
+            eventually(has_recovered, 120)
             assert not set(before) & set(processes(server))
             assert api.get(other)["container_id"] == stays
             assert ("mount.out_of_memory" in server.stderr()) == (harm is starve)
 
 
-def test_a_killed_server_finds_its_mounts_again(
+def test_the_next_server_adopts_mounts_of_a_killed_one(
     s3: S3Server, s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     env = s3.environment(ATOLL_BLOB__URL="s3://atoll/killed", ATOLL_POOL__SIZE="0")
@@ -432,7 +432,7 @@ def test_a_killed_server_finds_its_mounts_again(
             eventually(lambda: groups(server) == [])
 
 
-def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
+def test_files_give_errors_while_s3_is_unavailable_and_the_api_responds(
     s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -448,7 +448,7 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
             own.kill()
             assert http.delete(f"{V1}/volumes/unused").status_code == 503
             fails(api, one, "echo more > /data/shared/new && sync && cat /data/shared/new")
-            # The rest of the session, other sessions and the API go on.
+            # The rest of the session, other sessions and the API still work.
             assert sh(api, one, "echo fine > /workspace/x; cat /workspace/x") == "fine\n"
             other = api.create()["id"]
             assert sh(api, other, "echo fine") == "fine\n"
@@ -458,7 +458,7 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
             own.start()
             eventually(lambda: "before" in api.run(
                 one, command=["cat", "/data/shared/file"])["stdout"], 30)  # fmt: skip
-            # The volume that could not be removed has all that was in it, also a while later.
+            # The volume that could not be removed is complete, also later.
             eventually(lambda: "blobs.back" in server.stderr())
             with session(api, given("unused")) as user:
                 assert sh(api, user, "cat /data/shared/file") == "kept"
@@ -467,7 +467,7 @@ def test_files_give_errors_while_the_s3_server_is_away_and_atoll_answers(
                 api.end(each)
 
 
-def test_an_s3_server_that_hangs_makes_only_its_users_wait(
+def test_a_hanging_s3_server_delays_only_sessions_that_use_it(
     s3fs: None, bubblewrap: str, tmp_path: Path
 ) -> None:
     """As many as asyncio has threads; and a process that waits for S3 cannot be ended."""
@@ -506,8 +506,8 @@ def test_an_s3_server_that_hangs_makes_only_its_users_wait(
                     wait(begun, return_when=FIRST_COMPLETED)
                     assert other.done()
                     assert sh(api, other.result()["id"], "echo fine") == "fine\n"
-                    told = stuck.result()
-                    assert (told["status"], told["cause"]) == ("timeout", "timeout"), told
+                    result = stuck.result()
+                    assert (result["status"], result["cause"]) == ("timeout", "timeout"), result
                     own.resume()
                     for each in asked:
                         if each.result().status_code == 201:

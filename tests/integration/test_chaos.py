@@ -1,9 +1,9 @@
 """
-Replicas are killed again and again while clients work: nothing accepted is lost or done twice.
+Replicas are killed repeatedly while clients work: no accepted request is lost or handled twice.
 
-What the clients do is planned by a seed. A client that gets no answer sends the same request, with
-the same key, to another member. In the end every answer that a client got is what the database
-says, what every member says, and what is on the node.
+The requests of the clients are derived from a seed. A client without a response repeats the
+request, with the same key, at another member. Finally every received response agrees with the
+database, with all members, and with the node.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ CLIENTS = 4
 STEPS = 15
 KILLS = 2
 LASTING = 3
-"""Sessions that nobody deletes, so that all clients want the same ones."""
+"""Sessions that are not deleted, so that all clients use the same ones."""
 WORK = {"execute": 10, "submit": 10, "create": 3, "read": 5, "cancel": 3, "delete": 2}
 AGAIN = frozenset(
     {"idempotency_in_flight", "coordination_unavailable", "session_not_ready", "lease_lost"}
 )
-"""Codes of answers that leave open what happened: the same is asked again."""
+"""Codes of responses with an unknown outcome: the request is repeated."""
 
 
 @dataclass
 class Seen:
-    """What clients were told, by all of them together."""
+    """Responses that all clients received."""
 
     sessions: list[str] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Seen:
 
 
 class Client:
-    """One who works through whichever member answers."""
+    """A client that uses any member that answers."""
 
     def __init__(self, members: Sequence[Member], seen: Seen, name: str) -> None:
         self._members = members
@@ -72,12 +72,12 @@ class Client:
                 getattr(self, f"_{kind}")(f"{self._name}-{number}")
                 self._seen.steps += 1
 
-    def _ask(self, method: str, path: str, key: str = "", **fields: Any) -> httpx.Response:
-        """The first answer that says what happened."""
+    def _request(self, method: str, path: str, key: str = "", **fields: Any) -> httpx.Response:
+        """The first response with a known outcome."""
         answers: list[httpx.Response] = []
         headers = {"Idempotency-Key": key} if key else {}
 
-        def answered() -> bool:
+        def responds() -> bool:
             member = self._chance.choice(self._members)
             try:
                 response = self._http.request(
@@ -90,13 +90,13 @@ class Client:
             self._seen.story.append(f"{key or path} {member.name}: {response.text[:200]}")
             return response.is_success or response.json()["code"] not in AGAIN
 
-        eventually(answered, LONG)
+        eventually(responds, LONG)
         return answers[-1]
 
     def _create(self, token: str) -> None:
         cold = self._chance.random() < 0.3
         fields = {"disk": "8Mi"} if cold else {"env_vars": {"TOKEN": token}}
-        created = self._ask("POST", "sessions", f"create-{token}", timeout=600, **fields)
+        created = self._request("POST", "sessions", f"create-{token}", timeout=600, **fields)
         assert created.status_code == 201, created.text
         self._seen.sessions.append(created.json()["id"])
 
@@ -105,41 +105,43 @@ class Client:
         pause = f"import time\ntime.sleep({self._chance.choice([0, 0, 0.05, 0.5])})\n"
         path, code = f"sessions/{session}/execute", pause + note(token)
         fields = fields or {"wait": 20}
-        sent = self._ask("POST", path, f"execute-{token}", code=code, timeout=60, **fields)
+        sent = self._request("POST", path, f"execute-{token}", code=code, timeout=60, **fields)
         if sent.status_code == 409:
             assert sent.json()["code"] == "session_ended", sent.text
-            assert session in self._seen.deleted or self._ends(session)
+            assert session in self._seen.deleted or self._is_terminated(session)
             return
         assert sent.status_code in (200, 202), sent.text
         self._seen.executions[sent.json()["execution_id"]] = (session, token)
 
-    def _ends(self, session: str) -> bool:
-        """Whether somebody ends it, who was not told yet that it has ended."""
-        return bool(self._ask("GET", f"sessions/{session}").json()["status"] == "terminated")
+    def _is_terminated(self, session: str) -> bool:
+        """Whether another client, which has not received the response yet, has deleted it."""
+        return bool(self._request("GET", f"sessions/{session}").json()["status"] == "terminated")
 
     def _submit(self, token: str) -> None:
         self._execute(token, wait=0)
 
     def _read(self, token: str) -> None:
         session = self._chance.choice(self._seen.sessions)
-        assert self._ask("GET", f"sessions/{session}").status_code == 200
-        assert self._ask("GET", f"sessions/{session}/executions").status_code == 200
+        assert self._request("GET", f"sessions/{session}").status_code == 200
+        assert self._request("GET", f"sessions/{session}/executions").status_code == 200
         for execution_id in list(self._seen.executions)[-2:]:
-            assert self._ask("GET", f"executions/{execution_id}").status_code == 200
+            assert self._request("GET", f"executions/{execution_id}").status_code == 200
 
     def _cancel(self, token: str) -> None:
         if self._seen.executions:
             execution_id = self._chance.choice(list(self._seen.executions))
-            # Before it is asked: an answer may be lost, and it is cancelled all the same.
+            # Recorded before the request: its response may be lost although it is cancelled.
             self._seen.cancelled.add(execution_id)
-            told = self._ask("POST", f"executions/{execution_id}/cancel", f"cancel-{token}")
-            assert told.status_code == 200 or told.json()["code"] == "execution_ended", told.text
+            response = self._request("POST", f"executions/{execution_id}/cancel", f"cancel-{token}")
+            assert response.status_code == 200 or response.json()["code"] == "execution_ended", (
+                response.text
+            )
 
     def _delete(self, token: str) -> None:
         if len(self._seen.sessions) > LASTING:
             session = self._chance.choice(self._seen.sessions[LASTING:])
-            told = self._ask("DELETE", f"sessions/{session}")
-            assert told.json()["status"] == "terminated", told.text
+            response = self._request("DELETE", f"sessions/{session}")
+            assert response.json()["status"] == "terminated", response.text
             self._seen.deleted.add(session)
 
 
@@ -150,7 +152,7 @@ def cluster(request: pytest.FixtureRequest, bubblewrap: str, tmp_path: Path) -> 
         yield found
 
 
-def test_nothing_is_lost_or_done_twice_while_replicas_are_killed(cluster: Cluster) -> None:
+def test_no_execution_is_lost_or_repeated_while_replicas_are_killed(cluster: Cluster) -> None:
     seen = Seen([str(cluster[0].api.create(timeout=600)["id"]) for _ in range(LASTING)])
     torment(cluster.members, seen, "three")
     assert cluster[2].stop() == 0
@@ -163,7 +165,7 @@ def test_nothing_is_lost_or_done_twice_while_replicas_are_killed(cluster: Cluste
 
 
 def torment(members: Sequence[Member], seen: Seen, seed: str) -> None:
-    """Clients at work, and meanwhile one member after the other is killed and comes back."""
+    """Run clients, while one member after the other is killed and restarted."""
     chance = random.Random(seed)
     before = seen.steps
     with ThreadPoolExecutor(CLIENTS) as threads:
@@ -182,7 +184,7 @@ def torment(members: Sequence[Member], seen: Seen, seed: str) -> None:
 
 def check_executions(cluster: Cluster, seen: Seen) -> None:
     rows = {row["id"]: row for row in cluster.rows("SELECT * FROM executions")}
-    # None that nobody was told of, though many were asked for more than once.
+    # No execution without a response, although many were requested repeatedly.
     assert set(rows) == set(seen.executions)
     ran = {
         session: lines(cluster[0].api, session)

@@ -27,7 +27,7 @@ def cluster(shared: Cluster) -> Cluster:
     return shared.start()
 
 
-def test_one_types_over_all_replicas_and_the_next_takes_over(cluster: Cluster) -> None:
+def test_one_client_types_across_replicas_and_the_next_takes_over(cluster: Cluster) -> None:
     a, b = cluster.apis
     session = a.create()["id"]
     execution = begin(a, session, terminal=SHELL)
@@ -35,7 +35,7 @@ def test_one_types_over_all_replicas_and_the_next_takes_over(cluster: Cluster) -
         there.ready().send("echo fi''rst\n").until("first\r\n")
         with console(a, execution) as here:
             here.until("first\r\n").send("x").refused("console_taken")
-            there.say(type="close").closed()
+            there.send_message(type="close").closed()
             here.ready().send("echo se''cond; exit 5\n").until("second\r\n")
             assert here.ended()["exit_code"] == 5
     assert b.result(execution)["exit_code"] == 5

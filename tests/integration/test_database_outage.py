@@ -42,14 +42,14 @@ T = TypeVar("T")
 SERVERS = {"mariadb": MariaDB, "postgresql": PostgreSQL}
 # Long enough for a server to start again.
 PATIENT = DatabaseSettings(retries=8, retry_backoff=timedelta(seconds=0.1))
-# One that is gone refuses at once.
+# A stopped server refuses connections immediately.
 GONE = DatabaseSettings(
     retries=0,
     connect_timeout=timedelta(seconds=10),
     operation_timeout=timedelta(seconds=10),
     pool_timeout=timedelta(seconds=10),
 )
-# One that is silent is waited for.
+# Calls wait for a silent server.
 SILENT = DatabaseSettings(
     retries=0,
     connect_timeout=timedelta(seconds=3),
@@ -95,7 +95,7 @@ async def open_store(server: DatabaseServer, anyio_backend: str) -> AsyncIterato
             await store.open()
             return store
 
-        # Everything below ends by itself; this only keeps a failure from lasting for ever.
+        # Everything below ends on its own; this only bounds a failure.
         async with asyncio.timeout(120):
             yield open_store
 
@@ -110,7 +110,7 @@ async def opened(server: DatabaseServer, settings: DatabaseSettings) -> AsyncIte
         await engine.close()
 
 
-async def until_back(call: Callable[[], Awaitable[T]]) -> T:
+async def until_available(call: Callable[[], Awaitable[T]]) -> T:
     """What it gives, as soon as the database serves it."""
     async with asyncio.timeout(60):
         while True:
@@ -201,7 +201,7 @@ async def proxy(server: DatabaseServer, anyio_backend: str) -> AsyncIterator[Pro
         yield running
 
 
-async def test_a_killed_database_is_unavailable_and_comes_back_by_itself(
+async def test_calls_to_a_killed_database_fail_until_it_restarts(
     server: DatabaseServer, open_store: Open
 ) -> None:
     store = await open_store(settings=GONE)
@@ -228,9 +228,7 @@ async def test_a_killed_database_is_unavailable_and_comes_back_by_itself(
     assert (await store.executions.save(completed(execution))).version == 2
 
 
-async def test_calls_that_may_be_repeated_outlast_a_restart(
-    server: DatabaseServer, open_store: Open
-) -> None:
+async def test_repeatable_calls_outlast_a_restart(server: DatabaseServer, open_store: Open) -> None:
     store = await open_store()
     execution, template = make_execution(), make_template()
     await store.executions.add(execution)
@@ -273,7 +271,7 @@ async def test_while_the_database_is_down_calls_fail_without_retries(
     await store.ping()
 
 
-async def test_a_database_that_is_silent_has_a_bound(
+async def test_calls_to_a_silent_database_time_out(
     server: DatabaseServer, open_store: Open
 ) -> None:
     store = await open_store(settings=SILENT)
@@ -295,7 +293,7 @@ async def test_a_database_that_is_silent_has_a_bound(
     finally:
         server.resume()
 
-    assert await until_back(lambda: store.executions.get(execution.id)) == execution
+    assert await until_available(lambda: store.executions.get(execution.id)) == execution
 
 
 def connections_to(port: int) -> list[str]:
@@ -304,7 +302,7 @@ def connections_to(port: int) -> list[str]:
     return [far for far, state in ends if far.endswith(f":{port:04X}") and state == ESTABLISHED]
 
 
-async def test_a_database_that_falls_silent_in_the_middle_has_a_bound(
+async def test_calls_time_out_when_the_database_falls_silent_during_a_transaction(
     server: DatabaseServer, open_store: Open
 ) -> None:
     template = make_template()
@@ -329,10 +327,10 @@ async def test_a_database_that_falls_silent_in_the_middle_has_a_bound(
             server.resume()
 
         assert caught.value.code == "database_unavailable"
-        await until_back(lambda: engine.read(read))
+        await until_available(lambda: engine.read(read))
 
 
-async def test_a_cancelled_caller_leaves_no_connection_behind_in_a_bad_state(
+async def test_a_cancelled_call_leaves_no_broken_connection_in_the_pool(
     server: DatabaseServer,
 ) -> None:
     alone = PATIENT.model_copy(update={"pool_size": 1, "max_overflow": 0})
@@ -356,7 +354,7 @@ async def test_a_cancelled_caller_leaves_no_connection_behind_in_a_bad_state(
     assert row["n"] == 7
 
 
-async def test_the_second_address_serves_while_the_first_does_not(
+async def test_the_second_address_is_used_while_the_first_is_unavailable(
     servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
 ) -> None:
     first, second = servers
@@ -372,7 +370,7 @@ async def test_the_second_address_serves_while_the_first_does_not(
     assert await store.cluster() == names[0]
 
 
-async def test_all_addresses_are_named_when_none_answers(
+async def test_an_error_lists_all_unavailable_addresses(
     servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
 ) -> None:
     store = await open_store(*(server.url for server in servers), settings=GONE)
@@ -387,7 +385,7 @@ async def test_all_addresses_are_named_when_none_answers(
     assert "atoll-password" not in caught.value.message
 
 
-async def test_a_secondary_that_takes_no_writes_is_left_for_the_first_address(
+async def test_a_read_only_secondary_is_replaced_by_the_first_address(
     servers: tuple[DatabaseServer, DatabaseServer], open_store: Open
 ) -> None:
     first, second = servers
@@ -452,7 +450,7 @@ class Embrace:
         return write
 
 
-async def test_a_deadlock_is_tried_again(server: DatabaseServer) -> None:
+async def test_a_deadlocked_transaction_is_retried(server: DatabaseServer) -> None:
     async with opened(server, PATIENT) as engine:
         embrace = Embrace(engine)
         answers = await embrace.run(repeatable=True)
@@ -462,7 +460,7 @@ async def test_a_deadlock_is_tried_again(server: DatabaseServer) -> None:
     assert len({row["value"] for row in rows}) == 1
 
 
-async def test_a_transaction_of_several_steps_is_never_tried_again(server: DatabaseServer) -> None:
+async def test_a_transaction_of_several_steps_is_never_retried(server: DatabaseServer) -> None:
     async with opened(server, PATIENT) as engine:
         embrace = Embrace(engine)
         answers = await embrace.run(repeatable=False)
@@ -472,7 +470,7 @@ async def test_a_transaction_of_several_steps_is_never_tried_again(server: Datab
     assert error.code == "database_unavailable"
 
 
-async def test_an_add_whose_commit_was_not_answered_is_neither_doubled_nor_failed(
+async def test_an_add_with_an_unconfirmed_commit_is_stored_once(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -490,7 +488,7 @@ async def test_an_add_whose_commit_was_not_answered_is_neither_doubled_nor_faile
         await store.executions.add(execution)
 
 
-async def test_a_save_whose_commit_was_not_answered_is_written_once(
+async def test_a_save_with_an_unconfirmed_commit_is_written_once(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -509,7 +507,7 @@ async def test_a_save_whose_commit_was_not_answered_is_written_once(
     assert await direct.sessions.get(session.id) == changed
 
 
-async def test_a_write_that_was_cut_off_before_its_commit_is_written(
+async def test_a_write_interrupted_before_its_commit_is_repeated(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -545,7 +543,7 @@ async def test_an_invocation_is_written_once_whenever_the_connection_is_cut(
     )
 
 
-async def test_one_that_was_cut_off_and_comes_second_to_go_on_leaves_nothing(
+async def test_an_interrupted_retry_that_loses_to_another_leaves_nothing(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -564,7 +562,7 @@ async def test_one_that_was_cut_off_and_comes_second_to_go_on_leaves_nothing(
     )
 
 
-async def test_a_save_that_was_cut_off_does_not_take_anothers_for_its_own(
+async def test_an_interrupted_save_does_not_mistake_another_for_its_own(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -580,7 +578,7 @@ async def test_a_save_that_was_cut_off_does_not_take_anothers_for_its_own(
     assert await direct.executions.get(execution.id) == replace(other, version=2)
 
 
-async def test_an_add_that_was_cut_off_does_not_take_anothers_for_its_own(
+async def test_an_interrupted_add_does_not_mistake_another_for_its_own(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -592,7 +590,7 @@ async def test_an_add_that_was_cut_off_does_not_take_anothers_for_its_own(
         await store.executions.add(execution)
 
 
-async def test_a_write_of_several_steps_that_was_cut_off_is_not_repeated(
+async def test_an_interrupted_write_of_several_steps_is_not_repeated(
     proxy: Proxy, open_store: Open
 ) -> None:
     store, direct = await open_store(proxy.url), await open_store()
@@ -609,7 +607,7 @@ async def test_a_write_of_several_steps_that_was_cut_off_is_not_repeated(
     assert await direct.sessions.get(session.id) == session
 
 
-async def test_more_connections_than_the_server_has_are_unavailable(
+async def test_connections_beyond_the_limit_of_the_server_are_unavailable(
     server: DatabaseServer, open_store: Open
 ) -> None:
     store = await open_store(settings=GONE)
@@ -630,4 +628,4 @@ async def test_more_connections_than_the_server_has_are_unavailable(
     assert caught.value.code == opening.value.code == "database_unavailable"
     assert "connection" in caught.value.message
     # The server may count those that were closed for a moment longer.
-    await until_back(store.open)
+    await until_available(store.open)

@@ -40,9 +40,7 @@ def tls(tmp_path: Path) -> TLS:
 
 
 @KINDS
-async def test_what_is_committed_survives_a_kill(
-    kind: type[DatabaseServer], tmp_path: Path
-) -> None:
+async def test_committed_data_survives_a_kill(kind: type[DatabaseServer], tmp_path: Path) -> None:
     with kind(tmp_path) as server:
         engine = connect(server)
         async with engine.begin() as connection:
@@ -61,7 +59,7 @@ async def test_what_is_committed_survives_a_kill(
 
 
 @KINDS
-async def test_a_server_with_tls_takes_no_plain_connection(
+async def test_a_server_with_tls_refuses_plain_connections(
     kind: type[DatabaseServer], tmp_path: Path, tls: TLS
 ) -> None:
     trusting = ssl.create_default_context(cafile=str(tls.authority))

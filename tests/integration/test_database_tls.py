@@ -1,4 +1,4 @@
-"""TLS to the database: who is trusted, and that it is never quietly left out."""
+"""TLS to the database: which certificates are trusted, and that TLS is never skipped silently."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ async def is_encrypted(url: str) -> bool:
         return bool(await connection.scalar(text(ENCRYPTED[url.partition(":")[0]])))
 
 
-async def test_a_server_with_a_certificate_of_the_authority_is_trusted(
+async def test_a_certificate_of_the_configured_authority_is_trusted(
     server: DatabaseServer, files: Path
 ) -> None:
     assert await is_encrypted(f"{server.url}?ssl_ca={files}/ca.pem")
 
 
-async def test_a_server_with_a_certificate_of_another_authority_is_not(
+async def test_a_certificate_of_another_authority_is_refused(
     server: DatabaseServer, files: Path
 ) -> None:
     with pytest.raises(TemporaryError, match="certificate verify failed"):
         await is_encrypted(f"{server.url}?ssl_ca={files}/other.pem")
 
 
-async def test_a_server_under_another_name_is_not_trusted(
+async def test_a_certificate_for_another_host_name_is_refused(
     server: DatabaseServer, files: Path, tmp_path: Path
 ) -> None:
     with (
@@ -99,7 +99,7 @@ async def test_a_server_under_another_name_is_not_trusted(
         await is_encrypted(f"{other.url}?ssl_ca={files}/ca.pem")
 
 
-async def test_a_client_shows_its_certificate_where_one_is_wanted(
+async def test_a_client_sends_its_certificate_on_request(
     server: DatabaseServer, files: Path
 ) -> None:
     demand_certificates(server)
@@ -124,7 +124,7 @@ def demand_certificates(server: DatabaseServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
-async def test_a_server_without_tls_is_refused_when_files_are_given(
+async def test_with_tls_files_a_server_without_tls_is_refused(
     request: pytest.FixtureRequest, kind: str, files: Path
 ) -> None:
     plain: DatabaseServer = request.getfixturevalue(kind)
@@ -165,8 +165,8 @@ async def test_the_parameters_of_a_url_reach_the_server(
 
 
 async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
-    """One in between takes the offer out of the greeting, and would be told the password."""
-    heard = asyncio.get_running_loop().create_future()
+    """An attacker in between removes the TLS offer from the greeting to get the password."""
+    received = asyncio.get_running_loop().create_future()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         capabilities = 0xFFFFFFFF & ~CLIENT.SSL
@@ -177,14 +177,14 @@ async def test_no_password_is_sent_to_a_server_without_tls(files: Path) -> None:
             + b"123456789012\0mysql_native_password\0"
         )  # fmt: skip
         writer.write(struct.pack("<I", len(body))[:3] + b"\0" + body)
-        told = await reader.read(1000)
+        data = await reader.read(1000)
         writer.close()
-        if not heard.done():
-            heard.set_result(told)
+        if not received.done():
+            received.set_result(data)
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         url = f"mysql://atoll:secret@127.0.0.1:{port}/atoll?ssl_ca={files}/ca.pem"
         with pytest.raises(TemporaryError, match="no TLS"):
             await is_encrypted(url)
-        assert await heard == b""
+        assert await received == b""

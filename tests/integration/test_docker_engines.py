@@ -40,8 +40,8 @@ class EngineNode(FleetNode):
             for one in volumes
             if Label.WORKSPACE in (one["Labels"] or {})
         }
-        place = self.data_dir / "node" / "workspaces"
-        return kept | ({path.name for path in place.iterdir()} if place.is_dir() else set())
+        directory = self.data_dir / "node" / "workspaces"
+        return kept | ({path.name for path in directory.iterdir()} if directory.is_dir() else set())
 
 
 class Engines(Fleet):
@@ -80,23 +80,23 @@ def engines(image_archives: Archives, tmp_path: Path) -> Iterator[list[Dockerd]]
     with ExitStack() as stack:
         found = []
         for number, tls in enumerate((False, True)):
-            place = tmp_path / f"engine-{number}"
-            place.mkdir()
-            found.append(image_archives.load(stack.enter_context(Dockerd(place, tls=tls))))
+            directory = tmp_path / f"engine-{number}"
+            directory.mkdir()
+            found.append(image_archives.load(stack.enter_context(Dockerd(directory, tls=tls))))
         yield found
 
 
 def problem_of(nodes: Engines, asked: EngineNode, about: EngineNode) -> dict[str, Any]:
-    return nodes.told(asked.api)[about.id]
+    return nodes.nodes_by_id(asked.api)[about.id]
 
 
-def test_sessions_are_placed_on_both_engines_and_leave_a_drained_one(
+def test_sessions_use_both_engines_and_leave_a_drained_one(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     with Engines(tmp_path, s3, engines) as nodes:
         here, there = nodes[0], nodes[1]
-        told = nodes.told(here.api)
-        assert {one["type"] for one in told.values()} == {"docker"}
+        reported = nodes.nodes_by_id(here.api)
+        assert {one["type"] for one in reported.values()} == {"docker"}
         made = [here.api.create(timeout=3600)["id"] for _ in range(4)]
         made.append(nodes.create_on(there, timeout=3600))
         made.append(nodes.create_on(here, timeout=3600))
@@ -161,9 +161,9 @@ def test_sessions_continue_after_a_restart_of_their_only_engine(
     engines: list[Dockerd], s3: S3Server, tmp_path: Path
 ) -> None:
     for number in (0, 1):
-        place = tmp_path / f"fleet-{number}"
-        place.mkdir()
-        with Engines(place, s3, engines[number : number + 1]) as nodes:
+        directory = tmp_path / f"fleet-{number}"
+        directory.mkdir()
+        with Engines(directory, s3, engines[number : number + 1]) as nodes:
             (alone,) = nodes.nodes
             session = nodes.create_on(alone, timeout=3600)
             sh(alone.api, session, "echo kept > file")

@@ -11,8 +11,8 @@ from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.reconcile.orphaned_instances import ORPHAN_AGE
 from atoll.settings import DockerSettings, Settings
-from tests.component.reconcile.test_orphans import ground
-from tests.e2e.test_docker import begin, names
+from tests.component.reconcile.test_orphans import environment
+from tests.e2e.test_docker import create_orphan, names
 from tests.servers.images import PYTHON
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_orphaned_container_is_removed_after_a_while(
+async def test_an_orphaned_container_is_removed_after_a_delay(
     dockerd: Dockerd, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)
@@ -31,10 +31,10 @@ async def test_an_orphaned_container_is_removed_after_a_while(
     driver = DockerDriver(tmp_path, engine, settings.link, settings.local)
     await driver.open()
     orphan, stranger = ids.instance_id(), ids.instance_id()
-    begin(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
-    begin(dockerd, stranger, "somebody else's")
+    create_orphan(dockerd, orphan, (tmp_path / "node" / "docker-name").read_text())
+    create_orphan(dockerd, stranger, "somebody else's")
     try:
-        async with ground(tmp_path, driver=driver) as found:
+        async with environment(tmp_path, driver=driver) as found:
             await found.sweep.once()
             assert {orphan, stranger} <= names(dockerd), "it may be on its way to somebody"
             found.clock.time += timedelta(seconds=ORPHAN_AGE)

@@ -27,11 +27,11 @@ def remains(engine: Dockerd | SimpleNamespace) -> list[str]:
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
-                told = (process / "cmdline").read_text(), (process / "cgroup").read_text()
+                description = (process / "cmdline").read_text(), (process / "cgroup").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if place in told[0] or f"/{engine.cgroup}/" in told[1]:
-                found.append(f"process {process.name} {told[0]}")
+            if place in description[0] or f"/{engine.cgroup}/" in description[1]:
+                found.append(f"process {process.name} {description[0]}")
     return found
 
 

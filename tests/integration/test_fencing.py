@@ -1,8 +1,8 @@
 """
-A replica that stood still for longer than it may comes back and does no harm.
+A replica that was suspended for too long resumes and does no harm.
 
-It was given up, and others saw to what it had; it does not know that yet. Nothing is run a second
-time, no result is written over, and its own clients are told what the others found.
+It counted as lost, and others took over its executions, which it does not know yet. No execution is
+run twice, no result is overwritten, and its own clients receive the results of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
-from tests.integration.replicas import LONG, Cluster, Member, ended, lines, note, running
+from tests.integration.replicas import LONG, Cluster, Member, lines, note, result_of, running
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +40,26 @@ def session(cluster: Cluster) -> Iterator[str]:
     cluster[0].api.end(session_id)
 
 
-def replica_of(cluster: Cluster, number: int, session: str) -> str:
-    """The id under which a member sees to executions."""
+def owner_of(cluster: Cluster, number: int, session: str) -> str:
+    """The id under which a member owns executions."""
     api = cluster[number].api
     return cluster.holder(api.run(session, "print(1)")["execution_id"])
 
 
-def taken_over(cluster: Cluster, *execution_ids: str) -> None:
-    """Wait until the other one has them; it is the living one's log that says so."""
+def wait_for_takeover(cluster: Cluster, *execution_ids: str) -> None:
+    """Wait until the other member owns them, according to its log."""
     for execution_id in execution_ids:
-        eventually(functools.partial(says, cluster[1], "execution.adopted", execution_id), LONG)
+        eventually(
+            functools.partial(logs_event, cluster[1], "execution.adopted", execution_id), LONG
+        )
 
 
-def says(member: Member, event: str, execution_id: str) -> bool:
+def logs_event(member: Member, event: str, execution_id: str) -> bool:
     return any(event in line for line in member.stderr().splitlines() if execution_id in line)
 
 
 def works(cluster: Cluster, session: str) -> None:
-    """Whether it goes on as if nothing had been."""
+    """Whether it works as before."""
     for member in (cluster[0], cluster[1], cluster[0]):
         assert member.api.run(session, "print(2)")["stdout"] == "2\n"
     assert cluster[0].api.run(cluster[0].api.create()["id"], "print(3)")["stdout"] == "3\n"
@@ -67,19 +69,19 @@ def test_an_execution_of_a_suspended_replica_is_finished_once_by_another(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
-    first, second = (replica_of(cluster, number, session) for number in range(2))
+    first, second = (owner_of(cluster, number, session) for number in range(2))
     assert first != second
     runs = a.submit(session, note("first") + until("go") + "print('over')", timeout=600)
     running(a, runs)
     waits = a.submit(session, note("second") + "print('waited')")
     assert [cluster.holder(runs), cluster.holder(waits)] == [first, first]
     with ThreadPoolExecutor(2) as threads:
-        # Clients of the one that stands still: they wait with it.
-        theirs = [threads.submit(ended, a, execution_id) for execution_id in (runs, waits)]
+        # Clients of the suspended member, which wait with it.
+        theirs = [threads.submit(result_of, a, execution_id) for execution_id in (runs, waits)]
         cluster[0].pause()
-        taken_over(cluster, runs, waits)
+        wait_for_takeover(cluster, runs, waits)
         b.put(session, "go")
-        results = [ended(b, runs), ended(b, waits)]
+        results = [result_of(b, runs), result_of(b, waits)]
         before = [cluster.row(runs), cluster.row(waits)]
         cluster[0].resume()
         assert [future.result() for future in theirs] == results
@@ -90,36 +92,36 @@ def test_an_execution_of_a_suspended_replica_is_finished_once_by_another(
     assert [cluster.row(runs), cluster.row(waits)] == before
     assert [row["holder"] for row in before] == [second, second]
     assert [a.result(runs), a.result(waits)] == results
-    told = cluster[0].stderr()
-    assert "replica.was_lost" in told
-    assert replica_of(cluster, 0, session) == first
+    log = cluster[0].stderr()
+    assert "replica.was_lost" in log
+    assert owner_of(cluster, 0, session) == first
 
 
 def test_a_resumed_replica_leaves_its_execution_to_the_new_owner(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
-    second = replica_of(cluster, 1, session)
+    second = owner_of(cluster, 1, session)
     code = "print('begun', flush=True)\n" + note("first") + until("go") + "print('over')"
     runs = a.submit(session, code, timeout=600)
     running(a, runs)
     waits = a.submit(session, note("second"))
-    told = a.events(runs)
-    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    events = a.events(runs)
+    assert [next(events)[1], next(events)[2]] == ["started", {"text": "begun\n"}]
     cluster[0].pause()
-    taken_over(cluster, runs, waits)
+    wait_for_takeover(cluster, runs, waits)
     cluster[0].resume()
-    eventually(lambda: says(cluster[0], "execution.owned_elsewhere", runs), LONG)
+    eventually(lambda: logs_event(cluster[0], "execution.owned_elsewhere", runs), LONG)
     # Still under way: neither has ended it.
     assert b.http.get(f"{V1}/executions/{runs}/result").status_code == 409
     b.put(session, "go")
 
-    result = ended(b, runs)
+    result = result_of(b, runs)
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
-    assert ended(a, runs) == result
-    # What it no longer heard itself, it tells from the record.
-    assert [event[1:] for event in told] == [("stdout", {"text": "over\n"}), ("result", result)]
-    assert ended(a, waits) == ended(b, waits)
+    assert result_of(a, runs) == result
+    # Events that it missed are taken from the record.
+    assert [event[1:] for event in events] == [("stdout", {"text": "over\n"}), ("result", result)]
+    assert result_of(a, waits) == result_of(b, waits)
     assert lines(b, session) == ["first", "second"]
     assert [cluster.holder(runs), cluster.holder(waits)] == [second, second]
     works(cluster, session)
@@ -134,19 +136,19 @@ def test_a_queued_execution_of_a_suspended_replica_is_not_run_twice(
     running(a, runs)
     waits = [a.submit(session, note(f"{number}")) for number in range(5)]
     cluster[0].pause()
-    taken_over(cluster, runs, *waits)
+    wait_for_takeover(cluster, runs, *waits)
     b.put(session, "go")
-    results = [ended(b, execution_id) for execution_id in (runs, *waits)]
+    results = [result_of(b, execution_id) for execution_id in (runs, *waits)]
     cluster.kill_instance(b.get(session)["container_id"])
     assert b.run(session, "print(1)")["stdout"] == "1\n"
     cluster[0].resume()
 
-    assert [ended(a, execution_id) for execution_id in (runs, *waits)] == results
+    assert [result_of(a, execution_id) for execution_id in (runs, *waits)] == results
     works(cluster, session)
     assert lines(b, session) == ["first", "0", "1", "2", "3", "4"]
 
 
-def test_one_that_stood_still_while_it_waited_for_another_replica_runs_nothing_twice(
+def test_a_replica_suspended_while_it_waited_for_another_runs_nothing_twice(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
@@ -154,12 +156,12 @@ def test_one_that_stood_still_while_it_waited_for_another_replica_runs_nothing_t
     running(b, runs)
     waits = [a.submit(session, note("second")), a.submit(session, note("third"))]
     cluster[0].pause()
-    taken_over(cluster, *waits)
+    wait_for_takeover(cluster, *waits)
     b.put(session, "go")
-    results = [ended(b, execution_id) for execution_id in (runs, *waits)]
+    results = [result_of(b, execution_id) for execution_id in (runs, *waits)]
     cluster[0].resume()
 
-    assert [ended(a, execution_id) for execution_id in (runs, *waits)] == results
+    assert [result_of(a, execution_id) for execution_id in (runs, *waits)] == results
     assert {result["status"] for result in results} == {"success"}
     works(cluster, session)
     assert lines(b, session) == ["first", "second", "third"]
@@ -168,14 +170,14 @@ def test_one_that_stood_still_while_it_waited_for_another_replica_runs_nothing_t
 def test_a_briefly_suspended_replica_continues(cluster: Cluster, session: str) -> None:
     """Shorter than it may: nothing changes hands."""
     a = cluster[0].api
-    first = replica_of(cluster, 0, session)
+    first = owner_of(cluster, 0, session)
     runs = a.submit(session, note("first") + until("go"), timeout=600)
     running(a, runs)
     cluster[0].pause()
     cluster[0].resume()
     a.put(session, "go")
 
-    assert ended(a, runs)["status"] == "success"
+    assert result_of(a, runs)["status"] == "success"
     assert cluster.holder(runs) == first
     assert lines(a, session) == ["first"]
 
@@ -194,16 +196,16 @@ def test_accepted_executions_run_exactly_once_whenever_a_replica_is_suspended(
             # The place is the point, and only time leads there.
             eventually(Countdown(chance.randrange(8)))
             cluster[0].pause()
-            eventually(functools.partial(is_alone, cluster), LONG)
+            eventually(functools.partial(is_only_member, cluster), LONG)
             for execution_id in cluster.unfinished():
-                ended(b, execution_id)
+                result_of(b, execution_id)
             cluster[0].resume()
             accepted = [(session, future.result()) for session, future in sent]
         taken = [execution_id for _, execution_id in accepted if execution_id is not None]
         count += len(taken)
         for execution_id in taken:
             for member in cluster.members:
-                assert ended(member.api, execution_id)["status"] == "success"
+                assert result_of(member.api, execution_id)["status"] == "success"
         for session in sessions:
             wanted = [one for one, execution_id in accepted if execution_id is not None]
             assert lines(b, session).count(token) == wanted.count(session)
@@ -224,7 +226,7 @@ class Countdown:
 
 
 def send(api: Api, session: str, token: str) -> str | None:
-    """It waits as long as the one that it is sent to stands still; none if that did not take it."""
+    """Waits while the member that receives it is suspended; null if that did not accept it."""
     response = api.execute(session, code=note(token))
     if response.status_code == 503:
         problem(response, 503, "coordination_unavailable")
@@ -232,12 +234,12 @@ def send(api: Api, session: str, token: str) -> str | None:
     return str(answer(response, 202)["execution_id"])
 
 
-def is_alone(cluster: Cluster) -> bool:
+def is_only_member(cluster: Cluster) -> bool:
     """Whether only one member counts as alive."""
     return cluster.redis.execute("KEYS", "*:alive").startswith("*1\r\n")
 
 
-def test_an_answer_kept_back_by_one_that_stood_still_is_the_one_that_counts(
+def test_the_delayed_response_of_a_suspended_replica_is_the_stored_one(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
@@ -249,7 +251,7 @@ def test_an_answer_kept_back_by_one_that_stood_still_is_the_one_that_counts(
 
     answers: list[httpx.Response] = []
 
-    def answered() -> bool:
+    def is_answered() -> bool:
         answers.append(post(b))
         return answers[-1].status_code != 409
 
@@ -258,7 +260,7 @@ def test_an_answer_kept_back_by_one_that_stood_still_is_the_one_that_counts(
         eventually(lambda: lines(b, session) == ["once"])
         cluster[0].pause()
         b.put(session, "go")
-        eventually(answered, LONG)
+        eventually(is_answered, LONG)
         cluster[0].resume()
         late = first.result()
 

@@ -27,7 +27,7 @@ class Tap:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.node: FleetNode | None = None
-        self.heard: list[bytearray] = []
+        self.captured: list[bytearray] = []
         self.change = (b"", b"")
         """What it puts in the place of what, on the way to the node."""
         self._open = [self._listener]
@@ -60,11 +60,11 @@ class Tap:
                     near.shutdown(socket.SHUT_RDWR)
                     continue
                 self._open.append(far)
-                self.heard.append(bytearray())
-                heard = self.heard[-1]
+                self.captured.append(bytearray())
+                data_seen = self.captured[-1]
 
-                def altered(data: bytes, heard: bytearray = heard) -> bytes:
-                    heard += data
+                def altered(data: bytes, data_seen: bytearray = data_seen) -> bytes:
+                    data_seen += data
                     return data.replace(*self.change) if self.change[0] else data
 
                 self._start(_copy, near, far, altered)
@@ -74,15 +74,15 @@ class Tap:
         """The one request that began like this, with its body."""
         (found,) = [
             bytes(request)
-            for heard in self.heard
-            for request in re.split(rb"(?=(?:GET|POST|PUT|DELETE) /)", bytes(heard))
+            for received in self.captured
+            for request in re.split(rb"(?=(?:GET|POST|PUT|DELETE) /)", bytes(received))
             if request.startswith(start)
         ]
         return found
 
 
 def _connected(node: FleetNode) -> socket.socket | None:
-    """None while the node is down."""
+    """Null while the node is down."""
     if not node.url:
         return None
     try:

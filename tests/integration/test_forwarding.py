@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard, problem, until
+from tests.e2e.api import V1, Api, answer, eventually, problem, read_events, until
 from tests.e2e.console import begin, console, refusal
 from tests.integration.nodes import Fleet
 from tests.integration.replicas import LONG, Member
@@ -28,7 +28,7 @@ SHELL = {"rows": 24, "cols": 80}
 
 
 class Pair(Fleet):
-    """Two nodes, each with a label that tells it from the other."""
+    """Two nodes, each with a unique label."""
 
     def __init__(self, place: Path, *, blobs: dict[str, str] | None = None, **env: Any) -> None:
         super().__init__(place, blobs=blobs, of_node=_labelled, **env)
@@ -37,14 +37,14 @@ class Pair(Fleet):
         super().__enter__()
         try:
             for asked, other in ((0, 1), (1, 0)):
-                eventually(lambda asked=asked, other=other: self._know(asked, other), LONG)  # type: ignore[misc]
+                eventually(lambda asked=asked, other=other: self._can_place(asked, other), LONG)  # type: ignore[misc]
         except BaseException:
             self._abandon()
             raise
         return self
 
-    def _know(self, asked: int, other: int) -> bool:
-        """Whether what is asked of one node can be made on the other."""
+    def _can_place(self, asked: int, other: int) -> bool:
+        """Whether a request to one node can create a session on the other."""
         api = self[asked].api
         body = {"node_labels": {"place": str(other)}}
         made = api.http.post(f"{V1}/sessions", json=body)
@@ -93,29 +93,29 @@ def test_an_execution_on_one_node_is_requested_from_the_other(pair: Pair) -> Non
     problem(b.execute(session, code="1"), 409, "session_ended")
 
 
-def test_events_pass_as_they_come(pair: Pair) -> None:
+def test_events_are_forwarded_as_they_arrive(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, f"print('first', flush=True)\n{until('go')}print('last')")
-    told = []
+    received = []
     for number, name, content in b.events(execution):
-        told.append((number, name))
+        received.append((number, name))
         if name == "stdout" and "first" in content["text"]:
-            # Heard while it runs: only then it is let go.
+            # Received while it runs: only then it may end.
             b.put(session, "go")
-    assert told[-1][1] == "result"
-    seen = next(number for number, name in told if name == "stdout")
+    assert received[-1][1] == "result"
+    seen = next(number for number, name in received if name == "stdout")
     rest = [(number, name) for number, name, _ in b.events(execution, seen)]
-    assert rest == told[[number for number, _ in told].index(seen) + 1 :]
+    assert rest == received[[number for number, _ in received].index(seen) + 1 :]
     b.end(session)
 
 
-def test_an_invocation_goes_where_its_session_is(pair: Pair) -> None:
+def test_an_invocation_is_forwarded_to_the_node_of_its_session(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     body = {"session_id": session, "code": "print('x' * 10)", "mode": "stream"}
     with b.http.stream("POST", f"{V1}/invocations", json=body) as response:
-        events = list(heard(response))
+        events = list(read_events(response))
     assert events[0][1] == "accepted"
     assert events[-1][1] == "result"
     invocation = events[0][2]["invocation_id"]
@@ -128,7 +128,7 @@ def test_an_invocation_goes_where_its_session_is(pair: Pair) -> None:
     b.end(session)
 
 
-def test_files_of_any_size_pass_both_ways(pair: Pair) -> None:
+def test_files_of_any_size_are_forwarded_both_ways(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     content = os.urandom(4 * MiB)
@@ -161,7 +161,7 @@ def test_files_of_any_size_pass_both_ways(pair: Pair) -> None:
     eventually(lambda: b.http.get(f"{path}/with").content == content)
 
 
-def test_a_signed_link_leads_to_any_node_and_works_at_all(pair: Pair) -> None:
+def test_a_signed_link_works_at_every_node(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     b.put(session, "f", b"content")
@@ -179,15 +179,15 @@ def test_a_signed_link_leads_to_any_node_and_works_at_all(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_console_is_opened_at_the_other_node(pair: Pair) -> None:
+def test_a_console_can_be_opened_at_the_other_node(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = begin(b, session, terminal=SHELL)
     with console(b, execution, query={"format": "json"}) as there:
         there.ready().send("echo fi''rst\n").until("first\r\n")
-        there.say(type="nonsense").refused("bad_message")
+        there.send_message(type="nonsense").refused("bad_message")
         position = there.position
-        there.say(type="close")
+        there.send_message(type="close")
         assert there.closed() == (1000, "detached")
     with console(b, execution, query={"after": position}, subprotocols=["atoll.console"]) as there:
         assert there.socket.subprotocol == "atoll.console"
@@ -204,14 +204,14 @@ def test_a_page_of_another_origin_is_refused_by_the_first_node(pair: Pair) -> No
     evil = {"Origin": "https://evil.example"}
     assert refusal(b, execution, headers=evil) == (403, "origin_refused")
     with console(b, execution, headers={"Origin": pair[1].url}) as there:
-        there.ready().say(type="close", end=True)
+        there.ready().send_message(type="close", end=True)
         there.closed()
     assert refusal(b, execution, key="wrong") == (401, "key_unknown")
     assert refusal(b, execution, query={"mode": "odd"}) == (422, "invalid_request")
     b.end(session)
 
 
-def test_a_cancel_passes(pair: Pair) -> None:
+def test_a_cancellation_is_forwarded(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
     execution = b.submit(session, until("never"))
@@ -223,7 +223,7 @@ def test_a_cancel_passes(pair: Pair) -> None:
     b.end(session)
 
 
-def test_refusals_pass_unchanged(pair: Pair) -> None:
+def test_refusals_are_forwarded_unchanged(pair: Pair) -> None:
     a, b = pair.apis
     session = pair.on(0)
     cases: list[tuple[str, str, Any]] = [
@@ -247,7 +247,7 @@ def test_refusals_pass_unchanged(pair: Pair) -> None:
     b.end(session)
 
 
-def test_a_body_beyond_the_limit_is_refused_here(pair: Pair) -> None:
+def test_a_body_beyond_the_limit_is_refused_by_the_first_node(pair: Pair) -> None:
     _, b = pair.apis
     session = pair.on(0)
 
@@ -274,7 +274,7 @@ def test_a_client_that_disconnects_ends_the_forwarded_request(pair: Pair) -> Non
         with pytest.raises(httpx.ReadTimeout):
             streams.enter_context(waiting)
         assert connections(pair[1], pair[0]) >= 8
-    # What is used is closed with its client; one or two wait for the next request.
+    # A used connection is closed with its client; one or two idle ones are kept.
     eventually(lambda: connections(pair[1], pair[0]) <= 2)
     b.end(session)
 
@@ -294,7 +294,7 @@ def connections(of: Member, to: Member) -> int:
     return found
 
 
-def test_a_key_counts_at_both_nodes(pair: Pair) -> None:
+def test_an_idempotency_key_is_valid_at_both_nodes(pair: Pair) -> None:
     a, b = pair.apis
     key = {"Idempotency-Key": uuid.uuid4().hex}
     body = {"node_labels": {"place": "0"}}
@@ -309,13 +309,13 @@ def test_a_key_counts_at_both_nodes(pair: Pair) -> None:
     key = {"Idempotency-Key": uuid.uuid4().hex}
     work = {"code": "open('n', 'a').write('x')", "wait": 20}
     path = f"{V1}/sessions/{session}/execute"
-    told = [one.http.post(path, json=work, headers=key).json() for one in (b, a, b)]
-    assert told[0] == told[1] == told[2]
+    responses = [one.http.post(path, json=work, headers=key).json() for one in (b, a, b)]
+    assert responses[0] == responses[1] == responses[2]
     assert b.http.get(f"{V1}/sessions/{session}/files/n").content == b"x"
     b.end(session)
 
 
-def test_a_session_begins_with_the_files_of_one_on_another_node(pair: Pair) -> None:
+def test_a_session_can_start_from_files_on_another_node(pair: Pair) -> None:
     _, b = pair.apis
     source = pair.on(0)
     b.put(source, "f", b"mine")
@@ -342,7 +342,7 @@ def test_a_client_cannot_mark_a_request_as_forwarded(pair: Pair) -> None:
     a.end(session)
 
 
-def test_a_clone_is_made_where_the_files_are(pair: Pair) -> None:
+def test_a_clone_is_created_on_the_node_of_its_files(pair: Pair) -> None:
     _, b = pair.apis
     source = pair.on(0)
     b.put(source, "f", b"mine")
@@ -367,22 +367,22 @@ def test_any_node_accepts_a_state_request_for_a_session(pair: Pair) -> None:
     b.end(session)
 
 
-def test_no_node_has_such_labels(pair: Pair) -> None:
+def test_labels_that_match_no_node_are_refused(pair: Pair) -> None:
     _, b = pair.apis
     answered = b.http.post(f"{V1}/sessions", json={"node_labels": {"place": "nowhere"}})
     problem(answered, 503, "no_node")
     assert int(answered.headers["retry-after"]) >= 1
 
 
-def test_a_full_node_is_followed_by_the_next(
+def test_the_next_node_is_used_when_one_is_full(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("full")
-    with Pair(place, ATOLL_NODE__MAX_SESSIONS="1") as pair:
+    directory = tmp_path_factory.mktemp("full")
+    with Pair(directory, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         a, b = pair.apis
-        eventually(lambda: not any(one["session_count"] for one in pair.told(a).values()))
-        eventually(lambda: not any(one["session_count"] for one in pair.told(b).values()))
-        # Two at once, both asked of one: what it counts is newer than what it told of itself.
+        eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(a).values()))
+        eventually(lambda: not any(one["session_count"] for one in pair.nodes_by_id(b).values()))
+        # Two concurrent requests to one node: its own count is newer than its last report.
         made = [a.create(), a.create()]
         assert {item["runtime_node"] for item in made} == {node.id for node in pair.nodes}
         answered = b.http.post(f"{V1}/sessions", json={})
@@ -396,29 +396,29 @@ def test_a_full_node_is_followed_by_the_next(
 def test_a_suspended_node_delays_requests_only_briefly(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("still")
-    with Pair(place, ATOLL_NODE__PROBE_TIMEOUT="1") as pair:
+    directory = tmp_path_factory.mktemp("still")
+    with Pair(directory, ATOLL_NODE__PROBE_TIMEOUT="1") as pair:
         _, b = pair.apis
         session = pair.on(0)
         key = {"Idempotency-Key": uuid.uuid4().hex}
         body = {"node_labels": {"place": "0"}, "labels": {"made": "once"}}
         pair[0].pause()
-        # It takes connections, and says nothing: until it is known to be lost.
+        # It accepts connections without answering, until it counts as lost.
         problem(b.http.post(f"{V1}/sessions", json=body, headers=key), 503, "node_not_reached")
         problem(b.execute(session, code="1"), 503, "node_not_reached")
         problem(b.http.get(f"{V1}/sessions/{session}/files/f"), 503, "node_not_reached")
         pair[0].resume()
 
-        def made() -> bool:
+        def is_created() -> bool:
             return b.http.post(f"{V1}/sessions", json=body, headers=key).status_code == 201
 
-        # It may have done what it was asked for: the same request again is given that.
-        eventually(made, LONG)
+        # The first request may have succeeded: a repetition returns the same response.
+        eventually(is_created, LONG)
         listed = answer(b.http.get(f"{V1}/sessions?limit=500"))["items"]
         assert len([item for item in listed if item["labels"] == {"made": "once"}]) == 1
 
 
-def test_a_killed_node_is_reported_as_not_reached(
+def test_a_killed_node_is_reported_as_unreachable(
     bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Pair(tmp_path_factory.mktemp("killed")) as pair:
@@ -441,10 +441,10 @@ def test_a_killed_node_is_reported_as_not_reached(
         for answered in asked:
             problem(answered, 503, "node_not_reached")
             assert "retry-after" in answered.headers
-        # What is recorded is told, also now.
+        # Recorded executions can still be read.
         assert b.get(session)["runtime_node"] == pair[0].id
         assert b.status(execution) in ("pending", "running")
-        # New ones are made where somebody answers.
+        # New sessions are created on a node that answers.
         made = b.create()
         assert made["runtime_node"] == pair[1].id
         pair[0].start()
@@ -454,13 +454,13 @@ def test_a_killed_node_is_reported_as_not_reached(
         assert b.end(session)["status"] == "terminated"
 
 
-def test_files_in_the_blob_store_go_on_with_another_node(
+def test_a_session_with_files_in_the_blob_store_continues_on_another_node(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("archived")
-    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    # Probes find nothing for so long that what is at rest is not moved by them.
-    with Pair(place, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
+    directory = tmp_path_factory.mktemp("archived")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{directory.name}")
+    # Probes wait so long that they move no stopped sessions.
+    with Pair(directory, blobs=blobs, ATOLL_NODE__UNHEALTHY_AFTER="1000") as pair:
         a, b = pair.apis
         source = pair.on(0)
         a.put(source, "f", b"of a")
@@ -481,12 +481,12 @@ def test_files_in_the_blob_store_go_on_with_another_node(
         assert pair.node_of(pinned) is pair[0]
 
 
-def test_a_full_node_lets_what_is_archived_start_elsewhere(
+def test_an_archived_session_of_a_full_node_starts_on_another(
     bubblewrap: str, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("crowded")
-    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    with Pair(place, blobs=blobs, ATOLL_NODE__MAX_SESSIONS="1") as pair:
+    directory = tmp_path_factory.mktemp("crowded")
+    blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{directory.name}")
+    with Pair(directory, blobs=blobs, ATOLL_NODE__MAX_SESSIONS="1") as pair:
         _, b = pair.apis
         session = b.create()["id"]
         first = pair.node_of(session)
@@ -494,12 +494,12 @@ def test_a_full_node_lets_what_is_archived_start_elsewhere(
         answer(b.http.post(f"{V1}/sessions/{session}/archive"))
         number = pair.nodes.index(first)
         body = {"node_labels": {"place": str(number)}}
-        # As soon as it has told that it has room again.
+        # As soon as it has reported free capacity.
         eventually(lambda: b.http.post(f"{V1}/sessions", json=body).status_code == 201, LONG)
-        # As soon as the other has told that it has room: it had a session a moment ago.
+        # As soon as the other has reported free capacity: its last session has just ended.
         full = pair[number].api
         eventually(lambda: full.execute(session, code="1", wait=20).status_code == 200, LONG)
         for api in (full, pair[1 - number].api):
-            told = api.run(session, "print(open('f').read())")
-            assert told["stdout"] == "kept\n", told
+            output = api.run(session, "print(open('f').read())")
+            assert output["stdout"] == "kept\n", output
         assert pair.node_of(session) is pair[1 - number]

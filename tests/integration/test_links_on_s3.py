@@ -20,10 +20,10 @@ MiB = 1024 * 1024
 
 @pytest.fixture
 def api(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Api]:
-    place = tmp_path / "data"
-    place.mkdir()
+    directory = tmp_path / "data"
+    directory.mkdir()
     env = own_s3.environment(ATOLL_POOL__SIZE="1")
-    with Server(place, **env) as server, server.client() as http:
+    with Server(directory, **env) as server, server.client() as http:
         yield Api(http)
 
 
@@ -36,7 +36,7 @@ def presign(api: Api, session: str, **body: Any) -> dict[str, Any]:
     return answer(api.http.post(f"{V1}/sessions/{session}/files/presign", json=body))
 
 
-def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
+def test_a_file_is_transferred_directly_to_and_from_s3(api: Api, own_s3: S3Server) -> None:
     session = api.create()["id"]
     content = bytes(range(256)) * (20 * MiB // 256)
     api.put(session, "out", content)
@@ -78,7 +78,7 @@ def test_a_file_is_exchanged_with_s3_itself(api: Api, own_s3: S3Server) -> None:
     assert presign(api, session, path="a", method="PUT")["native"] is False
 
 
-def test_links_lead_here_while_s3_is_dead(api: Api, own_s3: S3Server) -> None:
+def test_links_lead_to_this_server_while_s3_is_unavailable(api: Api, own_s3: S3Server) -> None:
     session = api.create()["id"]
     api.put(session, "out", b"content")
     own_s3.kill()
@@ -88,7 +88,7 @@ def test_links_lead_here_while_s3_is_dead(api: Api, own_s3: S3Server) -> None:
     assert httpx.get(link["url"], timeout=60).content == b"content"
 
 
-def test_links_lead_here_where_clients_do_not_reach_s3(
+def test_links_lead_to_this_server_where_clients_cannot_reach_s3(
     bubblewrap: str, own_s3: S3Server, tmp_path: Path
 ) -> None:
     env = own_s3.environment(ATOLL_POOL__SIZE="0", ATOLL_BLOB__DIRECT_LINKS="false")

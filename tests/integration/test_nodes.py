@@ -1,4 +1,6 @@
-"""Nodes that are lost, come back and are drained: sessions go on elsewhere, with their files."""
+"""
+Nodes that are lost, recover or are drained: sessions continue on other nodes with their files.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ if TYPE_CHECKING:
     from tests.servers.s3 import S3Server
 
 SAVED = {"durability": "execution", "timeout": 3600}
-"""What an execution changed is in the bucket when its result is there."""
+"""Files changed by an execution are in the bucket before its result is returned."""
 
 
-def fleet(place: Path, s3: S3Server, **given: Any) -> Fleet:
+def fleet(place: Path, s3: S3Server, **options: Any) -> Fleet:
     blobs = s3.environment(ATOLL_BLOB__URL=f"s3://atoll/{place.name}")
-    return Fleet(place, blobs=blobs, **given)
+    return Fleet(place, blobs=blobs, **options)
 
 
 def warnings(session: dict[str, Any]) -> set[str]:
@@ -30,7 +32,7 @@ def warnings(session: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "mariadb"])
-def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
+def test_sessions_of_a_killed_node_continue_on_another_with_their_files(
     bubblewrap: str, s3: S3Server, tmp_path: Path, database: str, request: pytest.FixtureRequest
 ) -> None:
     url = None
@@ -54,19 +56,19 @@ def test_the_sessions_of_a_killed_node_go_on_elsewhere_with_their_files(
         assert sh(other.api, first, "cat kept a/b/c") == "one\ndeep\n"
         assert sh(other.api, second, "cat kept") == "two\n"
         assert "memory_lost" in warnings(other.api.get(first))
-        told = nodes.told(other.api)[lost.id]
-        assert (told["status"], told["cordoned"]) == ("unhealthy", False)
-        assert told["problem"]
+        reported = nodes.nodes_by_id(other.api)[lost.id]
+        assert (reported["status"], reported["cordoned"]) == ("unhealthy", False)
+        assert reported["problem"]
 
-        # Its instances live on: it comes back, and removes them at once.
+        # Its instances still run: it recovers and removes them at once.
         assert lost.instances() == before
         lost.start()
         eventually(lambda: not lost.instances() & before, LONG)
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(other.api, first, "cat kept") == "one\n"
 
 
-def test_what_ran_on_a_killed_node_runs_again_on_another(
+def test_executions_of_a_killed_node_are_retried_on_another(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3) as nodes:
@@ -101,7 +103,7 @@ def test_a_suspended_node_removes_its_moved_sessions_when_it_resumes(
         assert sh(other.api, session, "cat file; echo more >> file") == "kept\n"
         lost.resume()
         eventually(lambda: not lost.instances() & before, LONG)
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(other.api, session, "cat file") == "kept\nmore\n"
         assert nodes.node_of(session) is other
 
@@ -118,11 +120,11 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         drained.api.await_status(busy, "running")
         problem(other.api.http.delete(f"{V1}/nodes/{drained.id}"), 409, "node_in_use")
 
-        told = answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
-        assert told["cordoned"]
-        assert told["drain"]["total"] == 4
+        response = answer(other.api.http.post(f"{V1}/nodes/{drained.id}/drain"), 202)
+        assert response["cordoned"]
+        assert response["drain"]["total"] == 4
         drained.api.put(made[0], "go")
-        eventually(lambda: nodes.told(other.api)[drained.id]["drain"]["left"] == 0, LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["drain"]["left"] == 0, LONG)
         # What ran had the time to end.
         result = other.api.result(busy, wait=LONG)
         assert (result["status"], result["stdout"]) == ("success", "done\n")
@@ -135,16 +137,16 @@ def test_a_drained_node_moves_its_sessions_and_can_be_deleted(
         shown = nodes.command("node", "show", drained.id, url=other.url)
         assert "drain" in shown
         answer(other.api.http.post(f"{V1}/nodes/{drained.id}/uncordon"))
-        told = nodes.told(other.api)[drained.id]
-        assert (told["cordoned"], told["drain"]) == (False, None)
+        response = nodes.nodes_by_id(other.api)[drained.id]
+        assert (response["cordoned"], response["drain"]) == (False, None)
 
         drained.stop()
-        eventually(lambda: nodes.told(other.api)[drained.id]["status"] == "unhealthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[drained.id]["status"] == "unhealthy", LONG)
         assert other.api.http.delete(f"{V1}/nodes/{drained.id}").status_code == 204
-        assert list(nodes.told(other.api)) == [other.id]
+        assert list(nodes.nodes_by_id(other.api)) == [other.id]
 
 
-def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
+def test_an_execution_that_outlasts_the_drain_grace_is_retried_on_the_next_node(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     with fleet(tmp_path, s3, ATOLL_NODE__DRAIN_GRACE="0.5") as nodes:
@@ -163,24 +165,26 @@ def test_what_does_not_end_in_time_is_tried_again_on_the_next_node(
         nodes.wait_for_move(session, drained)
         result = other.api.result(busy, wait=LONG)
         assert (result["status"], result["stdout"]) == ("success", "again True\n"), result
-        # Who waits where it was submitted is told as well.
+        # A client that waits at the submitting node receives the result too.
         assert drained.api.result(busy, wait=LONG)["stdout"] == "again True\n"
 
 
-def test_without_shared_blobs_nothing_moves(bubblewrap: str, tmp_path: Path) -> None:
+def test_without_shared_blobs_no_session_moves(bubblewrap: str, tmp_path: Path) -> None:
     with Fleet(tmp_path) as nodes:
         lost, other = nodes[0], nodes[1]
         session = nodes.create_on(lost, timeout=3600)
         sh(lost.api, session, "echo kept > file")
         problem(other.api.http.post(f"{V1}/nodes/{lost.id}/drain"), 409, "drain_unavailable")
         lost.kill()
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "unhealthy", LONG)
-        probed = nodes.told(other.api)[lost.id]["failure_count"]
-        eventually(lambda: nodes.told(other.api)[lost.id]["failure_count"] > probed + 2, LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "unhealthy", LONG)
+        probed = nodes.nodes_by_id(other.api)[lost.id]["failure_count"]
+        eventually(
+            lambda: nodes.nodes_by_id(other.api)[lost.id]["failure_count"] > probed + 2, LONG
+        )
         assert nodes.node_of(session) is lost
         problem(other.api.http.delete(f"{V1}/nodes/{lost.id}"), 409, "node_in_use")
         lost.start()
-        eventually(lambda: nodes.told(other.api)[lost.id]["status"] == "healthy", LONG)
+        eventually(lambda: nodes.nodes_by_id(other.api)[lost.id]["status"] == "healthy", LONG)
         assert sh(lost.api, session, "cat file") == "kept\n"
 
 
@@ -210,9 +214,7 @@ def test_a_session_with_a_volume_on_a_lost_node_waits_with_a_warning(
         assert sh(lost.api, session, "cat /data/x/file") == "kept\n"
 
 
-def test_a_node_that_is_alone_keeps_what_it_has(
-    bubblewrap: str, s3: S3Server, tmp_path: Path
-) -> None:
+def test_a_single_node_keeps_its_sessions(bubblewrap: str, s3: S3Server, tmp_path: Path) -> None:
     with fleet(tmp_path, s3, size=1) as nodes:
         (alone,) = nodes.nodes
         session = nodes.create_on(alone, timeout=3600)

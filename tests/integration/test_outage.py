@@ -1,9 +1,8 @@
 """
-The database goes away under load and comes back: what was accepted ends once, nobody is told a
-wrong thing, and the control plane needs no restart.
+The database becomes unavailable under load and recovers: accepted executions end once, no response
+is wrong, and the control plane needs no restart.
 
-The servers are real ones, killed, or stopped in their tracks; the settings only shorten how long
-Atoll waits for them.
+The servers are real ones, killed or suspended. The settings only shorten the time-outs of Atoll.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ SETTINGS = {
     "ATOLL_COORDINATION__PRESENCE_TTL": "3",
     "ATOLL_POOL__SIZE": "2",
     "ATOLL_POOL__MAX_SIZE": "2",
-    # Else each workspace is an image, which is slow to make and says nothing here.
+    # Otherwise each workspace is an image, which is slow to make and irrelevant here.
     "ATOLL_SESSION__DISK": str(16 * 2**20),
 }
 KINDS = [pytest.param(MariaDB, id="mariadb"), pytest.param(PostgreSQL, id="postgresql")]
 BOUNDED = 30.0
-"""Seconds in which every request is answered, whatever the database does."""
+"""Seconds within which every request must return, whatever the database does."""
 RETRIES = 6.0
 """Seconds after which a call has given up a database that is gone: all its pauses, and more."""
 RECOVERED = 60.0
@@ -93,7 +92,7 @@ def ran_in(api: Api, session_id: str) -> list[str]:
     return response.text.splitlines()
 
 
-class Ground:
+class Environment:
     """A server of Atoll's on a server of a database's."""
 
     def __init__(self, database: DatabaseServer, server: Server, name: str = "atoll") -> None:
@@ -138,19 +137,19 @@ class Ground:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def ground(
+def environment(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ground]:
-    place = tmp_path_factory.mktemp("outage")
+) -> Iterator[Environment]:
+    directory = tmp_path_factory.mktemp("outage")
     kind: type[DatabaseServer] = request.param
-    with kind(place) as database:
+    with kind(directory) as database:
         upgrade(database.url)
-        with Server(place, ATOLL_DATABASE_URL=database.url, **SETTINGS) as server:
-            yield Ground(database, server)
+        with Server(directory, ATOLL_DATABASE_URL=database.url, **SETTINGS) as server:
+            yield Environment(database, server)
 
 
 class Load:
-    """Clients that execute all the time, each in a session of its own, until they are stopped."""
+    """Clients that execute code repeatedly, each in its own session, until they are stopped."""
 
     def __init__(self, calling: list[Callable[[], Any]]) -> None:
         self._calling = calling
@@ -197,14 +196,14 @@ class Load:
                         self.slowest = max(self.slowest, took)
                     self._done.notify_all()
                 if response.status_code != 200:
-                    # At a pace, so that what is accepted is also done.
+                    # Paced, so that accepted executions also finish.
                     self._stop.wait(0.1)
 
     def _told(self, response: httpx.Response, session_id: str, token: str) -> None:
         if response.status_code == 200:
-            told = answer(response)
-            assert told["stdout"] == f"{token}\n", told
-            self.accepted[told["execution_id"]] = (session_id, token)
+            reply = answer(response)
+            assert reply["stdout"] == f"{token}\n", reply
+            self.accepted[reply["execution_id"]] = (session_id, token)
         elif response.status_code == 202:
             self.accepted[answer(response, 202)["execution_id"]] = (session_id, token)
         elif response.status_code == 503:
@@ -232,7 +231,7 @@ class Load:
         self._wait(lambda: len(self.accepted) >= wanted, RECOVERED)
 
     def until_refused(self) -> None:
-        """Wait until somebody is told that the database is away."""
+        """Wait until a response reports that the database is unavailable."""
         wanted = len(self.refused) + 1
         self._wait(lambda: len(self.refused) >= wanted, BOUNDED)
 
@@ -249,30 +248,30 @@ class Load:
             assert sorted(ran) == sorted(accepted)
 
 
-def leave_nothing_pending(ground: Ground, accepted: set[str]) -> None:
+def end_pending(environment: Environment, accepted: set[str]) -> None:
     """
     What reached the table though it was refused is ended too; made older than it is, because that
     takes a minute.
     """
-    strays = set(ground.pending())
+    strays = set(environment.pending())
     assert not strays & accepted
     age = int(STRAY_AGE.total_seconds() * 1e6)
-    ground.ask(
+    environment.ask(
         f"UPDATE executions SET created_at = created_at - :age WHERE {UNFINISHED}",
         age=age,
     )
-    eventually(lambda: not ground.pending(), RECOVERED)
+    eventually(lambda: not environment.pending(), RECOVERED)
     for execution_id in strays:
-        with ground.calling() as api:
+        with environment.calling() as api:
             assert api.execution(execution_id)["status"] == "crashed"
 
 
 def stale(response: httpx.Response) -> dict[str, Any]:
-    told = answer(response)
-    assert told.pop("stale") is True
+    reply = answer(response)
+    assert reply.pop("stale") is True
     assert response.headers["warning"].startswith("110 ")
     assert int(response.headers["age"]) >= 0
-    return told
+    return reply
 
 
 class Bounded(httpx.BaseTransport):
@@ -295,9 +294,9 @@ class Bounded(httpx.BaseTransport):
 
 
 class Known:
-    """What is known from before the outage."""
+    """State from before the outage."""
 
-    def __init__(self, ground: Ground, api: Api) -> None:
+    def __init__(self, environment: Environment, api: Api) -> None:
         self.session = api.create(timeout=900)
         self.execution_id = api.run(self.session["id"], "print(7)")["execution_id"]
         self.execution = api.execution(self.execution_id)
@@ -312,7 +311,7 @@ class Known:
         code = note(self.token) + f"import time\nwhile {twice}: time.sleep(0.01)\n"
         self.doomed = api.submit(self.doomed_session, code, timeout=120)
         eventually(lambda: "ran" in api.names(self.doomed_session))
-        (row,) = ground.ask(
+        (row,) = environment.ask(
             "SELECT instance_id FROM sessions WHERE id = :id", id=self.doomed_session
         )
         self.instance_id: str = row["instance_id"]
@@ -326,10 +325,10 @@ class Known:
         )
 
 
-def check_outage(ground: Ground, known: Known) -> None:
-    """Every kind of answer while the database is away, and known to be."""
+def check_outage(environment: Environment, known: Known) -> None:
+    """Every kind of response while the database is known to be unavailable."""
     transport = Bounded()
-    with ground.server.client(transport=transport) as http:
+    with environment.server.client(transport=transport) as http:
         api, session_id = Api(http), known.session["id"]
 
         path = f"{V1}/executions/{known.execution_id}"
@@ -337,7 +336,7 @@ def check_outage(ground: Ground, known: Known) -> None:
         def shown(url: str) -> dict[str, Any]:
             return stale(http.get(url))
 
-        # At once, because a database that is silent makes each of them wait for it.
+        # Concurrently, because each of them waits for a silent database.
         with ThreadPoolExecutor(8) as threads:
             session = threads.submit(shown, f"{V1}/sessions/{session_id}")
             execution = threads.submit(shown, path)
@@ -358,8 +357,8 @@ def check_outage(ground: Ground, known: Known) -> None:
             assert status.result()["status"] == "completed"
             assert [result.result() for result in results] == [known.result] * 2
 
-            # None of the writes costs a ready instance.
-            instances = ground.instances()
+            # None of the writes uses a ready instance.
+            instances = environment.instances()
             refused += [threads.submit(http.post, f"{V1}/sessions", json={}) for _ in range(3)]
             refused += [
                 threads.submit(api.execute, session_id, code="print(1)"),
@@ -370,29 +369,30 @@ def check_outage(ground: Ground, known: Known) -> None:
             for response in refused:
                 problem(response.result(), 503, "database_unavailable")
                 assert int(response.result().headers["retry-after"]) >= 1
-            assert ground.instances() == instances
+            assert environment.instances() == instances
 
-        # Who calls, and whether this process lives
+        # Authentication and liveness
         assert http.get("/health").status_code == 200
         wrong = {"Authorization": f"Bearer {uuid.uuid4().hex}"}
         for method, url in (("GET", f"{V1}/sessions/{session_id}"), ("POST", f"{V1}/sessions")):
             problem(http.request(method, url, headers=wrong), 401, "key_unknown")
 
-        # What runs goes on, can be reached, and ends; it is not told before it is written.
+        # A running execution continues, can be reached, and ends; its result is returned only once
+        # it is stored.
         result = f"{V1}/executions/{known.long}/result"
         problem(http.get(result), 409, "execution_not_finished")
-        ground.kill_instance(known.instance_id)
+        environment.kill_instance(known.instance_id)
         api.put(known.long_session, "go")
         eventually(lambda: "ran" in api.names(known.long_session), BOUNDED)
-        told = api.execution(known.long)
-        assert told["status"] == "running"
+        record = api.execution(known.long)
+        assert record["status"] == "running"
         problem(http.get(f"{result}?wait=1"), 409, "execution_not_finished")
     print(f"slowest answer during the outage: {transport.slowest:.1f} s")
 
 
-def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]) -> None:
+def check_recovery(environment: Environment, known: Known, waiting: Future[dict[str, Any]]) -> None:
     began = time.monotonic()
-    with ground.calling() as api:
+    with environment.calling() as api:
         eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
         ready = time.monotonic() - began
         result = waiting.result(RECOVERED)
@@ -401,7 +401,7 @@ def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]
         assert api.result(known.long) == result
         assert "stale" not in answer(api.http.get(f"{V1}/sessions/{known.session['id']}"))
 
-        # Its instance died meanwhile: it is run again in a new one, and that is counted.
+        # Its instance died during the outage: it is retried in a new one, and counted.
         doomed = api.result(known.doomed, wait=RECOVERED)
         assert doomed["status"] == "success", doomed
         assert api.execution(known.doomed)["retry_count"] == 1
@@ -419,79 +419,83 @@ def check_recovery(ground: Ground, known: Known, waiting: Future[dict[str, Any]]
     assert ended < RECOVERED
 
 
-def test_a_database_that_is_back_at_once_costs_nothing_that_was_accepted(ground: Ground) -> None:
-    pid = ground.pid
-    with Load([ground.calling] * 4) as load, ground.calling() as api:
+def test_a_short_outage_of_the_database_loses_no_accepted_execution(
+    environment: Environment,
+) -> None:
+    pid = environment.pid
+    with Load([environment.calling] * 4) as load, environment.calling() as api:
         session = api.create(timeout=900)["id"]
         token = uuid.uuid4().hex
         long = api.submit(session, until("go") + note(token), timeout=120)
         api.await_status(long, "running")
         load.more()
 
-        ground.database.kill()
-        ground.database.start()
+        environment.database.kill()
+        environment.database.start()
         api.put(session, "go")
 
         load.more()
         result = api.result(long, wait=RECOVERED)
         assert (result["status"], result["stdout"]) == ("success", f"{token}\n")
-    with ground.calling() as api:
+    with environment.calling() as api:
         load.check(api)
         for session_id in (session, *load.sessions):
             api.end(session_id)
-    leave_nothing_pending(ground, set(load.accepted))
-    assert ground.pid == pid
+    end_pending(environment, set(load.accepted))
+    assert environment.pid == pid
 
 
 @pytest.mark.parametrize("way", ["killed", "silent"])
-def test_a_database_that_stays_away(ground: Ground, way: str) -> None:
-    pid = ground.pid
+def test_the_server_recovers_from_a_long_outage_of_the_database(
+    environment: Environment, way: str
+) -> None:
+    pid = environment.pid
     with (
-        Load([ground.calling] * 4) as load,
-        ground.calling() as api,
-        ground.calling() as other,
+        Load([environment.calling] * 4) as load,
+        environment.calling() as api,
+        environment.calling() as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        known = Known(ground, api)
+        known = Known(environment, api)
         waiting = threads.submit(other.result, known.long, wait=2 * RECOVERED)
         load.more()
-        # Else instances come meanwhile that nobody asked for.
-        eventually(lambda: ground.ready() == 2, BOUNDED)
+        # Otherwise additional instances would be started.
+        eventually(lambda: environment.ready() == 2, BOUNDED)
         if way == "killed":
-            ground.database.kill()
+            environment.database.kill()
         else:
-            ground.database.pause()
+            environment.database.pause()
         try:
             until_retries_are_over = time.monotonic() + RETRIES
             load.until_refused()
-            check_outage(ground, known)
+            check_outage(environment, known)
             # Those that were under way when it went have given up too.
             eventually(lambda: time.monotonic() > until_retries_are_over, BOUNDED)
         finally:
             if way == "killed":
-                ground.database.start()
+                environment.database.start()
             else:
-                ground.database.resume()
-        check_recovery(ground, known, waiting)
+                environment.database.resume()
+        check_recovery(environment, known, waiting)
         load.more()
     print(f"slowest refusal: {load.slowest:.1f} s")
-    with ground.calling() as api:
+    with environment.calling() as api:
         load.check(api)
         for session_id in load.sessions:
             api.end(session_id)
-    leave_nothing_pending(ground, set(load.accepted))
-    assert ground.pid == pid
+    end_pending(environment, set(load.accepted))
+    assert environment.pid == pid
 
 
-def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
-    ground: Ground, tmp_path: Path
+def test_a_refused_but_recorded_execution_neither_runs_nor_stays(
+    environment: Environment, tmp_path: Path
 ) -> None:
-    url = ground.database.new_database()
+    url = environment.database.new_database()
     upgrade(url)
-    with Proxy(ground.database.port) as proxy:
-        url = url.replace(f":{ground.database.port}/", f":{proxy.port}/")
+    with Proxy(environment.database.port) as proxy:
+        url = url.replace(f":{environment.database.port}/", f":{proxy.port}/")
         with Server(tmp_path, ATOLL_DATABASE_URL=url, **SETTINGS) as server:
-            there = Ground(ground.database, server, name=url.rpartition("/")[2])
+            there = Environment(environment.database, server, name=url.rpartition("/")[2])
             with there.calling() as api:
                 eventually(lambda: there.ready() == 2, BOUNDED)
                 session = api.create(timeout=900)["id"]
@@ -501,7 +505,7 @@ def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
 
                 token = uuid.uuid4().hex
                 # Not the isolation level, which is READ COMMITTED.
-                proxy.cut_answer_to(re.compile(rb"COMMIT(?!TED)"), after=token.encode())
+                proxy.cut_response_to(re.compile(rb"COMMIT(?!TED)"), after=token.encode())
                 try:
                     refused = api.execute(session, code=note(token))
                     problem(refused, 503, "database_unavailable")
@@ -512,25 +516,23 @@ def test_what_was_recorded_though_it_was_refused_does_not_run_and_does_not_stay(
 
                 eventually(lambda: api.http.get("/ready").status_code == 200, RECOVERED)
                 assert api.run(session, note("third"))["stdout"] == "third\n"
-                leave_nothing_pending(there, set())
-                told = api.execution(stray)
-                assert told["status"] == "crashed"
-                assert "was not run" in told["error"]["message"]
+                end_pending(there, set())
+                record = api.execution(stray)
+                assert record["status"] == "crashed"
+                assert "was not run" in record["error"]["message"]
                 assert ran_in(api, session) == ["first", "third"]
                 api.end(session)
 
 
 def copied(original: DatabaseServer, directory: Path) -> DatabaseServer:
-    """Another server with the same content, of one that does not run."""
+    """Another server with a copy of the data of a stopped one."""
     copy = type(original)(directory)
     subprocess.run(["cp", "-a", original.place / "data", copy.place / "data"], check=True)
     copy._prepared = True
     return copy
 
 
-def test_a_second_server_takes_the_place_of_one_that_is_killed(
-    bubblewrap: str, tmp_path: Path
-) -> None:
+def test_a_second_database_server_replaces_a_killed_one(bubblewrap: str, tmp_path: Path) -> None:
     data, places = tmp_path / "server", [tmp_path / "a", tmp_path / "b"]
     for place in (data, *places):
         place.mkdir()
@@ -544,7 +546,7 @@ def test_a_second_server_takes_the_place_of_one_that_is_killed(
             first.start()
             urls = f"{first.url},{second.url}"
             with Server(data, ATOLL_DATABASE_URLS=urls, **SETTINGS) as server:
-                both = [Ground(database, server) for database in (first, second)]
+                both = [Environment(database, server) for database in (first, second)]
                 with both[0].calling() as api:
                     before = api.create(timeout=900)["id"]
                     assert api.run(before, note("a"))["stdout"] == "a\n"
@@ -563,10 +565,10 @@ def test_a_second_server_takes_the_place_of_one_that_is_killed(
                     assert both[1].pid == pid
                     for session_id in load.sessions:
                         api.end(session_id)
-                leave_nothing_pending(both[1], set(load.accepted))
+                end_pending(both[1], set(load.accepted))
 
 
-def test_servers_of_two_kinds_are_not_one_database(
+def test_databases_of_two_kinds_are_refused(
     mariadb: MariaDB, postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     urls = f"{mariadb.url},{postgresql.url}"
@@ -591,12 +593,12 @@ class Replica(Server):
         self.name = name
 
     def __exit__(self, *error: object) -> None:
-        # Each by itself does not end what the other left.
+        # Neither server removes the leftovers of the other.
         if self.process is not None:
             self.stop()
 
 
-def test_replicas_keep_what_is_theirs_while_the_database_is_away(
+def test_replicas_keep_their_leases_while_the_database_is_unavailable(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     presence = 8.0
@@ -613,10 +615,10 @@ def test_replicas_keep_what_is_theirs_while_the_database_is_away(
             Server(tmp_path, **settings) as first,
             Replica(tmp_path, "second", **settings) as second,
         ):
-            grounds = [Ground(database, first), Ground(database, second)]
-            pids = [ground.pid for ground in grounds]
+            grounds = [Environment(database, first), Environment(database, second)]
+            pids = [environment.pid for environment in grounds]
             with (
-                Load([ground.calling for ground in grounds * 2]) as load,
+                Load([environment.calling for environment in grounds * 2]) as load,
                 grounds[0].calling() as api,
                 grounds[1].calling() as other,
             ):
@@ -632,7 +634,7 @@ def test_replicas_keep_what_is_theirs_while_the_database_is_away(
 
                 database.kill()
                 load.until_refused()
-                # Beats go on: long enough for those who do not to be taken for lost.
+                # Heartbeats continue long enough for replicas without them to count as lost.
                 away = time.monotonic() + 1.5 * presence
                 eventually(lambda: time.monotonic() > away, 60)
                 for session, _ in runs:
@@ -659,8 +661,8 @@ def test_replicas_keep_what_is_theirs_while_the_database_is_away(
                 load.check(other)
                 for session in (*load.sessions, *(session for session, _ in runs)):
                     api.end(session)
-            leave_nothing_pending(grounds[0], set(load.accepted))
-            assert [ground.pid for ground in grounds] == pids
+            end_pending(grounds[0], set(load.accepted))
+            assert [environment.pid for environment in grounds] == pids
             for words in ("execution.adopted", "lease.lost", "replica.was_lost"):
                 assert words not in first.stderr()
             assert second.stop() == 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAFE = ("get", "head", "options")
 SECRET = "the-value-of-a-secret"
 ENDLESS = ("/events", "/watch")
-"""Routes that go on for as long as the client does."""
+"""Routes whose responses last as long as the client is connected."""
 RECORDS = (
     "templates", "sessions", "executions", "api_keys", "keyed_requests", "webhooks", "properties",
     "template_versions", "checkpoints", "volumes", "events",
@@ -35,7 +35,7 @@ def pair(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield pair
 
 
-class Ground:
+class Environment:
     """One of everything, on node 0, and a key that may only read."""
 
     def __init__(self, pair: Pair) -> None:
@@ -93,21 +93,25 @@ class Ground:
 
 
 @pytest.fixture(scope="module")
-def ground(pair: Pair) -> Ground:
-    return Ground(pair)
+def environment(pair: Pair) -> Environment:
+    return Environment(pair)
 
 
 @pytest.fixture(params=[0, 1], ids=["own node", "other node"])
-def http(request: pytest.FixtureRequest, pair: Pair, ground: Ground) -> Iterator[httpx.Client]:
+def http(
+    request: pytest.FixtureRequest, pair: Pair, environment: Environment
+) -> Iterator[httpx.Client]:
     url = pair[request.param].url
-    with httpx.Client(base_url=url, headers=ground.headers, timeout=60, verify=False) as http:
+    with httpx.Client(base_url=url, headers=environment.headers, timeout=60, verify=False) as http:
         yield http
 
 
-def test_a_read_key_changes_nothing_by_any_route(ground: Ground, http: httpx.Client) -> None:
-    before = ground.records()
+def test_a_read_only_key_changes_nothing_through_any_route(
+    environment: Environment, http: httpx.Client
+) -> None:
+    before = environment.records()
     tried = set()
-    for method, path in ground.operations():
+    for method, path in environment.operations():
         if path.startswith(f"{V1}/signed/"):
             continue  # They need no key.
         for other in {method, "post", "put", "patch", "delete", "propfind", "trace"}:
@@ -134,14 +138,16 @@ def test_a_read_key_changes_nothing_by_any_route(ground: Ground, http: httpx.Cli
             for safe in ("HEAD", "OPTIONS"):
                 assert http.request(safe, path).status_code < 500
     assert len(tried) > 150
-    assert ground.records() == before
+    assert environment.records() == before
 
 
-def test_a_key_counts_only_where_it_is_documented(ground: Ground, http: httpx.Client) -> None:
-    full = ground.pair.key
-    url = f"{V1}/sessions/{ground.session}"
+def test_a_key_is_accepted_only_where_it_is_documented(
+    environment: Environment, http: httpx.Client
+) -> None:
+    full = environment.pair.key
+    url = f"{V1}/sessions/{environment.session}"
     del http.headers["Authorization"]
-    for key, name in itertools.product((full, ground.key), ("key", "api_key", "access_token")):
+    for key, name in itertools.product((full, environment.key), ("key", "api_key", "access_token")):
         for options in (
             {"params": {name: key}},
             {"headers": {"Cookie": f"{name}={key}"}},
@@ -155,39 +161,42 @@ def test_a_key_counts_only_where_it_is_documented(ground: Ground, http: httpx.Cl
             refused: dict[str, Any] = dict(options)
             problem(http.request("GET", url, **refused), 401, "key_missing")
     # Nor is one key taken and another one passed on.
-    both = [("Authorization", f"Bearer {full}"), ("Authorization", f"Bearer {ground.key}")]
+    both = [("Authorization", f"Bearer {full}"), ("Authorization", f"Bearer {environment.key}")]
     for headers in (both, both[::-1]):
         given = httpx.Headers(headers)
         problem(http.delete(f"{url}/files/file", headers=given), 401, "key_ambiguous")
-    dropped = {"Authorization": f"Bearer {ground.key}", "Connection": "authorization, atoll-hop"}
+    dropped = {
+        "Authorization": f"Bearer {environment.key}",
+        "Connection": "authorization, atoll-hop",
+    }
     assert http.put(f"{url}/files/file", headers=dropped, content=b"x").status_code == 403
 
 
-def test_internal_routes_accept_no_api_key(ground: Ground, http: httpx.Client) -> None:
-    execution = ground.parameters["execution_id"]
+def test_internal_routes_accept_no_api_key(environment: Environment, http: httpx.Client) -> None:
+    execution = environment.parameters["execution_id"]
     paths = [
-        f"/internal/instances/{ground.pair[0].api.get(ground.session)['container_id']}/ready",
+        f"/internal/instances/{environment.pair[0].api.get(environment.session)['container_id']}/ready",
         f"/internal/executions/{execution}/status",
         f"/internal/executions/{execution}/heartbeat",
         f"/internal/executions/{execution}/result",
         "/internal/node",
     ]
-    for key, path in itertools.product((ground.key, ground.pair.key), paths):
+    for key, path in itertools.product((environment.key, environment.pair.key), paths):
         for method in ("GET", "POST", "PUT", "DELETE"):
             refused = http.request(
                 method, path, headers={"Authorization": f"Bearer {key}"}, json={"result": {}}
             )
             assert refused.status_code in (401, 403, 404, 405), f"{method} {path}: {refused.text}"
-    forged = {"Atoll-Hop": "http." + ground.pair[1].id + ".0.00"}
-    refused = http.get(f"{V1}/sessions/{ground.session}/files/file", headers=forged)
+    forged = {"Atoll-Hop": "http." + environment.pair[1].id + ".0.00"}
+    refused = http.get(f"{V1}/sessions/{environment.session}/files/file", headers=forged)
     assert refused.status_code in (401, 403), refused.text
 
 
-def test_a_console_of_a_read_key_watches_and_types_nothing(
-    ground: Ground, http: httpx.Client
+def test_a_read_only_key_can_watch_a_console_but_not_type(
+    environment: Environment, http: httpx.Client
 ) -> None:
-    api = ground.pair[0].api
-    execution = begin(api, ground.session, command=["cat"], terminal=SHELL)
+    api = environment.pair[0].api
+    execution = begin(api, environment.session, command=["cat"], terminal=SHELL)
     try:
         with console(Api(http), execution) as watching:
             watching.wait(
@@ -199,7 +208,7 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
                 {"type": "close", "end": True},
             ):
                 count = len(watching.errors)
-                watching.say(**message)
+                watching.send_message(**message)
                 watching.wait(lambda count=count: len(watching.errors) > count)  # type: ignore[misc]
             assert json.dumps(watching.errors).count("key_read_only") == 3, watching.errors
             assert b"typed" not in watching.output
@@ -208,9 +217,11 @@ def test_a_console_of_a_read_key_watches_and_types_nothing(
         api.http.post(f"{V1}/executions/{execution}/cancel")
 
 
-def test_a_read_key_starts_no_session_that_is_stopped(ground: Ground, http: httpx.Client) -> None:
-    api = ground.pair[0].api
-    session = ground.pair.on(0)
+def test_a_read_only_key_does_not_start_a_stopped_session(
+    environment: Environment, http: httpx.Client
+) -> None:
+    api = environment.pair[0].api
+    session = environment.pair.on(0)
     api.put(session, "file", b"content")
     answer(api.http.post(f"{V1}/sessions/{session}/stop"))
     eventually(lambda: api.get(session)["status"] == "stopped", LONG)

@@ -1,4 +1,4 @@
-"""Redis goes away and comes back: nobody hangs, nobody believes to hold what is lost."""
+"""Redis becomes unavailable and recovers: no call hangs, and no lost lease counts as held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 LONG = 60.0
 QUICK = pytest.mark.parametrize("patience", [2.0])
-"""Where the server is silent; one that is gone has closed its connections."""
+"""Time-outs for a silent server; a stopped one has closed its connections."""
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ async def server(
 
 
 on_cluster_too = pytest.mark.parametrize("server", ["redis", "redis-cluster"], indirect=True)
-"""Where the client of a cluster has a way of its own: to connect again, and to give up."""
+"""Ways in which a cluster client reconnects and gives up."""
 
 
 class Watched(RedisCoordination):
-    """Records what it tells its observers."""
+    """Records the notifications of its observers."""
 
     def __init__(self, replica: str, url: str, patience: float) -> None:
         settings = CoordinationSettings(
@@ -90,7 +90,7 @@ async def until_in_line(server: RedisServer, key: str, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def until_back(replica: RedisCoordination) -> None:
+async def until_available(replica: RedisCoordination) -> None:
     async with asyncio.timeout(LONG):
         while True:
             with suppress(TemporaryError):
@@ -100,7 +100,7 @@ async def until_back(replica: RedisCoordination) -> None:
 
 
 @on_cluster_too
-async def test_what_a_restart_lost_is_known_to_be_lost(
+async def test_leases_lost_by_a_restart_are_reported_as_lost(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -111,7 +111,7 @@ async def test_what_a_restart_lost_is_known_to_be_lost(
     assert gone.value.code == "coordination_unavailable"
 
     server.start()
-    await until_back(b)
+    await until_available(b)
     assert not await a.renew("s", "x")
     assert await a.heartbeat() is False
     assert await b.acquire("s", "y") is None
@@ -128,16 +128,16 @@ async def test_no_caller_waits_for_a_stopped_redis(
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
     await until_in_line(server, "s", 1)
     asked = asyncio.create_task(a.ask("e", {}, timeout=10 * LONG))
-    async with b.listen("t") as heard:
-        listener = asyncio.create_task(heard.wait(10 * LONG))
+    async with b.listen("t") as subscription:
+        listener = asyncio.create_task(subscription.wait(10 * LONG))
         await asyncio.sleep(0)
         server.kill()
         for waiting in (waiter, asked):
             with pytest.raises(TemporaryError):
                 await bounded(waiting)
         assert await bounded(listener)
-        # And while it stays away.
-        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        # And while it stays unavailable.
+        assert await bounded(asyncio.create_task(subscription.wait(10 * LONG)))
         with pytest.raises(TemporaryError):
             await a.acquire("s", "z", wait=10 * LONG)
         with pytest.raises(TemporaryError):
@@ -147,7 +147,7 @@ async def test_no_caller_waits_for_a_stopped_redis(
                 pass
 
 
-async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
+async def test_the_number_of_uncertain_requests_is_bounded(
     server: RedisServer, replicas: tuple[Watched, Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "MAX_UNCERTAIN", 5)
@@ -159,7 +159,7 @@ async def test_what_could_not_be_asked_for_is_not_remembered_without_end(
     assert len(a._leases._uncertain) == 5
 
 
-async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
+async def test_callers_waiting_over_a_restart_get_the_lease_or_an_error(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -167,8 +167,8 @@ async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
 
     async def take(replica: Watched, owner: str) -> None:
         with suppress(TemporaryError):
-            # In any order, for the line is lost with the server; and until the next beat one
-            # replica counts as lost for the other, who may take the lease away.
+            # In any order, because the queue is lost with the server. Until the next heartbeat each
+            # replica counts as lost for the other, which may take over the lease.
             assert await replica.acquire("s", owner, wait=10 * LONG) is None
             await replica.release("s", owner)
 
@@ -178,19 +178,19 @@ async def test_those_who_wait_over_a_restart_get_the_lease_or_an_error(
         await until_in_line(server, "s", count + 1)
     server.stop()
     server.start()
-    await until_back(a)
-    await until_back(b)
+    await until_available(a)
+    await until_available(b)
     for waiter in waiters:
         await bounded(waiter)
 
-    # What is not known to be held was not kept either.
+    # Leases that are not known to be held were not kept either.
     await a.heartbeat()
     await b.heartbeat()
     assert await a.acquire("s", "z", wait=LONG) is None
 
 
-async def until_heard(replica: Watched, by: Watched) -> str:
-    """A cancellation. It is told again, since one that is slow may lose its connection again."""
+async def until_received(replica: Watched, by: Watched) -> str:
+    """Notify repeatedly, because a slow listener may lose its connection again."""
     async with asyncio.timeout(LONG):
         while replica.cancellations.empty():
             with suppress(TemporaryError):
@@ -204,12 +204,12 @@ async def test_cancellations_are_received_again_after_an_outage(
     server: RedisServer, replicas: tuple[Watched, Watched], way: str
 ) -> None:
     a, b = replicas
-    async with a.listen("t") as heard:
+    async with a.listen("t") as listener:
         if way == "pause":
             server.pause()
         else:
             getattr(server, way)()
-        assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+        assert await bounded(asyncio.create_task(listener.wait(10 * LONG)))
         if way == "pause":
             server.resume()
         else:
@@ -217,14 +217,14 @@ async def test_cancellations_are_received_again_after_an_outage(
         async with asyncio.timeout(LONG):
             await a.gaps.get()
             await b.gaps.get()
-        await until_back(a)
-        await until_back(b)
-        assert await until_heard(a, by=b) == "e"
-        assert await until_heard(b, by=b) == "e"
-        while await heard.wait(0.01):
+        await until_available(a)
+        await until_available(b)
+        assert await until_received(a, by=b) == "e"
+        assert await until_received(b, by=b) == "e"
+        while await listener.wait(0.01):
             pass
         await b.notify("t")
-        assert await heard.wait(LONG)
+        assert await listener.wait(LONG)
 
     await a.acquire("s", "x")
     waiter = asyncio.create_task(b.acquire("s", "y", wait=LONG))
@@ -235,7 +235,7 @@ async def test_cancellations_are_received_again_after_an_outage(
 
 @QUICK
 @on_cluster_too
-async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
+async def test_a_silent_redis_causes_an_error_in_bounded_time(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -243,13 +243,13 @@ async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))
     await until_in_line(server, "s", 1)
     asked = asyncio.create_task(b.ask("e", {}, timeout=10 * LONG))
-    async with a.listen("t") as heard:
+    async with a.listen("t") as listener:
         server.pause()
         try:
             for waiting in (waiter, asked):
                 with pytest.raises(TemporaryError):
                     await bounded(waiting)
-            assert await bounded(asyncio.create_task(heard.wait(10 * LONG)))
+            assert await bounded(asyncio.create_task(listener.wait(10 * LONG)))
             calls = [
                 a.heartbeat(), a.alive("b"), a.acquire("s", "z", wait=LONG), a.renew("s", "x"),
                 a.release("s", "x"), a.ask("e", {}, timeout=LONG), a.question("e"),
@@ -266,7 +266,7 @@ async def test_a_server_that_does_not_answer_is_an_error_in_bounded_time(
 
 
 @QUICK
-async def test_a_cancelled_call_to_a_server_that_does_not_answer_ends(
+async def test_a_cancelled_call_to_a_silent_redis_ends(
     server: RedisServer, replicas: tuple[Watched, Watched]
 ) -> None:
     a, b = replicas
@@ -296,12 +296,12 @@ async def test_shutdown_and_close_end_without_a_server(
     with pytest.raises(TemporaryError):
         await a.alive("b")
     server.start()
-    await until_back(b)
+    await until_available(b)
     await a.open()
     assert await a.acquire("s", "x") is None
 
 
-async def test_closing_wakes_those_who_wait(replicas: tuple[Watched, Watched]) -> None:
+async def test_closing_wakes_all_waiting_calls(replicas: tuple[Watched, Watched]) -> None:
     a, b = replicas
     await a.acquire("s", "x")
     waiter = asyncio.create_task(b.acquire("s", "y", wait=10 * LONG))

@@ -1,8 +1,8 @@
 """
-Redis goes, with all that it held, while replicas work: nothing hangs, nothing runs twice.
+Redis restarts empty while replicas work: nothing hangs, and nothing runs twice.
 
-What was accepted goes on and ends; what cannot be accepted is refused with a reason. When Redis is
-there again, empty, all works as before.
+Accepted executions continue and end; others are refused with a reason. Once Redis is available
+again, everything works as before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.api import V1, Api, answer, eventually, problem, until
-from tests.integration.replicas import LONG, Cluster, Member, ended, lines, note, running
+from tests.integration.replicas import LONG, Cluster, Member, lines, note, result_of, running
 
 AWAY = (503, "coordination_unavailable")
 
@@ -39,7 +39,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 
 def refuses(member: Member, session: str) -> bool:
-    """Whether it has noticed that others cannot tell any more that it lives."""
+    """Whether it has noticed that other replicas can no longer see that it is alive."""
     response = member.api.execute(session, code=note("asked", "asked"), wait=0.3)
     assert response.status_code in (200, 202) or problem(response, *AWAY)
     return response.status_code == 503
@@ -51,7 +51,7 @@ def accepts(member: Member, session: str) -> bool:
     return response.status_code == 200
 
 
-def made(member: Member) -> str:
+def create_session(member: Member) -> str:
     """A session. What it begins before Redis knows again that it lives, it may lose."""
     found: list[str] = []
 
@@ -68,7 +68,7 @@ def made(member: Member) -> str:
 
 
 def recovered(cluster: Cluster) -> None:
-    session = made(cluster[0])
+    session = create_session(cluster[0])
     for member in cluster.members:
         eventually(functools.partial(accepts, member, session), LONG)
     for member in cluster.members:
@@ -99,7 +99,9 @@ def span(token: str, wait: str = "") -> str:
 
 
 @WAYS
-def test_what_runs_and_what_waits_ends_once_and_one_by_one(cluster: Cluster, way: str) -> None:
+def test_running_and_queued_executions_finish_once_and_one_at_a_time(
+    cluster: Cluster, way: str
+) -> None:
     a, b = cluster.apis
     mine, theirs, other = (str(a.create()["id"]) for _ in range(3))
     all_of_them: dict[str, list[str]] = {mine: [], theirs: []}
@@ -114,11 +116,11 @@ def test_what_runs_and_what_waits_ends_once_and_one_by_one(cluster: Cluster, way
         ]
     outage(cluster, way, other)
     for session in (mine, theirs):
-        # Whoever has it now, it was begun and has not ended.
+        # Whichever replica owns it now, it was started and has not ended.
         eventually(functools.partial(put, a, session, "go"), LONG)
     for session, submitted in all_of_them.items():
         for api, execution_id in itertools.product((a, b), submitted):
-            assert ended(api, execution_id)["status"] == "success"
+            assert result_of(api, execution_id)["status"] == "success"
         found = [line.rsplit(" ", 2) for line in lines(a, session)]
         assert sorted(token for token, _, _ in found) == ["first", "here", "there", "there too"]
         for before, after in itertools.pairwise(found):
@@ -133,7 +135,9 @@ def put(api: Api, session: str, name: str) -> bool:
 
 
 @WAYS
-def test_what_ends_while_redis_is_away_is_not_lost(cluster: Cluster, way: str) -> None:
+def test_executions_that_finish_while_redis_is_unavailable_are_not_lost(
+    cluster: Cluster, way: str
+) -> None:
     a, b = cluster.apis
     session, other = (str(a.create()["id"]) for _ in range(2))
     runs = a.submit(session, note("first") + until("go") + "print('over')", timeout=600)
@@ -144,26 +148,26 @@ def test_what_ends_while_redis_is_away_is_not_lost(cluster: Cluster, way: str) -
         eventually(functools.partial(refuses, cluster[0], other), LONG)
     a.put(session, "go")
     with ThreadPoolExecutor(3) as threads:
-        # Asked while it is away: either told so, or told the end.
+        # A request during the outage gets an error or the result.
         asked = [threads.submit(settled, api, runs) for api in (a, b)]
-        told = threads.submit(heard, cluster[1], runs)
+        reported = threads.submit(last_event, cluster[1], runs)
         cluster.redis.start()
         results = [future.result() for future in asked]
         assert results[0] == results[1]
         assert results[0]["stdout"] == "over\n"
-        assert told.result() == results[0]
+        assert reported.result() == results[0]
 
-    assert ended(a, waits)["status"] == "success"
+    assert result_of(a, waits)["status"] == "success"
     assert lines(a, session) == ["first", "second"]
     for one in (session, other):
         a.end(one)
 
 
 def settled(api: Api, execution_id: str) -> dict[str, object]:
-    """The result, asked for until there is one."""
+    """The result, requested repeatedly until it exists."""
     found: list[dict[str, object]] = []
 
-    def asked() -> bool:
+    def finished() -> bool:
         response = api.http.get(f"{V1}/executions/{execution_id}/result?wait=5")
         if response.status_code == 503:
             problem(response, *AWAY)
@@ -173,11 +177,11 @@ def settled(api: Api, execution_id: str) -> dict[str, object]:
             found.append(answer(response))
         return bool(found)
 
-    eventually(asked, LONG)
+    eventually(finished, LONG)
     return found[0]
 
 
-def heard(member: Member, execution_id: str) -> object:
+def last_event(member: Member, execution_id: str) -> object:
     """The last event, listened for from the time of the outage on."""
     with member.calling() as api:
         events = list(api.events(execution_id))
@@ -185,7 +189,7 @@ def heard(member: Member, execution_id: str) -> object:
     return events[-1][2]
 
 
-def test_what_is_asked_for_meanwhile_is_refused_or_done_once(cluster: Cluster) -> None:
+def test_requests_during_the_outage_are_refused_or_handled_once(cluster: Cluster) -> None:
     sessions = [str(cluster[0].api.create()["id"]) for _ in range(3)]
     stop = False
 
@@ -220,14 +224,14 @@ def test_what_is_asked_for_meanwhile_is_refused_or_done_once(cluster: Cluster) -
     assert any(refused for _, refused in done)
     for _, _, execution_id in accepted:
         for api in cluster.apis:
-            assert ended(api, execution_id)["status"] == "success"
+            assert result_of(api, execution_id)["status"] == "success"
     for session in sessions:
         ran = lines(cluster[0].api, session)
         assert sorted(ran) == sorted(token for where, token, _ in accepted if where == session)
         cluster[1].api.end(session)
 
 
-def test_what_could_not_be_cleared_goes_with_the_sessions_of_the_last_server(
+def test_instances_not_cleared_before_are_removed_with_the_last_server(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Cluster(tmp_path) as cluster:
@@ -245,4 +249,4 @@ def test_what_could_not_be_cleared_goes_with_the_sessions_of_the_last_server(
         with closing(sqlite3.connect(cluster.data_dir / "atoll.db")) as database, database:
             database.execute(later)
         cluster.redis.start()
-        # Which looks for what is left: see `Cluster.end`.
+        # It checks for leftovers: see `Cluster.end`.

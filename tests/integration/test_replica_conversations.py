@@ -12,7 +12,7 @@ from tests.e2e.api import V1, Api, answer, eventually, problem, until
 from tests.e2e.test_capacity import entering
 from tests.e2e.test_conversations import ASK, approval, inject, resume, waits
 from tests.e2e.test_events import STEPWISE, all_of, check_resumed, go, listen_until
-from tests.integration.replicas import LONG, Cluster, at_once, ended, running
+from tests.integration.replicas import LONG, Cluster, concurrently, result_of, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,37 +46,39 @@ def invoke(api: Api, session: str, **fields: Any) -> httpx.Response:
 # Events
 
 
-def test_a_listener_goes_from_replica_to_replica_and_misses_nothing(
+def test_a_stream_is_resumed_at_replica_after_replica_and_misses_nothing(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, STEPWISE.format(steps=4), timeout=300)
-    told: list[Any] = []
+    received: list[Any] = []
     for step, api in enumerate((a, b, a, b)):
         go(a, session, range(step, step + 1))
-        told += listen_until(api, execution_id, f"err {step}", told[-1][0] if told else None)
-    told += all_of(b, execution_id, told[-1][0])
+        received += listen_until(
+            api, execution_id, f"err {step}", received[-1][0] if received else None
+        )
+    received += all_of(b, execution_id, received[-1][0])
 
-    assert told[-1][1] == "result"
+    assert received[-1][1] == "result"
     for api in (a, b):
-        check_resumed(api, execution_id, told)
+        check_resumed(api, execution_id, received)
 
 
 def test_event_numbers_survive_a_kill_of_the_replica(cluster: Cluster, session: str) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, STEPWISE.format(steps=4), timeout=300)
     go(a, session, range(2))
-    told = listen_until(a, execution_id, "err 1")
-    assert listen_until(b, execution_id, "err 1") == told
+    events = listen_until(a, execution_id, "err 1")
+    assert listen_until(b, execution_id, "err 1") == events
     cluster[0].kill()
     go(b, session, range(2, 4))
-    rest = all_of(b, execution_id, told[-1][0])
+    rest = all_of(b, execution_id, events[-1][0])
 
     assert [name for _, name, _ in rest][-1] == "result"
-    text = "".join(data["text"] for _, name, data in told + rest if name == "stdout")
+    text = "".join(data["text"] for _, name, data in events + rest if name == "stdout")
     assert text == "".join(f"out {step}\n" for step in range(4))
-    check_resumed(b, execution_id, told + rest)
-    check_resumed(cluster.start()[0].api, execution_id, told + rest)
+    check_resumed(b, execution_id, events + rest)
+    check_resumed(cluster.start()[0].api, execution_id, events + rest)
 
 
 def test_a_retry_is_streamed_through_another_replica(cluster: Cluster, session: str) -> None:
@@ -90,34 +92,34 @@ def test_a_retry_is_streamed_through_another_replica(cluster: Cluster, session: 
         waiting = threads.submit(all_of, listener, execution_id)
         listen_until(b, execution_id, "begun")
         cluster.kill_instance(a.get(session)["container_id"])
-        told = waiting.result()
+        result = waiting.result()
 
-    numbers = [int(number) for number, _, _ in told]
+    numbers = [int(number) for number, _, _ in result]
     assert numbers == sorted(set(numbers))
-    names = [name for _, name, _ in told]
+    names = [name for _, name, _ in result]
     assert names[names.index("retry") + 1] == "started"
     assert names[-1] == "result"
-    assert "over\n" in [data.get("text", "")[-5:] for _, _, data in told]
+    assert "over\n" in [data.get("text", "")[-5:] for _, _, data in result]
 
 
 # Capacity
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
-def test_no_more_run_together_than_the_capacity_over_all_replicas(
+def test_the_capacity_of_a_session_is_enforced_across_replicas(
     cluster: Cluster, capacity: int
 ) -> None:
     a, b = cluster.apis
     session = a.create(capacity=capacity, timeout=600)["id"]
     turns = itertools.cycle((a, b))
     many = [next(turns).submit(session, entering(n), timeout=300) for n in range(12)]
-    counts = [int(ended(b, execution_id)["stdout"]) for execution_id in many]
+    counts = [int(result_of(b, execution_id)["stdout"]) for execution_id in many]
 
     assert max(counts) <= capacity
     a.end(session)
 
 
-def test_one_replica_uses_the_places_that_the_other_leaves(cluster: Cluster) -> None:
+def test_a_replica_uses_the_slots_that_another_leaves_free(cluster: Cluster) -> None:
     a, b = cluster.apis
     session = a.create(capacity=2, timeout=600)["id"]
     first = a.submit(session, until("go"), timeout=300)
@@ -125,14 +127,14 @@ def test_one_replica_uses_the_places_that_the_other_leaves(cluster: Cluster) -> 
     assert b.run(session, "print('beside')")["stdout"] == "beside\n"
     assert a.status(first) == "running"
     a.put(session, "go")
-    assert ended(a, first)["status"] == "success"
+    assert result_of(a, first)["status"] == "success"
     a.end(session)
 
 
 # Ids of one's own
 
 
-def test_the_same_id_at_both_replicas_at_once_is_one_run(cluster: Cluster, session: str) -> None:
+def test_the_same_id_at_both_replicas_is_one_run(cluster: Cluster, session: str) -> None:
     code = "with open('ran', 'a') as file: file.write('.')"
     for turn in range(5):
         fields = {"code": code, "invocation_id": f"turn-{session}-{turn}"}
@@ -142,8 +144,8 @@ def test_the_same_id_at_both_replicas_at_once_is_one_run(cluster: Cluster, sessi
                 return answer(invoke(api, session, **fields))
 
         with ThreadPoolExecutor(8) as threads:
-            told = list(threads.map(call, range(8)))
-        assert all(one == told[0] for one in told)
+            responses = list(threads.map(call, range(8)))
+        assert all(one == responses[0] for one in responses)
         ran = cluster[0].api.http.get(f"{V1}/sessions/{session}/files/ran").content
         assert len(ran) == turn + 1
 
@@ -158,14 +160,16 @@ def test_a_question_is_answered_through_another_replica(cluster: Cluster, sessio
     assert approval(a, execution_id) == approval(b, execution_id)
     answer(resume(b, execution_id, approved=True, answer="from b"))
 
-    assert ended(b, execution_id)["stdout"] == "True from b None\n"
+    assert result_of(b, execution_id)["stdout"] == "True from b None\n"
 
 
-def test_of_two_answers_through_two_replicas_one_counts(cluster: Cluster, session: str) -> None:
+def test_only_one_of_two_answers_through_two_replicas_counts(
+    cluster: Cluster, session: str
+) -> None:
     a, b = cluster.apis
     execution_id = a.submit(session, ASK + "\n" + until("go"), timeout=300)
     waits(b, execution_id)
-    first, second = at_once(
+    first, second = concurrently(
         lambda: resume(a, execution_id, approved=True, answer="a"),
         lambda: resume(b, execution_id, approved=True, answer="b"),
     )
@@ -173,8 +177,8 @@ def test_of_two_answers_through_two_replicas_one_counts(cluster: Cluster, sessio
     problem(first if first.status_code == 409 else second, 409, "already_answered")
     a.put(session, "go")
 
-    said = "a" if first.status_code == 200 else "b"
-    assert ended(a, execution_id)["stdout"] == f"True {said} None\n"
+    accepted = "a" if first.status_code == 200 else "b"
+    assert result_of(a, execution_id)["stdout"] == f"True {accepted} None\n"
 
 
 def test_a_question_of_a_lost_replica_can_be_answered(cluster: Cluster, session: str) -> None:
@@ -185,7 +189,7 @@ def test_a_question_of_a_lost_replica_can_be_answered(cluster: Cluster, session:
     # Once the other has taken it over.
     eventually(lambda: resume(b, execution_id, approved=True, answer=1).status_code == 200, LONG)
 
-    assert ended(b, execution_id)["stdout"] == "True 1 None\n"
+    assert result_of(b, execution_id)["stdout"] == "True 1 None\n"
 
 
 def test_a_replica_that_shuts_down_hands_over_its_questions(cluster: Cluster, session: str) -> None:
@@ -195,7 +199,7 @@ def test_a_replica_that_shuts_down_hands_over_its_questions(cluster: Cluster, se
     assert cluster[0].stop() == 0
     eventually(lambda: resume(b, execution_id, approved=True, answer=1).status_code == 200, LONG)
 
-    assert ended(b, execution_id)["stdout"] == "True 1 None\n"
+    assert result_of(b, execution_id)["stdout"] == "True 1 None\n"
 
 
 def test_stdin_and_messages_go_through_another_replica(cluster: Cluster, session: str) -> None:
@@ -209,21 +213,23 @@ def test_stdin_and_messages_go_through_another_replica(cluster: Cluster, session
     answer(inject(b, execution_id, stdin="typed\n"))
     answer(inject(b, execution_id, message="told"))
 
-    assert ended(b, execution_id)["stdout"] == "typed\n\n['told']\n"
+    assert result_of(b, execution_id)["stdout"] == "typed\n\n['told']\n"
     assert (
         problem(inject(b, execution_id, message="x"), 409, "execution_not_running")["status_now"]
         == "completed"
     )
 
 
-def test_a_reason_goes_with_a_cancellation_through_another_replica(
+def test_the_reason_of_a_cancellation_is_forwarded_to_another_replica(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster.apis
-    told = answer(invoke(a, session, code=until("never"), mode="async", timeout_ms=300_000), 202)
-    running(a, told["execution_id"])
-    url = f"{V1}/invocations/{told['invocation_id']}/cancel"
+    response = answer(
+        invoke(a, session, code=until("never"), mode="async", timeout_ms=300_000), 202
+    )
+    running(a, response["execution_id"])
+    url = f"{V1}/invocations/{response['invocation_id']}/cancel"
     assert answer(b.http.post(url, json={"reason": "why"}))["status"] == "cancelled"
 
-    error = ended(a, told["execution_id"])["error"]
+    error = result_of(a, response["execution_id"])["error"]
     assert error == {"code": "cancelled", "message": "The execution was cancelled: why"}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.api import V1, Api, answer, eventually, heard
-from tests.integration.replicas import LONG, Cluster, at_once
+from tests.e2e.api import V1, Api, answer, eventually, read_events
+from tests.integration.replicas import LONG, Cluster, concurrently
 from tests.integration.test_replicas import new_database
 from tests.servers.receiver import Receiver
 
@@ -48,11 +48,11 @@ def page(api: Api, **asked: Any) -> dict[str, Any]:
 
 
 def feed(api: Api, after: int) -> list[dict[str, Any]]:
-    """All that is there beyond a place."""
+    """All events after a position."""
     found: list[dict[str, Any]] = []
-    while items := (told := page(api, after=after, limit=500))["items"]:
+    while items := (reported := page(api, after=after, limit=500))["items"]:
         found += items
-        after = told["after"]
+        after = reported["after"]
     return found
 
 
@@ -66,13 +66,13 @@ def test_both_replicas_return_the_same_events_in_the_same_order(
         with cluster[member].calling() as api:
             return [api.run(session, "1")["execution_id"] for _ in range(15)]
 
-    done = at_once(lambda: some(0), lambda: some(1))
+    done = concurrently(lambda: some(0), lambda: some(1))
 
-    told = feed(a, before)
-    assert told == feed(b, before)
-    numbers = [one["number"] for one in told]
+    items = feed(a, before)
+    assert items == feed(b, before)
+    numbers = [one["number"] for one in items]
     assert numbers == list(range(before + 1, before + 1 + len(numbers)))
-    ends = [one["subject"] for one in told if one["type"] == "execution.completed"]
+    ends = [one["subject"] for one in items if one["type"] == "execution.completed"]
     assert sorted(ends) == sorted([*done[0], *done[1]])
     for own in done:
         assert [one for one in ends if one in own] == own
@@ -94,7 +94,7 @@ def test_events_of_one_replica_are_followed_and_resumed_on_the_other(
                 headers={**STREAM, "last-event-id": place},
             ) as response,
         ):
-            events = heard(response)
+            events = read_events(response)
             execution_id = worker.run(session, "1")["execution_id"]
             for _ in range(2):
                 place, name, content = next(events)
@@ -104,7 +104,9 @@ def test_events_of_one_replica_are_followed_and_resumed_on_the_other(
     assert [name for name, _ in seen] == ["execution.submitted", "execution.completed"] * 3
 
 
-def test_what_a_killed_replica_stored_has_its_place(cluster: Cluster, session: str) -> None:
+def test_events_stored_by_a_killed_replica_keep_their_position(
+    cluster: Cluster, session: str
+) -> None:
     a, b = cluster.apis
     before = page(b, after="end")["after"]
     submitted = [a.submit(session, "1") for _ in range(8)]
@@ -112,18 +114,20 @@ def test_what_a_killed_replica_stored_has_its_place(cluster: Cluster, session: s
     for execution_id in submitted:
         assert answer(b.http.get(f"{V1}/executions/{execution_id}/result?wait={LONG}"))
 
-    told = feed(b, before)
+    items = feed(b, before)
 
-    of_these = [one for one in told if one["type"] == "execution.submitted"]
+    of_these = [one for one in items if one["type"] == "execution.submitted"]
     assert [one["subject"] for one in of_these] == submitted
-    ends = [one["subject"] for one in told if one["type"] == "execution.completed"]
+    ends = [one["subject"] for one in items if one["type"] == "execution.completed"]
     assert sorted(ends) == sorted(submitted)
 
 
-def test_a_webhook_goes_on_when_the_replica_that_served_it_is_killed(
+def test_a_webhook_continues_when_the_replica_that_served_it_is_killed(
     cluster: Cluster, session: str
 ) -> None:
-    """Each event once while both live; after a kill perhaps the last ones again, none left out."""
+    """
+    Each event once while both live; after a kill the last ones may be repeated, but none is lost.
+    """
     with Receiver() as receiver:
         body = {"url": receiver.url, "types": ["execution.completed"]}
         made = answer(cluster[0].api.http.post(f"{V1}/webhooks", json=body), 201)
@@ -136,11 +140,11 @@ def test_a_webhook_goes_on_when_the_replica_that_served_it_is_killed(
             other = cluster[1 - victim].api
             ran = [other.run(session, "1")["execution_id"] for _ in range(2)]
 
-            def came(ran: list[str] = ran) -> bool:
+            def has_arrived(ran: list[str] = ran) -> bool:
                 subjects = [one.event["subject"] for one in receiver.received]
                 return all(one in subjects for one in ran)
 
-            eventually(came, LONG)
+            eventually(has_arrived, LONG)
         once = list(dict.fromkeys(one.event["number"] for one in receiver.received))
         assert once == sorted(once)
         assert len(once) == 10

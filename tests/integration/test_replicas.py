@@ -22,10 +22,10 @@ from tests.integration.replicas import (
     LONG,
     Cluster,
     Member,
-    at_once,
-    ended,
+    concurrently,
     lines,
     note,
+    result_of,
     running,
 )
 from tests.servers.process import DatabaseServer
@@ -44,8 +44,8 @@ def new_database(kind: str, request: pytest.FixtureRequest) -> str | None:
 def any_database(
     request: pytest.FixtureRequest, bubblewrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    place = tmp_path_factory.mktemp(f"replicas-{request.param}")
-    with Cluster(place, database_url=new_database(request.param, request)) as cluster:
+    directory = tmp_path_factory.mktemp(f"replicas-{request.param}")
+    with Cluster(directory, database_url=new_database(request.param, request)) as cluster:
         yield cluster
 
 
@@ -78,12 +78,12 @@ def session(cluster: Cluster) -> Iterator[str]:
 # Through any of them
 
 
-def test_an_execution_is_waited_for_through_another_replica(pair: tuple[Api, Api]) -> None:
+def test_an_execution_can_be_waited_for_through_another_replica(pair: tuple[Api, Api]) -> None:
     a, b = pair
     session = a.create()["id"]
     execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(ended, b, execution_id)
+        waiting = threads.submit(result_of, b, execution_id)
         running(a, execution_id)
         b.put(session, "go")
         result = waiting.result()
@@ -94,28 +94,28 @@ def test_an_execution_is_waited_for_through_another_replica(pair: tuple[Api, Api
     a.end(session)
 
 
-def test_an_execution_is_followed_through_another_replica(pair: tuple[Api, Api]) -> None:
+def test_an_execution_can_be_followed_through_another_replica(pair: tuple[Api, Api]) -> None:
     a, b = pair
     session = a.create()["id"]
     execution_id = a.submit(session, "print('begun', flush=True)\n" + until("go") + "print('over')")
     running(a, execution_id)
-    told = b.events(execution_id)
-    assert next(told)[1] == "started"
-    number, name, content = next(told)
+    events = b.events(execution_id)
+    assert next(events)[1] == "started"
+    number, name, content = next(events)
     assert (name, content) == ("stdout", {"text": "begun\n"})
-    # Nothing ends before it is told to, so what came so far came while it ran.
+    # Nothing ends by itself, so all events so far arrived while it ran.
     a.put(session, "go")
-    rest = list(told)
+    rest = list(events)
 
     assert [name for _, name, _ in rest] == ["stdout", "result"]
     assert rest[0][2] == {"text": "over\n"}
     assert rest[1][2] == a.result(execution_id)
-    # One who goes on elsewhere is told the rest.
+    # A client that resumes at another replica receives the remaining events.
     assert list(a.events(execution_id, after=number)) == rest
     b.end(session)
 
 
-def test_what_runs_and_what_waits_is_cancelled_through_another_replica(
+def test_running_and_queued_executions_are_cancelled_through_another_replica(
     pair: tuple[Api, Api],
 ) -> None:
     a, b = pair
@@ -128,26 +128,28 @@ def test_what_runs_and_what_waits_is_cancelled_through_another_replica(
         return runs[-1]
 
     run()
-    # A machine that is slow for a moment keeps one from being told in time, and not the next.
+    # On a slow machine one notification may be late, but not the next as well.
     for here, there in ((a, b), (b, a)):
         waits = (here.submit(session, note("waited")) for _ in range(3))
-        assert any(told_of_cancel(there, execution_id) for execution_id in waits)
-    assert told_of_cancel(b, runs[0]) or any(told_of_cancel(b, run()) for _ in range(2))
+        assert any(is_notified_of_cancellation(there, execution_id) for execution_id in waits)
+    assert is_notified_of_cancellation(b, runs[0]) or any(
+        is_notified_of_cancellation(b, run()) for _ in range(2)
+    )
 
     assert lines(b, session) == ["ran"] * len(runs)
     assert a.run(session, "print(1)")["stdout"] == "1\n"
     b.end(session)
 
 
-def told_of_cancel(api: Api, execution_id: str) -> bool:
+def is_notified_of_cancellation(api: Api, execution_id: str) -> bool:
     """
-    Cancel it; whether one who waits for it was told, and did not find out by looking, which takes
-    longer: see `LOOK_SECONDS`.
+    Cancel it. Returns whether a waiting request was notified; polling would take longer, see
+    `LOOK_SECONDS`.
     """
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(api.http.get, f"{V1}/executions/{execution_id}/result?wait=4")
-        told = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
-        assert (told["status"], told["cause"]) == ("cancelled", "user")
+        reply = answer(api.http.post(f"{V1}/executions/{execution_id}/cancel"))
+        assert (reply["status"], reply["cause"]) == ("cancelled", "user")
         response = waiting.result()
     if response.status_code == 409:
         problem(response, 409, "execution_not_finished")
@@ -156,7 +158,7 @@ def told_of_cancel(api: Api, execution_id: str) -> bool:
     return True
 
 
-def test_a_session_is_ended_through_another_replica(
+def test_a_session_is_deleted_through_another_replica(
     pair: tuple[Api, Api], any_database: Cluster
 ) -> None:
     a, b = pair
@@ -168,7 +170,7 @@ def test_a_session_is_ended_through_another_replica(
 
     for execution_id in (runs, waits):
         for api in pair:
-            assert ended(api, execution_id)["cause"] == "user"
+            assert result_of(api, execution_id)["cause"] == "user"
             assert api.status(execution_id) == "cancelled"
     for api in pair:
         problem(api.execute(session["id"], code="print(1)"), 409, "session_ended")
@@ -191,7 +193,7 @@ def test_files_and_lists_are_the_same_through_any_replica(pair: tuple[Api, Api])
         assert api.http.get(f"{V1}/sessions/{session}/files/from-b").content == b"b"
     waiting = [a.submit(session, "print(1)"), b.submit(session, "print(2)")]
     for execution_id in waiting:
-        ended(a, execution_id)
+        result_of(a, execution_id)
 
     for path in (
         f"sessions/{session}",
@@ -223,13 +225,13 @@ def test_a_template_changed_on_one_replica_is_used_by_the_other(pair: tuple[Api,
         shown = answer(there.http.get(f"{V1}/templates/changing"))
         assert shown["env"] == {"NUMBER": str(number)}
 
-        # What is told travels beside the answer: at once, but not before it.
-        def seen(api: Api = there, wanted: str = str(number)) -> bool:
+        # The notification is sent with the response: immediately, but not before it.
+        def is_listed(api: Api = there, wanted: str = str(number)) -> bool:
             session = api.create(template_id="changing")
             sessions.append(session["id"])
             return bool(session["env_vars"]["NUMBER"] == wanted)
 
-        eventually(seen)
+        eventually(is_listed)
         for api in pair:
             problem(api.http.delete(f"{V1}/templates/changing"), 409, "template_in_use")
     for session in sessions:
@@ -245,7 +247,7 @@ def _unknown(api: Api) -> bool:
     return response.status_code == 404
 
 
-def test_a_key_counts_and_ends_on_all_replicas(any_database: Cluster) -> None:
+def test_an_api_key_is_valid_and_revoked_on_all_replicas(any_database: Cluster) -> None:
     made = json.loads(any_database.command("key", "create", "of-the-test", "--json"))
 
     def statuses() -> list[int]:
@@ -267,7 +269,7 @@ def post(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
     return api.http.post(f"{V1}/{path}", json=fields, headers={"Idempotency-Key": key})
 
 
-def answered(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
+def response_after_conflicts(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
     """Asked again while another replica works on it."""
     answers: list[httpx.Response] = []
 
@@ -280,7 +282,7 @@ def answered(api: Api, path: str, key: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("wait", [0, 20], ids=["submitted", "waited for"])
-def test_a_request_sent_to_one_replica_after_the_other_is_done_once(
+def test_a_request_repeated_at_another_replica_is_handled_once(
     pair: tuple[Api, Api], wait: int
 ) -> None:
     a, b = pair
@@ -292,12 +294,12 @@ def test_a_request_sent_to_one_replica_after_the_other_is_done_once(
     assert first.is_success
     assert second.content == first.content
     assert second.headers["Idempotency-Replayed"] == "true"
-    ended(a, first.json()["execution_id"])
+    result_of(a, first.json()["execution_id"])
     assert lines(a, session) == ["once"]
     a.end(session)
 
 
-def test_a_request_sent_to_all_replicas_at_once_is_done_once(
+def test_a_request_sent_to_all_replicas_at_once_is_handled_once(
     pair: tuple[Api, Api], any_database: Cluster
 ) -> None:
     a, _ = pair
@@ -307,9 +309,13 @@ def test_a_request_sent_to_all_replicas_at_once_is_done_once(
 
         def send(member: Member, key: str = key, code: str = code) -> httpx.Response:
             with member.calling() as api:
-                return answered(api, f"sessions/{session}/execute", key, code=code, wait=20)
+                return response_after_conflicts(
+                    api, f"sessions/{session}/execute", key, code=code, wait=20
+                )
 
-        sent = at_once(*(functools.partial(send, member) for member in any_database.members * 2))
+        sent = concurrently(
+            *(functools.partial(send, member) for member in any_database.members * 2)
+        )
         assert len({response.content for response in sent}) == 1, sent
         assert sent[0].json()["status"] == "success"
     assert lines(a, session) == [str(number) for number in range(5)]
@@ -336,7 +342,7 @@ def check_apart(found: list[tuple[str, float, float]]) -> None:
         assert before[2] <= after[1], f"{before[0]} and {after[0]} ran at the same time"
 
 
-def test_executions_of_one_session_never_overlap_and_take_turns(
+def test_executions_of_one_session_never_overlap_and_alternate(
     cluster: Cluster, session: str
 ) -> None:
     count = 40
@@ -349,19 +355,19 @@ def test_executions_of_one_session_never_overlap_and_take_turns(
 
     # Two clients each: while one is slow, the other keeps its member in the line.
     clients = itertools.product(cluster.members, range(2))
-    at_once(*(functools.partial(drive, member, client) for member, client in clients))
+    concurrently(*(functools.partial(drive, member, client) for member, client in clients))
 
     found = spans(cluster[0].api, session)
     assert len({token for token, _, _ in found}) == len(found) == count * len(cluster)
     check_apart(found)
-    # While all want it, nobody has it much more often than the others.
+    # With all members waiting, none gets the lease much more often than the others.
     names = [token.rsplit("-", 1)[0] for token, _, _ in found]
     first_over = min(len(names) - 1 - names[::-1].index(member.name) for member in cluster.members)
     for member in cluster.members:
         assert names[: first_over + 1].count(member.name) >= count // 3, names
 
 
-def test_they_run_in_the_order_in_which_they_came_to_any_replica(
+def test_executions_run_in_the_order_of_their_arrival_at_any_replica(
     cluster: Cluster, session: str
 ) -> None:
     first = cluster[0].api.submit(session, until("go"), timeout=600)
@@ -369,25 +375,25 @@ def test_they_run_in_the_order_in_which_they_came_to_any_replica(
     waiting = []
     for number in range(1, 3):
         waiting.append(cluster[number].api.submit(session, note(str(number))))
-        eventually(functools.partial(stands_in_line, cluster, session, number))
+        eventually(functools.partial(is_queued, cluster, session, number))
     cluster[0].api.put(session, "go")
     for execution_id in waiting:
-        assert ended(cluster[0].api, execution_id)["status"] == "success"
+        assert result_of(cluster[0].api, execution_id)["status"] == "success"
 
     assert lines(cluster[0].api, session) == ["1", "2"]
 
 
-def stands_in_line(cluster: Cluster, session: str, count: int) -> bool:
-    told = cluster.redis.execute("ZCARD", f"{{{cluster.prefix}:{session}}}:line")
-    return told == f":{count}\r\n"
+def is_queued(cluster: Cluster, session: str, count: int) -> bool:
+    response = cluster.redis.execute("ZCARD", f"{{{cluster.prefix}:{session}}}:line")
+    return response == f":{count}\r\n"
 
 
 # The end of one
 
 
-def test_a_replica_that_is_stopped_hands_over_at_once(cluster: Cluster, session: str) -> None:
+def test_a_stopped_replica_hands_over_at_once(cluster: Cluster, session: str) -> None:
     b = cluster[1].api
-    with cluster.another("leaves", ATOLL_COORDINATION__PRESENCE_TTL="120") as member:
+    with cluster.extra_member("leaves", ATOLL_COORDINATION__PRESENCE_TTL="120") as member:
         a = member.api
         runs = a.submit(session, note("first") + until("go") + "print('over')", timeout=600)
         running(a, runs)
@@ -395,11 +401,11 @@ def test_a_replica_that_is_stopped_hands_over_at_once(cluster: Cluster, session:
         former = cluster.holder(runs)
         assert member.stop() == 0
 
-    # It said so, and is not waited for to be lost; see `LEAVING`.
+    # It announced its shutdown, so nothing waits for it to count as lost; see `LEAVING`.
     eventually(lambda: former not in (cluster.holder(runs), cluster.holder(waits)), LONG)
     b.put(session, "go")
-    assert ended(b, runs)["stdout"] == "over\n"
-    assert ended(b, waits)["status"] == "success"
+    assert result_of(b, runs)["stdout"] == "over\n"
+    assert result_of(b, waits)["status"] == "success"
     assert lines(b, session) == ["first", "second"]
 
 
@@ -407,7 +413,7 @@ def test_a_replica_that_is_stopped_hands_over_at_once(cluster: Cluster, session:
 def test_a_queued_execution_does_not_overlap_one_of_a_lost_replica(
     cluster: Cluster, session: str, way: signal.Signals
 ) -> None:
-    """One waits at another replica, which gets the lease before anybody knows what still runs."""
+    """One waits at another replica, which gets the lease before it is known what still runs."""
     a, b = cluster[0].api, cluster[1].api
     code = (
         "import time\nbegan = time.monotonic()\n"
@@ -417,13 +423,13 @@ def test_a_queued_execution_does_not_overlap_one_of_a_lost_replica(
     runs = a.submit(session, code.replace("{TOKEN}", "first"), timeout=600)
     running(a, runs)
     waits = b.submit(session, SPAN.replace("{TOKEN}", "second"))
-    eventually(functools.partial(stands_in_line, cluster, session, 1))
+    eventually(functools.partial(is_queued, cluster, session, 1))
     cluster[0].kill() if way == signal.SIGKILL else cluster[0].stop()
     eventually(lambda: "execution.adopted" in adopted(cluster, runs), LONG)
     # Long enough for the other to have begun, if nothing keeps it.
     unexpected = b.http.get(f"{V1}/executions/{waits}/result?wait=1")
     b.put(session, "go")
-    results = [ended(b, runs), ended(b, waits)]
+    results = [result_of(b, runs), result_of(b, waits)]
 
     assert [result["status"] for result in results] == ["success", "success"]
     assert unexpected.status_code == 409
@@ -432,40 +438,40 @@ def test_a_queued_execution_does_not_overlap_one_of_a_lost_replica(
     check_apart(found)
 
 
-def test_what_waits_for_the_run_of_a_lost_replica_can_be_cancelled(
+def test_an_execution_queued_behind_one_of_a_lost_replica_can_be_cancelled(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
     runs = a.submit(session, until("go"), timeout=600)
     running(a, runs)
     waits = b.submit(session, note("second"))
-    eventually(functools.partial(stands_in_line, cluster, session, 1))
+    eventually(functools.partial(is_queued, cluster, session, 1))
     cluster[0].kill()
     eventually(lambda: "session.busy" in adopted(cluster, runs), LONG)
-    told = answer(b.http.post(f"{V1}/executions/{waits}/cancel"))
+    response = answer(b.http.post(f"{V1}/executions/{waits}/cancel"))
 
-    assert (told["status"], told["cause"]) == ("cancelled", "user")
+    assert (response["status"], response["cause"]) == ("cancelled", "user")
     assert b.execution(waits)["started_at"] is None
     b.put(session, "go")
-    assert ended(b, runs)["status"] == "success"
+    assert result_of(b, runs)["status"] == "success"
     assert lines(b, session) == []
 
 
-def test_a_replica_that_follows_what_another_runs_is_stopped_at_once(
+def test_a_replica_that_follows_an_execution_of_another_stops_at_once(
     cluster: Cluster, session: str
 ) -> None:
     a = cluster[0].api
     runs = a.submit(session, until("go"), timeout=600)
     running(a, runs)
-    with cluster.another("follows", ATOLL_SHUTDOWN_TIMEOUT="60") as member:
+    with cluster.extra_member("follows", ATOLL_SHUTDOWN_TIMEOUT="60") as member:
         with member.calling() as leaves:
             assert next(leaves.events(runs))[1] == "started"
         began = time.monotonic()
         assert member.stop() == 0
-        # Sooner than what is under way would be given up.
+        # Sooner than the time after which requests in progress would be abandoned.
         assert time.monotonic() - began < 30
     a.put(session, "go")
-    assert ended(a, runs)["status"] == "success"
+    assert result_of(a, runs)["status"] == "success"
 
 
 def test_queued_executions_run_after_redis_lost_its_data(cluster: Cluster, session: str) -> None:
@@ -473,15 +479,15 @@ def test_queued_executions_run_after_redis_lost_its_data(cluster: Cluster, sessi
     for member in cluster.members[1:]:
         member.stop()  # Else one of them may take it over, and cannot know that it has not begun.
     cluster.kill_instance(a.get(session)["container_id"])
-    # Somebody else is at a new instance, so the session's lease is held and nothing is sent.
+    # Another call creates an instance, so the lease of the session is held and nothing is sent.
     cluster.redis.execute("SET", f"{{{cluster.prefix}:somebody}}:alive", "1")
     other = '["somebody", "else"]\ntoken'
     cluster.redis.execute("SET", f"{{{cluster.prefix}:instance:{session}}}:lease", other)
     waits = a.submit(session, note("once"))
-    eventually(functools.partial(stands_in_line, cluster, f"instance:{session}", 1))
+    eventually(functools.partial(is_queued, cluster, f"instance:{session}", 1))
     cluster.redis.execute("FLUSHALL")
 
-    assert ended(a, waits)["status"] == "success"
+    assert result_of(a, waits)["status"] == "success"
     assert lines(a, session) == ["once"]
 
 
@@ -491,31 +497,31 @@ def adopted(cluster: Cluster, execution_id: str) -> str:
     return "\n".join(line for line in logs.splitlines() if execution_id in line)
 
 
-def test_a_replica_that_is_killed_is_replaced(cluster: Cluster, session: str) -> None:
+def test_another_replica_takes_over_from_a_killed_one(cluster: Cluster, session: str) -> None:
     a, b = cluster[0].api, cluster[1].api
     code = "print('begun', flush=True)\n" + note("first") + until("go") + "print('over')"
     runs = a.submit(session, code, timeout=600)
     running(a, runs)
     waits = [a.submit(session, note("second")), a.submit(session, note("third"))]
-    told = b.events(runs)
-    assert [next(told)[1], next(told)[2]] == ["started", {"text": "begun\n"}]
+    events = b.events(runs)
+    assert [next(events)[1], next(events)[2]] == ["started", {"text": "begun\n"}]
     with ThreadPoolExecutor(1) as threads, cluster[2].calling() as c:
-        waiting = threads.submit(ended, c, runs)
+        waiting = threads.submit(result_of, c, runs)
         cluster[0].kill()
         b.put(session, "go")
         result = waiting.result()
 
     assert (result["status"], result["stdout"]) == ("success", "begun\nover\n")
-    # One who listened at another replica all the time misses nothing.
-    assert [content.get("text") or content["status"] for _, _, content in told] == [
+    # A client that listened at another replica throughout misses nothing.
+    assert [content.get("text") or content["status"] for _, _, content in events] == [
         "over\n",
         "success",
     ]
-    assert [ended(b, execution_id)["status"] for execution_id in waits] == ["success"] * 2
+    assert [result_of(b, execution_id)["status"] for execution_id in waits] == ["success"] * 2
     assert lines(b, session) == ["first", "second", "third"]
 
 
-def test_what_a_killed_replica_was_asked_to_cancel_is_cancelled(
+def test_a_cancellation_sent_to_a_killed_replica_is_carried_out(
     cluster: Cluster, session: str
 ) -> None:
     a, b = cluster[0].api, cluster[1].api
@@ -527,7 +533,7 @@ def test_what_a_killed_replica_was_asked_to_cancel_is_cancelled(
         b.http.post(f"{V1}/executions/{execution_id}/cancel")
 
     for execution_id in (runs, waits):
-        ended(b, execution_id)
+        result_of(b, execution_id)
         assert b.status(execution_id) == "cancelled"
     assert lines(b, session) == ["first"]
 
@@ -548,7 +554,7 @@ def test_a_keyed_request_to_a_killed_replica_is_taken_over(cluster: Cluster, ses
         cluster[0].kill()
         sent.result()
         b.put(session, "go")
-        again = answered(b, path, key, code=code, wait=60, timeout=600)
+        again = response_after_conflicts(b, path, key, code=code, wait=60, timeout=600)
 
     assert answer(again)["stdout"] == "over\n"
     assert lines(b, session) == ["once"]
@@ -557,7 +563,7 @@ def test_a_keyed_request_to_a_killed_replica_is_taken_over(cluster: Cluster, ses
 # The instance
 
 
-def test_an_instance_that_dies_is_replaced_once_however_many_ask(
+def test_a_dead_instance_is_replaced_once_for_any_number_of_requests(
     cluster: Cluster, session: str
 ) -> None:
     for number in range(3):
@@ -573,7 +579,7 @@ def test_an_instance_that_dies_is_replaced_once_however_many_ask(
                 return str(api.run(session, f"print(open('kept-{number}').read())")["stdout"])
 
         calls = [functools.partial(ask, member) for member in cluster.members * 2]
-        assert at_once(*calls) == ["here\n"] * len(calls)
+        assert concurrently(*calls) == ["here\n"] * len(calls)
         after = cluster[0].api.get(session)["container_id"]
         assert after != before
         assert {member.api.get(session)["container_id"] for member in cluster.members} == {after}
@@ -582,7 +588,7 @@ def test_an_instance_that_dies_is_replaced_once_however_many_ask(
         assert [row["id"] for row in rows] == [after]
 
 
-def test_what_runs_in_a_replaced_instance_is_found_there_by_another_replica(
+def test_another_replica_finds_an_execution_in_a_replaced_instance(
     cluster: Cluster, session: str
 ) -> None:
     """The instance is younger than the execution: it was made for it."""
@@ -593,13 +599,13 @@ def test_what_runs_in_a_replaced_instance_is_found_there_by_another_replica(
     cluster[0].kill()
     eventually(lambda: "execution.adopted" in adopted(cluster, runs), LONG)
     b.put(session, "go")
-    result = ended(b, runs)
+    result = result_of(b, runs)
 
     assert (result["status"], result["stdout"]) == ("success", "over\n")
     assert lines(b, session) == ["once"]
 
 
-def test_a_session_is_used_elsewhere_while_it_is_being_made(cluster: Cluster) -> None:
+def test_another_replica_can_use_a_session_that_is_being_created(cluster: Cluster) -> None:
     a, b = cluster[0].api, cluster[1].api
     for _ in range(5):
         mark = uuid.uuid4().hex
@@ -608,12 +614,12 @@ def test_a_session_is_used_elsewhere_while_it_is_being_made(cluster: Cluster) ->
             made = threads.submit(creator.create, env_vars={"MARK": mark}, disk="8Mi")
             found: list[str] = []
 
-            def seen(mark: str = mark, found: list[str] = found) -> bool:
+            def is_listed(mark: str = mark, found: list[str] = found) -> bool:
                 items = answer(b.http.get(f"{V1}/sessions?limit=5"))["items"]
                 found += [item["id"] for item in items if item["env_vars"].get("MARK") == mark]
                 return bool(found)
 
-            eventually(seen)
+            eventually(is_listed)
             result = b.run(found[0], note("once") + "print(1)")
             assert (result["status"], result["stdout"]) == ("success", "1\n")
             session = made.result()
@@ -624,7 +630,7 @@ def test_a_session_is_used_elsewhere_while_it_is_being_made(cluster: Cluster) ->
         a.end(found[0])
 
 
-def test_the_pool_of_a_killed_replica_is_cleared_by_the_next_start_alone(
+def test_the_next_start_clears_the_pool_of_a_killed_replica(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Cluster(tmp_path, ATOLL_POOL__SIZE="1") as cluster:
@@ -633,7 +639,7 @@ def test_the_pool_of_a_killed_replica_is_cleared_by_the_next_start_alone(
         cluster[1].api.put(session, "kept", b"here")
         eventually(lambda: len(cluster.instances()) == 3)
         cluster[0].kill()
-        # Alive beside it, the other one leaves alone what may be on its way to somebody.
+        # While both run, the other one does not touch unassigned instances.
         cluster[0].start()
         eventually(lambda: len(cluster.instances()) == 4)
         for member in cluster.members:
@@ -643,7 +649,7 @@ def test_the_pool_of_a_killed_replica_is_cleared_by_the_next_start_alone(
         assert cluster[0].api.run(session, "print(open('kept').read())")["stdout"] == "here\n"
 
 
-def test_a_secret_that_one_replica_set_is_there_for_what_the_other_runs_next(
+def test_a_secret_set_at_one_replica_applies_to_executions_of_the_other(
     pair: tuple[Api, Api],
 ) -> None:
     first, second = pair
@@ -665,10 +671,10 @@ def test_a_secret_that_one_replica_set_is_there_for_what_the_other_runs_next(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount images")
 def test_replicas_of_a_node_share_the_mounts_of_its_volumes(any_database: Cluster) -> None:
     first, second = any_database.apis
-    place = str(any_database.data_dir / "node" / "mounts")
+    directory = str(any_database.data_dir / "node" / "mounts")
 
     def mounted() -> int:
-        return Path("/proc/self/mountinfo").read_text().count(place)
+        return Path("/proc/self/mountinfo").read_text().count(directory)
 
     answer(first.http.post(f"{V1}/volumes", json={"id": "both", "size": "16Mi"}), 201)
     given = [{"volume_id": "both", "path": "/data/x", "read_only": False}]

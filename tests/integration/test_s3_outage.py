@@ -1,4 +1,4 @@
-"""S3 is killed and comes back: nothing that was taken is lost, and nobody waits for it."""
+"""S3 is killed and recovers: no accepted data is lost, and no request waits for it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def handler(event):
 
 
 @pytest.fixture
-def server_of_s3(tmp_path: Path) -> Iterator[S3Server]:
+def restarted_s3(tmp_path: Path) -> Iterator[S3Server]:
     """Not that of other tests: it is killed."""
-    place = tmp_path / "s3"
-    place.mkdir()
-    with S3Server(place) as running:
+    directory = tmp_path / "s3"
+    directory.mkdir()
+    with S3Server(directory) as running:
         yield running
 
 
@@ -63,7 +63,7 @@ def keys_in(server: S3Server, prefix: str) -> list[str]:
 
 
 def spooled(data_dir: Path) -> list[str]:
-    # Not by rglob, which fails when a directory goes meanwhile.
+    # Not with rglob, which fails when a directory is removed concurrently.
     return [name for _, _, names in os.walk(data_dir / "spool" / "objects") for name in names]
 
 
@@ -75,16 +75,16 @@ def metrics_of(server: Server) -> dict[str, float]:
 
 
 def check_log(server: Server) -> None:
-    """What the server said must not have what it was given."""
+    """The log of the server must not contain its credentials."""
     assert SECRET_KEY not in server.stderr()
     assert ACCESS_KEY not in server.stderr()
 
 
 @pytest.mark.anyio
-async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later(
-    server_of_s3: S3Server, tmp_path: Path
+async def test_blobs_put_while_the_server_is_killed_reach_the_bucket_later(
+    restarted_s3: S3Server, tmp_path: Path
 ) -> None:
-    settings = server_of_s3.settings("x", retry_after="0.2")
+    settings = restarted_s3.settings("x", retry_after="0.2")
     blobs = Spool(
         S3Blobs(settings), tmp_path / "spool", settings, SystemClock(), prefixes=("workspaces/",)
     )
@@ -96,7 +96,7 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
         number = 0
         while not stopped.is_set():
             if len(put) >= most:
-                # However long the server takes to come back, what waits for it stays small.
+                # The spool stays small, however long the outage takes.
                 await asyncio.sleep(0.01)
                 continue
             number += 1
@@ -108,7 +108,7 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
             else:
                 await blobs.put(key, data)
             put[key] = data
-            # What is in the bucket already cannot be read while that is away.
+            # Objects in the bucket cannot be read while it is unavailable.
             with suppress(TemporaryError):
                 assert await blobs.get(key) == data
             manifest = f"workspaces/s/manifests/{worker}-{number:05}"
@@ -129,12 +129,12 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
                 most = len(put) + 60
                 while len(put) < most - 30:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                await asyncio.to_thread(server_of_s3.kill)
+                await asyncio.to_thread(restarted_s3.kill)
                 most = len(put) + 60
                 while len(put) < most - 30 or blobs.away is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 assert blobs.usage.objects > 0
-                await asyncio.to_thread(server_of_s3.start)
+                await asyncio.to_thread(restarted_s3.start)
                 while blobs.away is not None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             stopped.set()
@@ -152,21 +152,21 @@ async def test_whatever_is_put_while_the_server_is_killed_is_in_the_bucket_later
     assert spooled(tmp_path) == []
 
 
-def test_executions_go_on_while_s3_is_away(
-    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+def test_executions_continue_while_s3_is_unavailable(
+    bubblewrap: str, restarted_s3: S3Server, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
     data_dir.mkdir()
-    with Server(data_dir, **server_of_s3.environment()) as server:
+    with Server(data_dir, **restarted_s3.environment()) as server:
         with server.client() as http:
             api = Api(http)
             session = api.create()["id"]
             before = api.run(session, LARGE)
-            assert keys_in(server_of_s3, "atoll/executions")
+            assert keys_in(restarted_s3, "atoll/executions")
             assert not (data_dir / "blobs").exists()
             assert metrics_of(server)["atoll_blobs_away"] == 0
 
-            server_of_s3.kill()
+            restarted_s3.kill()
             begun = time.monotonic()
             results = [api.run(session, LARGE, execution_id=f"away-{n}") for n in range(5)]
             assert time.monotonic() - begun < 20
@@ -190,32 +190,32 @@ def test_executions_go_on_while_s3_is_away(
         with server.client() as http:
             assert Api(http).result("away-3") == results[3]
 
-            server_of_s3.start()
+            restarted_s3.start()
             eventually(lambda: not spooled(data_dir), 60)
             eventually(lambda: metrics_of(server)["atoll_spool_objects"] == 0, 60)
-            assert sum("away-" in key for key in keys_in(server_of_s3, "atoll/executions")) >= 10
+            assert sum("away-" in key for key in keys_in(restarted_s3, "atoll/executions")) >= 10
             assert [Api(http).result(f"away-{n}") for n in range(5)] == results
             assert Api(http).result(before["execution_id"]) == before
         check_log(server)
         assert "blobs.away" in server.stderr()
 
 
-def test_results_that_find_no_room_wait_until_there_is(
-    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+def test_results_that_do_not_fit_in_the_spool_wait_for_space(
+    bubblewrap: str, restarted_s3: S3Server, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
     data_dir.mkdir()
-    small = server_of_s3.environment(ATOLL_BLOB__SPOOL_SIZE=str(2**20))
+    small = restarted_s3.environment(ATOLL_BLOB__SPOOL_SIZE=str(2**20))
     with Server(data_dir, **small) as server, server.client() as http:
         api = Api(http)
         session = api.create(capacity=4)["id"]
-        server_of_s3.kill()
+        restarted_s3.kill()
         ids = [api.submit(session, "print('o' * 149_999)") for _ in range(10)]
         large = "#" + "c" * 200_000
         eventually(lambda: api.execute(session, code=large).json().get("code") == "spool_full")
         assert any(api.status(one) != "completed" for one in ids)
 
-        server_of_s3.start()
+        restarted_s3.start()
 
         results = [api.result(one) for one in ids]
         assert {result["stdout"] for result in results} == {"o" * 149_999 + "\n"}
@@ -225,32 +225,32 @@ def test_results_that_find_no_room_wait_until_there_is(
 
 
 @pytest.mark.anyio
-async def test_what_waits_in_an_embedded_atoll_is_moved_when_it_ends(
-    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+async def test_an_embedded_atoll_uploads_its_spool_when_it_closes(
+    bubblewrap: str, restarted_s3: S3Server, tmp_path: Path
 ) -> None:
-    settings = server_of_s3.settings("embedded", retry_after="3600")
+    settings = restarted_s3.settings("embedded", retry_after="3600")
     async with embedded(data_dir=tmp_path / "data", blob=settings) as web:
         transport = httpx.ASGITransport(web)
         async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as http:
             session = (await http.post(f"{V1}/sessions", json={})).json()["id"]
-            await asyncio.to_thread(server_of_s3.kill)
+            await asyncio.to_thread(restarted_s3.kill)
             given = {"code": LARGE, "wait": 20}
             result = await http.post(f"{V1}/sessions/{session}/execute", json=given)
             assert result.json()["stdout"] == "o" * 99_999 + "\n"
-            await asyncio.to_thread(server_of_s3.start)
+            await asyncio.to_thread(restarted_s3.start)
 
-    assert len(keys_in(server_of_s3, "embedded/executions")) >= 2
+    assert len(keys_in(restarted_s3, "embedded/executions")) >= 2
 
 
-def test_a_server_starts_while_s3_is_away_and_says_so(
-    bubblewrap: str, server_of_s3: S3Server, tmp_path: Path
+def test_a_server_starts_and_warns_while_s3_is_unavailable(
+    bubblewrap: str, restarted_s3: S3Server, tmp_path: Path
 ) -> None:
-    server_of_s3.kill()
-    with Server(tmp_path, **server_of_s3.environment()) as server:
+    restarted_s3.kill()
+    with Server(tmp_path, **restarted_s3.environment()) as server:
         with server.client() as http:
             assert Api(http).run(Api(http).create()["id"], LARGE)["status"] == "success"
         assert "blobs.away" in server.stderr()
-        server_of_s3.start()
+        restarted_s3.start()
         eventually(lambda: not spooled(tmp_path), 60)
         check_log(server)
 
@@ -281,7 +281,7 @@ def test_an_s3_problem_is_logged_at_the_start(
     ],
     ids=["url", "endpoint", "encryption", "key"],
 )
-def test_a_setting_that_makes_no_sense_ends_the_start_without_secrets(
+def test_an_invalid_setting_ends_the_start_without_showing_secrets(
     s3: S3Server, tmp_path: Path, wrong: dict[str, str]
 ) -> None:
     done = subprocess.run(
@@ -301,7 +301,7 @@ def test_a_setting_that_makes_no_sense_ends_the_start_without_secrets(
     assert ACCESS_KEY not in shown
 
 
-def test_credentials_do_not_reach_code_nor_answers(
+def test_credentials_reach_neither_code_nor_responses(
     bubblewrap: str, s3: S3Server, tmp_path: Path
 ) -> None:
     aws = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
@@ -331,8 +331,8 @@ def test_credentials_do_not_reach_code_nor_answers(
         assert SECRET_KEY not in status.stdout + status.stderr
 
 
-class Asked(S3Blobs):
-    """Counts how often it is asked for an object."""
+class CountingBlobs(S3Blobs):
+    """Counts reads of objects."""
 
     count = 0
 
@@ -344,12 +344,12 @@ class Asked(S3Blobs):
 
 
 @pytest.mark.anyio
-async def test_calls_fail_at_once_while_s3_is_down(server_of_s3: S3Server, tmp_path: Path) -> None:
-    settings = server_of_s3.settings("x", retry_after="3600")
-    remote = Asked(settings)
+async def test_calls_fail_at_once_while_s3_is_down(restarted_s3: S3Server, tmp_path: Path) -> None:
+    settings = restarted_s3.settings("x", retry_after="3600")
+    remote = CountingBlobs(settings)
     blobs = Spool(remote, tmp_path / "spool", settings, SystemClock(), prefixes=("workspaces/",))
     await blobs.put("workspaces/1", b"1")
-    await asyncio.to_thread(server_of_s3.kill)
+    await asyncio.to_thread(restarted_s3.kill)
     with pytest.raises(TemporaryError):
         await blobs.get("workspaces/1")
 

@@ -1,7 +1,6 @@
 """
-Whatever is wanted of sessions, whatever goes wrong with the node and however often control planes
-die: when that is over, each session is what was wanted of it, with its files, and the node has what
-it needs for them and nothing else.
+Whatever is requested of sessions, whatever fails on the node and however often control planes die:
+afterwards each session has its wanted state and its files, and the node has exactly what they need.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from tests.parts import Parts
 
 PATIENCE = 0.3
-"""Seconds that an action waits for what it asked for before the next one comes."""
+"""Seconds that an action waits for its result before the next one starts."""
 QUIET = 60.0
 """Seconds within which everything settles once nothing goes wrong any more."""
 HOURS = 3600
@@ -87,7 +86,7 @@ def _action(chance: random.Random) -> Action:
 
 @dataclasses.dataclass
 class Known:
-    """A session as those who ask for things know it."""
+    """A session as its clients know it."""
 
     id: str
     wanted: set[Wanted] = dataclasses.field(default_factory=lambda: {Wanted.RUNNING})
@@ -100,7 +99,7 @@ class Known:
 
 
 class Life:
-    """A world, what was asked for in it, and what must have become of that."""
+    """A world, the requests in it, and the expected results."""
 
     def __init__(self, place: Path) -> None:
         self.world = World(place)
@@ -117,7 +116,9 @@ class Life:
         await getattr(self, name)(*given)
 
     async def _tried(self, work: Awaitable[Any], seconds: float = 10.0) -> Any:
-        """What came of it; None when it was refused or takes too long. No other error comes."""
+        """
+        The result; None if the request was refused or takes too long. No other error may occur.
+        """
         try:
             async with asyncio.timeout(seconds):
                 return await work
@@ -135,7 +136,7 @@ class Life:
             return known
         fields = {"idle_timeout": 5 * HOURS, "archive_after": 5 * HOURS} if slot == 2 else {}
         made = await self._tried(
-            self.replica(replica).parts.sessions.create(NewSession(_as_they_are, fields=fields))
+            self.replica(replica).parts.sessions.create(NewSession(_unchanged, fields=fields))
         )
         if made is None:
             return None
@@ -184,7 +185,7 @@ class Life:
         if known is not None:
             self.written += 1
             labels: dict[str, str | None] = {"number": str(self.written)}
-            change = SessionChange(_as_they_are, labels=labels)
+            change = SessionChange(_unchanged, labels=labels)
             sessions = self.replica(replica).parts.sessions
             changed = await self._tried(sessions.update(known.id, change))
             if changed is not None:
@@ -202,7 +203,7 @@ class Life:
             return
         files = set(known.files)
         sessions = self.replica(replica).parts.sessions
-        made = await self._tried(sessions.clone(known.id, SessionChange(_as_they_are)))
+        made = await self._tried(sessions.clone(known.id, SessionChange(_unchanged)))
         if made is not None:
             self.clones.append(Known(made.id, files=files))
         await self._note(known)
@@ -293,7 +294,7 @@ class Life:
         await self._check_node()
 
     async def _use_all(self) -> None:
-        """Each is asked for its files, and runs then; one that was killed is replaced by that."""
+        """Each session runs after a request for its files; a killed one is replaced by that."""
         for number, known in enumerate([*self.known.values(), *self.clones]):
             if known.deleted:
                 continue
@@ -346,13 +347,13 @@ def _check_consistent(session: Session) -> None:
     assert (session.failures, session.retry_at) == (0, None), session
 
 
-def _as_they_are(resources: Any) -> Any:
+def _unchanged(resources: Any) -> Any:
     return resources
 
 
 async def live(given: list[Action], size: int) -> dict[str, int]:
-    with tempfile.TemporaryDirectory(prefix="atoll-model-") as place:
-        life = Life(Path(place))
+    with tempfile.TemporaryDirectory(prefix="atoll-model-") as directory:
+        life = Life(Path(directory))
         try:
             await life.world.start(size)
             for action in given:
@@ -366,10 +367,10 @@ async def live(given: list[Action], size: int) -> dict[str, int]:
 def played(number: int) -> None:
     given = story(number)
     with capture_logs() as logs:
-        told = asyncio.run(live(given, 1 + number % 2))
+        trace = asyncio.run(live(given, 1 + number % 2))
     mistakes = [entry for entry in logs if entry["log_level"] == "error"]
     assert not mistakes, mistakes
-    print(number, len(given), "actions", told)
+    print(number, len(given), "actions", trace)
 
 
 numbers = st.integers(0, 2**32 - 1)
@@ -380,7 +381,7 @@ numbers = st.integers(0, 2**32 - 1)
     deadline=None,
     derandomize=True,
     database=None,
-    # Each example is seconds of real work: the first that fails is told as it is.
+    # Each example takes seconds: the first failure is reported without shrinking.
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )
@@ -389,12 +390,16 @@ numbers = st.integers(0, 2**32 - 1)
 @example(number=EXAMPLES[2])
 @example(number=EXAMPLES[3])
 @given(number=numbers)
-def test_everything_settles_when_nothing_goes_wrong_any_more(bubblewrap: str, number: int) -> None:
+def test_sessions_reach_their_wanted_state_after_random_faults(
+    bubblewrap: str, number: int
+) -> None:
     played(number)
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_everything_settles_in_another_way_each_time(bubblewrap: str, size: int) -> None:
+def test_sessions_reach_their_wanted_state_after_new_random_faults(
+    bubblewrap: str, size: int
+) -> None:
     number = 2 * random.randrange(2**31) + size - 1
     print("number", number)
     played(number)
@@ -414,11 +419,11 @@ async def world(bubblewrap: str, tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def new(parts: Parts, **fields: Any) -> Session:
-    return await parts.sessions.create(NewSession(_as_they_are, fields=fields))
+    return await parts.sessions.create(NewSession(_unchanged, fields=fields))
 
 
 @pytest.mark.anyio
-async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: World) -> None:
+async def test_a_stop_revoked_before_it_began_leaves_no_trace(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     async with parts.leases.lease(instance_lease(session.id), parts.leases.new_owner()):
@@ -435,7 +440,7 @@ async def test_a_stop_that_is_taken_back_before_it_began_leaves_no_trace(world: 
 
 
 @pytest.mark.anyio
-async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_next_start(
+async def test_leftovers_of_a_dead_control_plane_are_removed_before_the_next_start(
     world: World,
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -451,12 +456,12 @@ async def test_what_a_dead_control_plane_left_with_a_workspace_goes_before_the_n
 
 
 @pytest.mark.anyio
-async def test_a_driver_that_does_not_answer_delays_no_other_session(world: World) -> None:
+async def test_a_hanging_driver_call_delays_no_other_session(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     live = await parts.starter.connect(session.id)
     world.trouble.set("observe", "hang", 100)
-    # The one that is reached is trusted.
+    # A connected instance is used without a check.
     world.clock.ahead += 10
     assert await parts.starter.connect(session.id) is live
     live.link.close()
@@ -469,7 +474,7 @@ async def test_a_driver_that_does_not_answer_delays_no_other_session(world: Worl
 
 
 @pytest.mark.anyio
-async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> None:
+async def test_a_session_without_its_instance_can_be_changed(world: World) -> None:
     parts = world.replicas[0].parts
     session = await new(parts)
     assert session.instance_id is not None
@@ -477,7 +482,7 @@ async def test_a_session_whose_instance_is_gone_can_be_changed(world: World) -> 
     await parts.connections._instances.remove(session.instance_id)
     async with asyncio.timeout(20):
         changed = await parts.sessions.update(
-            session.id, SessionChange(_as_they_are, labels={"a": "b"})
+            session.id, SessionChange(_unchanged, labels={"a": "b"})
         )
         assert changed.labels == {"a": "b"}
         stopped = await parts.sessions.stop(session.id, wait=10)

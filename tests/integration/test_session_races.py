@@ -1,4 +1,4 @@
-"""What comes at the worst moment loses no files and no work, and leaves nobody standing still."""
+"""Requests at the worst moment lose no files and no executions, and leave no session stuck."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ async def world(bubblewrap: str, tmp_path: Path) -> AsyncIterator[World]:
         await made.clear()
 
 
-def _as_they_are(resources: Resources) -> Resources:
+def _unchanged(resources: Resources) -> Resources:
     return resources
 
 
 async def new(parts: Parts, **fields: Any) -> Session:
-    return await parts.sessions.create(NewSession(_as_they_are, fields=fields))
+    return await parts.sessions.create(NewSession(_unchanged, fields=fields))
 
 
 async def executed(parts: Parts, session_id: str, code: str) -> Run:
@@ -61,7 +61,7 @@ async def executed(parts: Parts, session_id: str, code: str) -> Run:
     return await parts.executions.submit(session_id, request)
 
 
-async def test_what_was_accepted_before_a_session_was_paused_wakes_it(world: World) -> None:
+async def test_an_execution_accepted_before_a_pause_resumes_the_session(world: World) -> None:
     parts = world.replicas[0].parts
     if world.replicas[0].driver.pausing is None:
         pytest.skip("This machine has no freezer.")
@@ -106,7 +106,7 @@ async def test_a_queued_execution_restarts_a_session_stopped_as_idle(world: Worl
     live = await parts.starter.connect(session.id, submitted_at=accepted)
     assert live.session.status is SessionStatus.RUNNING
 
-    # Not so if somebody stopped it.
+    # Unless a client stopped it.
     accepted = world.clock.now()
     await parts.sessions.stop(session.id, wait=10)
     with pytest.raises(Conflict):
@@ -119,7 +119,7 @@ async def test_a_session_extended_at_the_last_moment_does_not_end(
 ) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
-    await parts.sessions.update(session.id, SessionChange(_as_they_are, timeout=3600))
+    await parts.sessions.update(session.id, SessionChange(_unchanged, timeout=3600))
     if verb == "start":
         await parts.sessions.stop(session.id, wait=10)
     get, looked = parts.store.sessions.get, False
@@ -132,19 +132,19 @@ async def test_a_session_extended_at_the_last_moment_does_not_end(
             if verb == "start":
                 await parts.sessions.start(session_id, wait=10)
             else:
-                await parts.sessions.update(session_id, SessionChange(_as_they_are, timeout=7200))
+                await parts.sessions.update(session_id, SessionChange(_unchanged, timeout=7200))
         return found
 
     for loop in world.replicas[0].loops:
         if loop.get_name() == "sessions":
-            loop.cancel()  # This is the only one that looks.
+            loop.cancel()  # This is the only poller.
     monkeypatch.setattr(parts.store.sessions, "get", meanwhile)
     world.clock.ahead += 3601
     await parts.timers.fire(session.id)
     assert not (await parts.sessions.get(session.id)).status.ended
 
 
-async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_saved(
+async def test_files_not_saved_before_a_crash_are_saved_when_the_session_ends(
     world: World,
 ) -> None:
     parts = world.replicas[0].parts
@@ -159,7 +159,7 @@ async def test_files_of_a_session_that_ended_outlive_a_crash_before_they_were_sa
     assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
-async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world: World) -> None:
+async def test_files_of_a_session_with_a_dead_instance_are_saved_at_its_end(world: World) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
@@ -171,7 +171,7 @@ async def test_files_of_a_session_whose_instance_died_are_saved_at_its_end(world
     assert await parts.autosave._checkpoints.find(session.id, "kept") is not None
 
 
-async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
+async def test_a_slow_copy_is_not_removed_as_a_leftover(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = world.replicas[0]
@@ -187,11 +187,11 @@ async def test_a_copy_that_takes_long_is_not_taken_for_left_behind(
         return copied
 
     monkeypatch.setattr(driver.workspaces, "copy", slowly)
-    cloned = await parts.sessions.clone(session.id, SessionChange(_as_they_are))
+    cloned = await parts.sessions.clone(session.id, SessionChange(_unchanged))
     assert cloned.status is SessionStatus.RUNNING
 
 
-async def test_a_clone_that_is_cut_off_leaves_the_other_running(
+async def test_a_cancelled_clone_leaves_its_origin_running(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -200,13 +200,13 @@ async def test_a_clone_that_is_cut_off_leaves_the_other_running(
     session = await new(parts)
     pause, pausing = driver.pausing.pause, asyncio.Event()
 
-    async def cut_off(handle: Handle) -> None:
+    async def pause_and_hang(handle: Handle) -> None:
         await pause(handle)
         pausing.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(driver.pausing, "pause", cut_off)
-    cloning = asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
+    monkeypatch.setattr(driver.pausing, "pause", pause_and_hang)
+    cloning = asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_unchanged)))
     await pausing.wait()
     cloning.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -227,10 +227,10 @@ async def with_files_of_another(parts: Parts) -> Session:
     running = await executed(parts, session.id, "open('kept', 'w').write('here')")
     await parts.executions.await_end(running, 10)
     await parts.checkpoint_requests.take(session.id)
-    return await parts.sessions.clone(session.id, SessionChange(_as_they_are))
+    return await parts.sessions.clone(session.id, SessionChange(_unchanged))
 
 
-async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with(
+async def test_a_session_lost_before_its_first_save_has_its_initial_files(
     world: World,
 ) -> None:
     parts = world.replicas[0].parts
@@ -243,7 +243,7 @@ async def test_a_session_that_is_lost_before_it_was_saved_has_what_it_began_with
     assert await has_file(parts, cloned.id)
 
 
-async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world: World) -> None:
+async def test_an_emptied_session_stays_empty_when_it_is_archived(world: World) -> None:
     parts = world.replicas[0].parts
     cloned = await with_files_of_another(parts)
     running = await executed(parts, cloned.id, "import os; os.remove('kept')")
@@ -253,7 +253,7 @@ async def test_a_session_that_was_emptied_stays_empty_when_it_is_archived(world:
     assert not await has_file(parts, cloned.id)
 
 
-async def test_what_cannot_be_saved_is_stopped_all_the_same(
+async def test_a_session_that_cannot_be_saved_is_stopped_nevertheless(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = world.replicas[0].parts
@@ -268,7 +268,9 @@ async def test_what_cannot_be_saved_is_stopped_all_the_same(
     assert (stopped.status, stopped.instance_id) == (SessionStatus.STOPPED, None)
 
 
-async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: World) -> None:
+async def test_a_session_that_cannot_be_archived_is_deleted_after_its_idle_time(
+    world: World,
+) -> None:
     parts = world.replicas[0].parts
     session = await new(parts, delete_after=3600)
     await parts.sessions.stop(session.id, wait=10)
@@ -282,7 +284,7 @@ async def test_what_cannot_be_archived_is_deleted_when_its_time_is_over(world: W
     assert (ended.status, ended.cause) == (SessionStatus.TERMINATED, Cause.IDLE)
 
 
-async def test_what_begins_with_a_session_whose_last_save_failed_has_its_files(
+async def test_a_session_started_from_one_whose_last_save_failed_has_its_files(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = world.replicas[0].parts
@@ -318,7 +320,7 @@ async def test_a_failed_restore_leaves_no_workspace(
         ready = await make(session)
         if changes < 3:
             changes += 1
-            change = SessionChange(_as_they_are, labels={"change": str(changes)})
+            change = SessionChange(_unchanged, labels={"change": str(changes)})
             await parts.sessions.update(session.id, change)
         return ready
 
@@ -328,7 +330,7 @@ async def test_a_failed_restore_leaves_no_workspace(
     assert await driver.workspaces.names() == [running.workspace]
 
 
-async def test_few_workspaces_are_copied_at_once(
+async def test_the_number_of_concurrent_workspace_copies_is_limited(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
@@ -348,11 +350,11 @@ async def test_few_workspaces_are_copied_at_once(
 
     monkeypatch.setattr(driver.workspaces, "copy", slowly)
     cloning = [
-        asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_as_they_are)))
+        asyncio.create_task(parts.sessions.clone(session.id, SessionChange(_unchanged)))
         for session in sessions
     ]
     await crowded.wait()
-    # Who waits for a place does not stand still.
+    # A waiting session is not suspended.
     states = []
     for session in sessions:
         instance = await parts.store.instances.get(str(session.instance_id))
@@ -368,7 +370,7 @@ async def test_few_workspaces_are_copied_at_once(
 async def test_a_slow_stop_does_not_delay_the_timers_of_other_sessions(world: World) -> None:
     parts = world.replicas[0].parts
     slow, other = await new(parts, idle_timeout=3600), await new(parts)
-    await parts.sessions.update(other.id, SessionChange(_as_they_are, timeout=3700))
+    await parts.sessions.update(other.id, SessionChange(_unchanged, timeout=3700))
     async with parts.leases.lease(instance_lease(slow.id), parts.leases.new_owner()):
         world.clock.ahead += 3601
         async with asyncio.timeout(20):
@@ -389,12 +391,12 @@ async def test_an_instance_observed_as_gone_is_not_used_despite_its_link(
     first = await parts.starter.connect(session.id)
     observe = driver.observe
 
-    async def gone(handle: Handle) -> Observation:
+    async def observe_gone(handle: Handle) -> Observation:
         if handle.instance_id == first.instance.id:
             return Observation(State.GONE)
         return await observe(handle)
 
-    monkeypatch.setattr(driver, "observe", gone)
+    monkeypatch.setattr(driver, "observe", observe_gone)
     world.clock.ahead += 60
     assert first.link.alive
     found = await asyncio.gather(*(parts.starter.connect(session.id) for _ in range(5)))
@@ -403,17 +405,17 @@ async def test_an_instance_observed_as_gone_is_not_used_despite_its_link(
     assert [item.id for item in await parts.store.instances.all()] == [instance_id]
 
 
-async def test_an_instance_that_cannot_be_observed_is_trusted_for_its_link(
+async def test_an_instance_that_cannot_be_observed_is_trusted_while_its_link_works(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, driver = world.replicas[0].parts, world.replicas[0].driver
     session = await new(parts)
     first = await parts.starter.connect(session.id)
 
-    async def away(handle: Handle) -> Observation:
+    async def fail_to_observe(handle: Handle) -> Observation:
         raise TemporaryError("the node is away")
 
-    monkeypatch.setattr(driver, "observe", away)
+    monkeypatch.setattr(driver, "observe", fail_to_observe)
     world.clock.ahead += 60
     assert await parts.starter.connect(session.id) is first
 

@@ -73,7 +73,7 @@ def open_files(pid: int) -> set[str]:
     return found
 
 
-def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(two: Server) -> None:
+def test_a_dead_worker_is_replaced_and_no_execution_is_lost(two: Server) -> None:
     with two.client() as http:
         session = Api(http).create()["id"]
     before = workers_of(two)
@@ -115,7 +115,7 @@ def test_sigterm_before_the_workers_serve_ends_the_server(tmp_path: Path) -> Non
     eventually(lambda: not children(process.pid))
 
 
-def test_nothing_of_the_server_is_open_where_code_runs(two: Server) -> None:
+def test_code_inherits_no_open_files_of_the_server(two: Server) -> None:
     assert two.process is not None
     with two.client() as http:
         api = Api(http)
@@ -135,7 +135,7 @@ def test_nothing_of_the_server_is_open_where_code_runs(two: Server) -> None:
         eventually(lambda: not [pid for pid in inside() if open_files(pid) & pipes])
 
 
-def test_sessions_end_with_the_server_though_a_worker_has_just_died(
+def test_sessions_end_with_the_server_even_if_a_worker_has_just_died(
     tmp_path: Path, bubblewrap: str, redis: RedisServer
 ) -> None:
     with server(tmp_path, redis, "--stop-sessions") as running:
@@ -150,7 +150,7 @@ def test_sessions_end_with_the_server_though_a_worker_has_just_died(
     assert found == [("terminated", "shutdown")]
 
 
-def test_a_worker_that_cannot_be_started_now_is_started_later(
+def test_a_worker_that_cannot_be_started_is_started_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def no_room() -> int:

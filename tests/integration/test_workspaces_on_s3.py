@@ -28,9 +28,9 @@ QUICK = {"ATOLL_WORKSPACE__DELAY": "0.1", "ATOLL_POOL__SIZE": "1"}
 
 @pytest.fixture
 def server(bubblewrap: str, own_s3: S3Server, tmp_path: Path) -> Iterator[Server]:
-    place = tmp_path / "data"
-    place.mkdir()
-    with Server(place, **own_s3.environment(**QUICK)) as running:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    with Server(directory, **own_s3.environment(**QUICK)) as running:
         yield running
 
 
@@ -55,7 +55,7 @@ def codes(api: Api, session_id: str) -> list[str]:
     return [warning["code"] for warning in api.get(session_id)["warnings"]]
 
 
-def test_what_an_execution_and_an_upload_change_is_saved_by_itself(
+def test_changes_by_executions_and_uploads_are_saved_automatically(
     own_s3: S3Server, api: Api
 ) -> None:
     session = api.create()["id"]
@@ -70,10 +70,10 @@ def test_what_an_execution_and_an_upload_change_is_saved_by_itself(
 def test_a_long_execution_is_saved_while_it_runs(
     bubblewrap: str, own_s3: S3Server, tmp_path: Path
 ) -> None:
-    place = tmp_path / "long"
-    place.mkdir()
+    directory = tmp_path / "long"
+    directory.mkdir()
     env = own_s3.environment(**QUICK, ATOLL_WORKSPACE__INTERVAL="1")
-    with Server(place, **env) as server, server.client() as http:
+    with Server(directory, **env) as server, server.client() as http:
         api = Api(http)
         session = api.create()["id"]
         execution = api.submit(session, "open('begun', 'w').write('1')\n" + until("go"))
@@ -82,7 +82,7 @@ def test_a_long_execution_is_saved_while_it_runs(
         assert api.result(execution)["status"] == "success"
 
 
-def test_a_session_goes_on_from_what_another_node_saved(
+def test_a_session_continues_from_files_saved_by_another_node(
     bubblewrap: str, postgresql: PostgreSQL, s3: S3Server, tmp_path: Path
 ) -> None:
     database = postgresql.new_database()
@@ -97,10 +97,10 @@ def test_a_session_goes_on_from_what_another_node_saved(
         )
         nodes = []
         for name in ("one", "two"):
-            place = tmp_path / name
-            place.mkdir()
+            directory = tmp_path / name
+            directory.mkdir()
             labels = {"ATOLL_NODE__LABELS": json.dumps({"name": name})}
-            node = stack.enter_context(Server(place, **env, **labels))
+            node = stack.enter_context(Server(directory, **env, **labels))
             nodes.append(Api(stack.enter_context(node.client())))
         first, second = nodes
         session = first.create(durability="execution", node_labels={"name": "one"})["id"]
@@ -125,7 +125,7 @@ def test_a_session_goes_on_from_what_another_node_saved(
         assert seen["stdout"] == made
 
 
-def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
+def test_executions_continue_while_s3_is_unavailable_and_are_saved_later(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     before = api.create(durability="execution")["id"]
@@ -143,7 +143,7 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     assert [warning["code"] for warning in new["warnings"]] == ["workspace_not_saved"]
     content = "abc" * 100_000
     api.run(new["id"], f"open('made', 'w').write({content!r})")
-    # What is kept on the node is there for the next session too.
+    # The spooled files are available to the next session too.
     copy = api.create(started_from=new["id"])["id"]
     assert api.run(copy, "print(len(open('made').read()))")["stdout"] == "300000\n"
     api.end(new["id"])
@@ -156,7 +156,7 @@ def test_while_the_server_is_dead_work_goes_on_and_is_sent_later(
     eventually(lambda: not spooled(server.data_dir), 60)
 
 
-def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
+def test_a_saved_session_that_ends_while_s3_is_unavailable_loses_nothing(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     session = api.create(durability="execution")["id"]
@@ -172,7 +172,7 @@ def test_a_saved_session_that_ends_while_the_server_is_dead_loses_nothing(
     assert shown["stdout"] == "2 3\n"
 
 
-def test_what_waits_for_a_dead_server_outlives_a_kill(
+def test_unsent_files_survive_a_kill_while_s3_is_unavailable(
     own_s3: S3Server, server: Server, api: Api
 ) -> None:
     import signal

@@ -1,6 +1,6 @@
 """
-Control planes on one node whose outside world misbehaves: its calls fail or hang when they are told
-to, instances are killed, and control planes end without a chance to clean up.
+Control planes on one node with an unreliable environment: calls fail or hang on request, instances
+are killed, and control planes end without a chance to clean up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from atoll.reconcile.orphaned_instances import OrphanedInstanceSweep
 
 Kind = Literal["temporary", "permanent", "hang", "after"]
-"""`after`: it is done, and then says that it was not."""
+"""`after`: the call succeeds and then reports a failure."""
 KINDS: tuple[Kind, ...] = ("temporary", "permanent", "hang", "after")
 METHODS = (
     "ensure", "observe", "connect", "pause", "resume", "stop", "destroy", "discard", "copy",
@@ -59,7 +59,7 @@ class Fault:
 
 
 class Trouble:
-    """What is wrong with the node at the moment, for all its control planes."""
+    """The current faults of the node, for all its control planes."""
 
     def __init__(self) -> None:
         self._faults: dict[str, Fault] = {}
@@ -101,7 +101,7 @@ class TroubledDriver(LocalDriver):
         super().__init__(place, settings.local, settings.link)
         self._trouble = trouble
         self.dead = False
-        """Whether its process is taken for dead: it does nothing more."""
+        """Whether its process counts as dead: its calls do nothing."""
         self.made = 0
 
     @contextlib.asynccontextmanager
@@ -202,11 +202,11 @@ class World:
 
     @property
     def leases(self) -> dict[str, str]:
-        """Who holds what."""
+        """Holders of all leases."""
         return {key: holder.owner for key, holder in self._state.leases.all()}
 
     async def start(self, size: int = 1) -> None:
-        """As many control planes at once; the first finds no other and looks after the node."""
+        """Start this number of control planes; the first finds no other and maintains the node."""
         for _ in range(size):
             await self.join()
 

@@ -1,7 +1,7 @@
 """
-Real servers for the tests: each on a free port with data of its own, killed and started at will.
+Real servers for the tests: each on a free port with its own data, killed and started on request.
 
-One that is not installed is reported by `tests.missing`.
+A missing server is reported by `tests.missing`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from time import monotonic, sleep
 from tests.missing import missing
 
 EXTRA_PATHS = ("/usr/sbin", "/usr/local/sbin")
-# Below those that the system gives to clients, who would take one before the server does. Each
-# worker has its own. Tests that it starts have the same ones, in another order.
+# Below the range of client ports, so that no client takes one before the server does. Each worker
+# has its own. Tests that it starts have the same ones, in another order.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _PORTS = range(10_000, 32_000)[_WORKER::_WORKERS]
@@ -39,7 +39,7 @@ def program(name: str, package: str, *places: str) -> str:
 
 
 def free_port() -> int:
-    """One that nobody listens on, and another one each time."""
+    """A port without a listener, different each time."""
     while True:
         port = next(_ports)
         with socket.socket() as probe, suppress(OSError):
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 def until_ready(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for a server that was just started; what it logged is told when it does not come."""
+    """Wait for a server that was just started; a failure contains its log."""
     deadline = monotonic() + 60
     while not ready():
         if process.poll() is not None or monotonic() > deadline:

@@ -22,7 +22,7 @@ METHODS = ("http", "store", "copy", "file", "gpgv")
 
 
 def missing() -> str | None:
-    """Why no base can be made here; none when one can."""
+    """Why no base can be created here; None if one can."""
     absent = [name for name in ("apt-get", "dpkg-deb", "dash") if shutil.which(name) is None]
     return f"{', '.join(absent)} not here" if absent else None
 
@@ -75,7 +75,7 @@ def _python(place: Path) -> None:
 
 @dataclass
 class Repository:
-    """A directory that apt takes for a mirror, with the suite `./`."""
+    """A directory that apt accepts as a mirror, with the suite `./`."""
 
     place: Path
     entries: list[str] = field(default_factory=list)

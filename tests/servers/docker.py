@@ -44,11 +44,11 @@ class Ended(NamedTuple):
     output: str
 
 
-def ask(engine: Path, method: str, path: str, **given: Any) -> httpx.Response:
+def ask(engine: Path, method: str, path: str, **options: Any) -> httpx.Response:
     """One request to an engine; the error of a failed one contains the engine's message."""
     transport = httpx.HTTPTransport(uds=str(engine), verify=False)
     with httpx.Client(transport=transport, base_url="http://docker", timeout=60) as client:
-        answer = client.request(method, f"{API}{path}", **given)
+        answer = client.request(method, f"{API}{path}", **options)
     if answer.is_error:
         raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
     return answer
@@ -185,8 +185,8 @@ class Dockerd:
         except httpx.HTTPError:
             return False
 
-    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
-        return ask(self.socket, method, path, **given)
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return ask(self.socket, method, path, **options)
 
     def import_image(self, archive: Path, reference: str, *changes: str) -> str:
         """Import a root file system; `changes` are lines of a Dockerfile. Returns the image id."""
@@ -234,11 +234,11 @@ class Dockerd:
     def logs(self, container: str) -> str:
         about = {"stdout": "true", "stderr": "true"}
         rest = self.ask("GET", f"/containers/{container}/logs", params=about).content
-        said = b""
+        output = b""
         while rest:
             (length,) = struct.unpack(">xxxxL", rest[:8])
-            said, rest = said + rest[8 : 8 + length], rest[8 + length :]
-        return said.decode()
+            output, rest = output + rest[8 : 8 + length], rest[8 + length :]
+        return output.decode()
 
     def remove(self, *containers: str) -> None:
         for container in containers:
@@ -261,8 +261,8 @@ class Dockerd:
             # The default one needs systemd.
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
         }
-        told = subprocess.run([self._program, "--version"], capture_output=True, check=True)
-        version = re.search(rb"version (\d+)", told.stdout)
+        reported = subprocess.run([self._program, "--version"], capture_output=True, check=True)
+        version = re.search(rb"version (\d+)", reported.stdout)
         if version is not None and int(version[1]) < 23:
             # Otherwise all engines of a machine have one id. Newer ones store it in data-root.
             settings["deprecated-key-path"] = str(self.place / "key.json")

@@ -1,9 +1,8 @@
 """
-A package index on loopback, with packages that are made as they are needed.
+A package index on loopback, whose packages are created on request.
 
-Tells in JSON (PEP 691) and HTML (PEP 503), has core metadata beside wheels (PEP 658), answers
-ranges, and writes down who asked for what. A test may hold an answer back, or put anything in the
-place of one.
+It responds in JSON (PEP 691) or HTML (PEP 503), has core metadata beside wheels (PEP 658), supports
+ranges, and records all requests. A test can delay a response, or replace it.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def sdist(name: str, version: str = "1.0", *, code: str = "pass") -> tuple[str, 
 
 @dataclass
 class Held:
-    """An answer that waits: `asked` is set when somebody wants it, `go` lets it out."""
+    """A delayed response: `asked` is set by its request, `go` releases it."""
 
     asked: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
@@ -251,7 +250,7 @@ class Index:
                 if "Content-Length" not in headers:
                     self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                # Who asked may have gone: an installation that was ended.
+                # The client may have disconnected: an installation that was ended.
                 with contextlib.suppress(ConnectionError):
                     if self.command == "GET":
                         self.wfile.write(body)

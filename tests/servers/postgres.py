@@ -56,7 +56,7 @@ class PostgreSQL(DatabaseServer):
         return [postgres_program("postgres"), "-D", str(self.place / "data"), *options]
 
     def _ready(self) -> bool:
-        """Whether it wrote so beneath its own pid."""
+        """Whether it wrote that with its own pid."""
         try:
             lines = (self.place / "data" / "postmaster.pid").read_text().split("\n")
         except FileNotFoundError:

@@ -1,9 +1,9 @@
 """
-What the database servers of the tests have in common: one process and those that it starts.
+The common part of the database servers of the tests: one process and its children.
 
-Its data is in a short place of its own, because the path of a socket is limited to 107 bytes and
-because, run by root, the server is somebody else, who must be able to reach it. The log is in the
-directory that the test gave. The port stays the same over restarts.
+Its data is in a directory with a short path, because the path of a socket is limited to 107 bytes
+and because, started by root, the server runs as another user, who must be able to reach it. The log
+is in the directory of the test. The port stays the same over restarts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TLS(NamedTuple):
 
 
 class DatabaseServer(ABC):
-    """A new one holds an empty database `atoll`; what is committed survives `kill`."""
+    """A new server has an empty database `atoll`; committed data survives `kill`."""
 
     scheme: str
     stop_signal: signal.Signals
@@ -103,14 +103,14 @@ class DatabaseServer(ABC):
         self._ended()
 
     def kill(self) -> None:
-        """End it at once with all its processes, and wait for that."""
+        """Kill it with all its processes, and wait for their end."""
         self.pause()
         with ExitStack() as stack:
-            # Held by descriptor: nobody but their parent, who dies too, can wait for them.
+            # Held by descriptor: only their parent, which dies too, can wait for them.
             children = [stack.enter_context(_descriptor(pid)) for pid in self._children()]
             self._running.kill()
             for child in children:
-                # One that had ended may be gone with its parent.
+                # A process that had ended may disappear with its parent.
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(child, signal.SIGKILL)
             self._running.wait(60)
@@ -161,7 +161,7 @@ class DatabaseServer(ABC):
     def _create_database(self, name: str) -> None: ...
 
     def _tidy(self) -> None:  # noqa: B027
-        """Give back what a killed server could not."""
+        """Release what a killed server could not."""
 
     def _spawn(self, command: list[str], log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -198,7 +198,7 @@ class DatabaseServer(ABC):
         try:
             return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         except FileNotFoundError:
-            return []  # It ended by itself.
+            return []  # It exited.
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """
-Runs a server that leaves things behind, and leaves nothing of it in the end.
+Runs a server that leaves processes and mounts behind, and removes all of them in the end.
 
-Started as `reaper.py DIRECTORY CGROUP` and told on its standard input, one line each: `run` with a
-command in JSON starts it, with the error output for a log, and answers with its process id; `kill`
-ends every process that came of it, and answers when they are gone. When the input ends, as it does
-too when the tests are killed, it kills, unmounts what is mounted in the directory, and removes that
-and the control groups.
+Started as `reaper.py DIRECTORY CGROUP`, it reads commands from its standard input, one per line:
+`run` with a command in JSON starts it, with the error output as its log, and responds with its
+process id; `kill` kills all its descendants, and responds when they have ended. When the input
+ends, also because the tests were killed, it kills them, unmounts everything in the directory, and
+removes that and the control groups.
 
-A process that loses its parent becomes its child, so it knows them all without asking the server.
+Orphaned descendants become its children, so it knows all of them without the server.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def kill(place: Path, cgroup: str) -> None:
 def clean(place: Path, cgroup: str) -> None:
     for mounted in reversed(mounts(place)):
         subprocess.run(["umount", "--lazy", mounted], check=True)
-    # What is still mounted is not ours to remove.
+    # Remaining mounts are not ours to remove.
     assert not mounts(place), mounts(place)
     shutil.rmtree(place)
     for group in cgroups(cgroup):
@@ -91,12 +91,12 @@ def thaw(cgroup: str) -> None:
     """Processes of a paused container do not even die before that."""
     for group in cgroups(cgroup):
         for name, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            # For reading too, which makes none where there is none.
+            # Opened for reading too, which creates no file.
             try:
                 with (group / name).open("r+") as file:
                     file.write(value)
             except OSError as error:
-                # The second of a group that somebody removes meanwhile.
+                # Another process may remove the second file of a group concurrently.
                 if error.errno not in (errno.ENOENT, errno.ENODEV):
                     raise
 

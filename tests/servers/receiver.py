@@ -1,8 +1,7 @@
 """
-A receiver of webhooks, as somebody else would write one: it knows nothing of Atoll's code.
+A receiver of webhooks as a user would write it: it uses no code of Atoll.
 
-Each request is recorded with its body and headers; how it is answered can be set, and it can be
-made to wait.
+Each request is recorded with its body and headers. Its responses can be configured and delayed.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ class Received:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who sends may be killed at any time."""
+        """The sender may be killed at any time."""
 
 
 class Receiver:
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.statuses: list[int] = []
-        """Answers to the next requests; 200 when there are none left."""
+        """Status codes of the next responses; then 200."""
         self.location: str | None = None
         self.open = threading.Event()
         """While it is not set, requests wait."""

@@ -18,7 +18,7 @@ SLOTS = 16384
 
 
 class RedisServer:
-    """`cluster` makes it a whole cluster by itself: it has all the slots."""
+    """`cluster` makes it a cluster of one: it has all slots."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RedisServer:
             shutil.rmtree(self.socket.parent)
 
     def execute(self, *command: str) -> str:
-        """One command on a connection of its own; the answer as it comes, not longer than 4 KiB."""
+        """Send one command on a separate connection; returns at most 4 KiB of the raw response."""
         commands = [] if self.password is None else [["AUTH", self.password]]
         with create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             for words in [*commands, command]:

@@ -1,8 +1,8 @@
 """
-An S3 server: SeaweedFS, all of it in one process.
+An S3 server: SeaweedFS in one process.
 
-Its data is in a short place of its own, because the path of a socket is limited to 107 bytes. Port
-and data stay the same over restarts, and what was answered survives `kill`.
+Its data is in a directory with a short path, because the path of a socket is limited to 107 bytes.
+Port and data stay the same over restarts, and acknowledged writes survive `kill`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.standstill import go_on, stand_still
 ACCESS_KEY, SECRET_KEY = "ATOLLTESTACCESSKEY", "atoll-test-secret-access-key"
 BUCKET = "atoll"
 DOMAIN = "s3.example.com"
-"""Beneath which its buckets have hosts of their own."""
+"""Domain below which each bucket has its own host."""
 PORTS = (
     "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
     "filer.port.grpc", "s3.port", "s3.port.grpc",
@@ -62,7 +62,7 @@ class S3Server:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._ports['s3.port']}"
 
-    def settings(self, prefix: str = "", **given: Any) -> BlobSettings:
+    def settings(self, prefix: str = "", **options: Any) -> BlobSettings:
         """Where blobs are that this server keeps; `prefix` sets those of one test apart."""
         ready: dict[str, Any] = {
             "url": f"s3://{BUCKET}/{prefix}",
@@ -72,9 +72,9 @@ class S3Server:
             "connect_timeout": timedelta(seconds=1),
             "timeout": timedelta(seconds=10),
         }
-        return BlobSettings(**(ready | given))
+        return BlobSettings(**(ready | options))
 
-    def environment(self, **given: str) -> dict[str, str]:
+    def environment(self, **options: str) -> dict[str, str]:
         """The same for a server of Atoll."""
         ready = {
             "ATOLL_BLOB__URL": f"s3://{BUCKET}/atoll",
@@ -83,7 +83,7 @@ class S3Server:
             "ATOLL_BLOB__SECRET_ACCESS_KEY": SECRET_KEY,
             "ATOLL_BLOB__RETRY_AFTER": "0.5",
         }
-        return ready | given
+        return ready | options
 
     def store(self) -> S3Store:
         """The whole bucket, past Atoll."""
@@ -135,7 +135,7 @@ class S3Server:
         return self
 
     def kill(self) -> None:
-        """End it at once, and wait for that."""
+        """Kill it, and wait for its end."""
         self._running.kill()
         self._running.wait(60)
         self.process = None

@@ -13,7 +13,7 @@ from atoll.app.data_directory import DataDirLock, assign_to, node_id
 from atoll.errors import Conflict
 
 
-def test_a_directory_is_refused_to_another_database(tmp_path: Path) -> None:
+def test_a_directory_of_another_database_is_refused(tmp_path: Path) -> None:
     assign_to(tmp_path, "clus_1", own=False)
     assign_to(tmp_path, "clus_1", own=False)
 
@@ -24,7 +24,7 @@ def test_a_directory_is_refused_to_another_database(tmp_path: Path) -> None:
     assign_to(tmp_path, "clus_1", own=False)
 
 
-def test_a_database_inside_that_was_removed_gives_way_to_a_new_one_there_alone(
+def test_only_a_database_inside_the_directory_can_be_replaced_by_a_new_one(
     tmp_path: Path,
 ) -> None:
     assign_to(tmp_path, "clus_1", own=True)
@@ -49,7 +49,7 @@ def test_a_node_keeps_its_name_and_shares_it_with_no_other(tmp_path: Path) -> No
     assert node_id(places[0], own=True) == "local"
 
 
-def test_without_redis_there_is_one_server(tmp_path: Path) -> None:
+def test_without_redis_only_one_server_can_use_a_directory(tmp_path: Path) -> None:
     with closing(DataDirLock(tmp_path, shared=False)) as lock:
         assert lock.alone
         with pytest.raises(Conflict) as caught:
@@ -60,7 +60,7 @@ def test_without_redis_there_is_one_server(tmp_path: Path) -> None:
         assert lock.alone
 
 
-def test_with_redis_the_first_is_alone_until_it_lets_others_in(
+def test_with_redis_the_first_server_is_alone_until_it_releases_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_directory, "RECOVERY_TIMEOUT", 0.0)

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def reset_logging() -> Iterator[None]:
     yield
     structlog.reset_defaults()
 
 
-def breaks() -> None:
+def fail() -> None:
     password = "hunter2-in-memory"
     raise ValueError(f"broke with {len(password)}")
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["for people", "as JSON"])
-def test_a_logged_error_does_not_show_what_was_in_memory(
+def test_a_logged_error_does_not_show_local_variables(
     capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     configure_logging("info", as_json=as_json)
     try:
-        breaks()
+        fail()
     except ValueError as error:
         structlog.get_logger("test").error("it.broke", execution_id="exec_1", exc_info=error)
     logged = capsys.readouterr().err
@@ -46,7 +46,7 @@ def test_a_logged_error_does_not_show_what_was_in_memory(
         )  # fmt: skip
 
 
-def test_less_than_the_level_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_below_the_level_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("warning", as_json=True)
     log = structlog.get_logger("test")
     log.info("quiet")

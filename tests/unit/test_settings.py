@@ -30,7 +30,7 @@ READ: dict[str, tuple[str, Any]] = {
 }
 
 
-def found(settings: Settings, variable: str) -> Any:
+def setting_of(settings: Settings, variable: str) -> Any:
     value: Any = settings
     for part in variable.removeprefix("ATOLL_").lower().split("__"):
         value = getattr(value, part)
@@ -44,16 +44,14 @@ def test_a_variable_is_read(
     text, value = case
     monkeypatch.setenv(variable, text)
 
-    assert found(Settings.read(), variable) == value
+    assert setting_of(Settings.read(), variable) == value
 
 
 @pytest.mark.parametrize(
     "variable",
     ["ATOLL_PROT", "ATOLL_SESSION_TIMEOUT", "ATOLL_SESSION__TIME", "ATOLL_", "ATOLL_POOL"],
 )
-def test_a_variable_that_names_no_setting_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
 
     with pytest.raises(InvalidRequest, match=variable) as caught:
@@ -87,7 +85,7 @@ def test_a_variable_that_names_no_setting_is_an_error(
     ],
     ids=str,
 )
-def test_a_value_that_makes_no_sense_is_an_error(
+def test_an_invalid_value_is_an_error(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str
 ) -> None:
     monkeypatch.setenv(variable, text)
@@ -110,7 +108,7 @@ BLOB = {
 
 
 @pytest.mark.parametrize("given", BLOB.values(), ids=BLOB.keys())
-def test_settings_of_s3_that_do_not_fit_are_an_error(given: dict[str, str]) -> None:
+def test_inconsistent_s3_settings_are_an_error(given: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Settings.read(blob=BUCKET | given)
     assert caught.value.code == "invalid_setting"
@@ -126,11 +124,11 @@ def test_settings_of_s3_that_do_not_fit_are_an_error(given: dict[str, str]) -> N
         ("s3://bucket/a/", ("bucket", "a")),
     ],
 )
-def test_a_bucket_and_a_prefix_in_it(url: str, place: tuple[str, str]) -> None:
+def test_a_url_contains_a_bucket_and_a_prefix(url: str, place: tuple[str, str]) -> None:
     assert Settings.read(blob={"url": url}).blob.bucket_and_prefix == place
 
 
-def test_an_argument_overrides_the_environment_unless_it_is_none(
+def test_an_argument_that_is_not_null_overrides_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ATOLL_PORT", "1234")
@@ -139,7 +137,7 @@ def test_an_argument_overrides_the_environment_unless_it_is_none(
     assert Settings.read(port=None).port == 1234
 
 
-def test_variables_of_the_client_and_of_others_are_left_alone(
+def test_variables_of_clients_and_other_programs_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ATOLL_URL", "http://127.0.0.1:1")
@@ -178,7 +176,7 @@ def test_the_data_directory_follows_the_desktop_s_rule(monkeypatch: pytest.Monke
     assert Settings.read().data_dir == Path("/data/atoll")
 
 
-def test_the_data_directory_is_a_real_and_absolute_place(
+def test_the_data_directory_is_a_real_and_absolute_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = tmp_path.resolve() / "real"

@@ -56,8 +56,8 @@ class ManualClock:
 
 class Work:
     """
-    The application behind it. The last part of the path tells it how to answer; the seed of each
-    request that it was given is in `done`.
+    The application behind the middleware. The last part of the path selects the response; the seed
+    of each request is appended to `done`.
     """
 
     def __init__(self, store: SqlStore) -> None:
@@ -172,14 +172,14 @@ class World:
         return client
 
     async def pass_by(self, time: timedelta) -> None:
-        """Everybody who is alive stays so."""
+        """All live replicas send heartbeats."""
         alive = [c for c in self.clients if await c.coordination.alive(c.coordination.replica)]
         self.clock.time += time
         for client in alive:
             await client.coordination.heartbeat()
 
     async def lose(self, client: Client) -> None:
-        """It is heard of no more."""
+        """It sends no more heartbeats."""
         self.clients.remove(client)
         await client.http.aclose()
         await self.pass_by(PRESENCE)
@@ -211,9 +211,11 @@ async def client(world: World) -> Client:
     return await world.start()
 
 
-async def cut_off(world: World, client: Client, order: str = "hold", **given: Any) -> None:
+async def interrupted_request(
+    world: World, client: Client, order: str = "hold", **options: Any
+) -> None:
     """A request whose work is broken off in the middle, as a crash does it."""
-    asked = asyncio.create_task(send_to(client.app, [b"body"], order, **given))
+    asked = asyncio.create_task(send_to(client.app, [b"body"], order, **options))
     await world.work.entered.wait()
     world.work.entered.clear()
     asked.cancel()
@@ -364,7 +366,7 @@ async def test_a_response_whose_blob_is_lost_or_changed_is_reported_as_lost(
     if change == "removed":
         kept.unlink()
     elif change == "another":
-        # Of the same length, as somebody with a right to write to the store could put it there.
+        # Of the same length, as an attacker with write access to the store could put it there.
         kept.write_bytes(first.content[::-1])
     else:
         os.truncate(kept, 2**33)
@@ -435,14 +437,14 @@ async def test_one_of_many_concurrent_requests_is_served(client: Client, world: 
     assert world.done == 1
 
 
-# One that was never finished
+# Interrupted requests
 
 
 async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
     client: Client, world: World
 ) -> None:
     other = await world.start()
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     assert_problem(await other.post("hold"), 409, "idempotency_in_flight")
     await world.lose(client)
     world.work.go_on.set()
@@ -453,14 +455,14 @@ async def test_a_request_of_a_lost_replica_is_served_again_with_the_same_seed(
     first, second = world.work.done
     assert first is not None
     assert first == second
-    # Midnight has passed meanwhile.
+    # Midnight has passed in between.
     assert ids.execution_id(first.at, first).startswith("exec_20261115_")
 
 
 async def test_a_request_that_this_replica_aborted_is_served_again_by_it(
     client: Client, world: World
 ) -> None:
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     world.work.go_on.set()
 
     assert (await client.post("hold")).status_code == 201
@@ -470,7 +472,7 @@ async def test_a_request_that_this_replica_aborted_is_served_again_by_it(
 
 async def test_one_of_two_replicas_takes_over_from_a_lost_one(client: Client, world: World) -> None:
     others = [await world.start(), await world.start()]
-    await cut_off(world, client)
+    await interrupted_request(world, client)
     await world.lose(client)
     world.work.go_on.set()
 
@@ -488,7 +490,7 @@ async def test_a_replica_that_returns_after_its_takeover_changes_nothing(
     world.work.entered.clear()
     world.clients.remove(client)
     await world.pass_by(PRESENCE)
-    await cut_off(world, other)
+    await interrupted_request(world, other)
     world.work.go_on.set()
     assert (await late).json()["number"] == 1
 
@@ -607,7 +609,7 @@ async def test_the_sweep_deletes_expired_records_and_their_blobs(
     assert replayed(await client.post("large", key="b"))
 
 
-# The database is away
+# The database is unavailable
 
 
 async def test_without_the_database_no_request_is_started(client: Client, world: World) -> None:
@@ -641,7 +643,7 @@ async def test_a_response_that_could_not_be_recorded_is_produced_again_by_any_re
     await asyncio.sleep(0.1)  # It has tried once more.
     await world.store.open()
 
-    # The first lives on, but nobody there is at it any more.
+    # The first replica is alive, but no longer works on the request.
     other = await world.start()
     async with asyncio.timeout(30):
         second = await other.post_until_answered("outage")
@@ -703,7 +705,7 @@ async def check_sequence(place: Path, steps: list[Any]) -> None:
                 case ("crash", key):
                     if key not in known:
                         over = world.clock.now() + DAY
-                        await cut_off(world, client, key=key)
+                        await interrupted_request(world, client, key=key)
                         known[key] = (over, ("hold", b"body"), work.done[-1], None)
                         await world.lose(client)
                         clients[turn % 2] = await world.start()

@@ -1,4 +1,7 @@
-"""What waits for a store that is away: where it goes, when, and in which order."""
+"""
+The spool for an unavailable store: which objects are spooled, and when and in which order they are
+uploaded.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ asyncio.run(main())
 
 
 class Remote(LocalBlobs):
-    """A store that can be away, and notes what it was asked for."""
+    """A store that can be unavailable, and records its calls."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -145,8 +148,8 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def spool_of(remote: Remote, tmp_path: Path, clock: ManualClock, **given: object) -> Spool:
-    settings = BlobSettings.model_validate(given)
+def spool_of(remote: Remote, tmp_path: Path, clock: ManualClock, **options: object) -> Spool:
+    settings = BlobSettings.model_validate(options)
     return Spool(remote, tmp_path / "spool", settings, clock, prefixes=KEPT)
 
 
@@ -156,7 +159,7 @@ def spool(remote: Remote, tmp_path: Path, clock: ManualClock) -> Spool:
 
 
 @pytest.fixture
-def away(remote: Remote) -> Remote:
+def remote_unavailable(remote: Remote) -> Remote:
     remote.away = True
     return remote
 
@@ -171,13 +174,13 @@ async def read(spool: Spool, key: str) -> bytes | None:
     return None if opened is None else b"".join([piece async for piece in opened.chunks])
 
 
-def back(remote: Remote, clock: ManualClock) -> None:
+def make_available(remote: Remote, clock: ManualClock) -> None:
     remote.away = False
     clock.time += 60
 
 
 async def test_an_object_that_cannot_be_put_is_spooled_readable_and_uploaded_later(
-    spool: Spool, away: Remote, clock: ManualClock
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/put", b"put")
     assert await spool.create("workspaces/create", b"create")
@@ -195,32 +198,34 @@ async def test_an_object_that_cannot_be_put_is_spooled_readable_and_uploaded_lat
     assert head is not None
     assert head.size == 5
 
-    back(away, clock)
+    make_available(remote_unavailable, clock)
     assert await spool.catch_up()
 
     assert spool.away is None
     assert spool.usage == (0, 0)
-    assert [await away.get(key) for key in keys] == values
+    assert [await remote_unavailable.get(key) for key in keys] == values
     assert [await spool.get(key) for key in keys] == values
     assert [info.key for info in await spool.list("workspaces/")] == keys
 
 
 async def test_an_unavailable_store_is_not_tried_again_at_once(
-    spool: Spool, away: Remote, clock: ManualClock
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     for number in range(10):
         await spool.put(f"workspaces/{number}", b"1")
         with pytest.raises(TemporaryError, match="unavailable"):
             await spool.get("volumes/1")
-    assert len(away.asked) == 1
+    assert len(remote_unavailable.asked) == 1
 
     clock.time += 6
     await spool.put("workspaces/10", b"1")
     await spool.put("workspaces/11", b"1")
-    assert len(away.asked) == 2
+    assert len(remote_unavailable.asked) == 2
 
 
-async def test_only_the_given_prefixes_are_spooled(spool: Spool, away: Remote) -> None:
+async def test_only_configured_prefixes_are_spooled(
+    spool: Spool, remote_unavailable: Remote
+) -> None:
     for call in (
         spool.put("volumes/1", b"1"),
         spool.create("volumes/1", b"1"),
@@ -236,35 +241,35 @@ async def test_only_the_given_prefixes_are_spooled(spool: Spool, away: Remote) -
     assert spool.usage.objects == 0
 
 
-async def test_manifests_come_after_all_that_was_put_before_them(
-    spool: Spool, away: Remote, clock: ManualClock
+async def test_manifests_are_uploaded_after_everything_put_before_them(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     for number in range(4):
         await spool.put(f"workspaces/s/manifests/{number}", b"m")
         await spool.put(f"workspaces/s/data/{number}", b"d")
-    back(away, clock)
-    away.asked.clear()
+    make_available(remote_unavailable, clock)
+    remote_unavailable.asked.clear()
 
     # The store is back, but what this one speaks of is not yet there.
     await spool.put("workspaces/s/manifests/9", b"m")
     assert await spool.catch_up()
 
-    order = [asked for asked in away.asked if asked.startswith("put")]
+    order = [asked for asked in remote_unavailable.asked if asked.startswith("put")]
     assert len(order) == 9
     assert all("/data/" in asked for asked in order[:4])
     assert all("/manifests/" in asked for asked in order[4:])
-    away.asked.clear()
+    remote_unavailable.asked.clear()
     await spool.put("workspaces/s/manifests/10", b"m")
-    assert away.asked == ["put workspaces/s/manifests/10"]
+    assert remote_unavailable.asked == ["put workspaces/s/manifests/10"]
 
 
-async def test_no_manifest_is_moved_while_something_else_is_refused(
-    spool: Spool, away: Remote, clock: ManualClock
+async def test_no_manifest_is_uploaded_while_another_object_is_refused(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     for key in ("workspaces/s/data/1", "workspaces/s/data/2", "workspaces/s/manifests/1"):
         await spool.put(key, b"1")
-    back(away, clock)
-    away.refused = {"workspaces/s/data/1"}
+    make_available(remote_unavailable, clock)
+    remote_unavailable.refused = {"workspaces/s/data/1"}
 
     with capture_logs() as logs:
         assert not await spool.catch_up()
@@ -273,14 +278,16 @@ async def test_no_manifest_is_moved_while_something_else_is_refused(
         "workspaces/s/data/1"
     ]
     assert spool.away is None
-    assert await away.get("workspaces/s/data/2") == b"1"
-    assert await away.get("workspaces/s/manifests/1") is None
-    away.refused = set()
+    assert await remote_unavailable.get("workspaces/s/data/2") == b"1"
+    assert await remote_unavailable.get("workspaces/s/manifests/1") is None
+    remote_unavailable.refused = set()
     assert await spool.catch_up()
-    assert await away.get("workspaces/s/manifests/1") == b"1"
+    assert await remote_unavailable.get("workspaces/s/manifests/1") == b"1"
 
 
-async def test_a_store_that_refuses_one_object_is_available(spool: Spool, remote: Remote) -> None:
+async def test_a_store_that_refuses_one_object_counts_as_available(
+    spool: Spool, remote: Remote
+) -> None:
     await spool.put("volumes/1", b"1")
     remote.refused = {"workspaces/1", "volumes/2"}
 
@@ -293,43 +300,43 @@ async def test_a_store_that_refuses_one_object_is_available(spool: Spool, remote
     assert await spool.get("workspaces/1") == b"waits"
 
 
-async def test_refusals_without_end_end_a_pass_and_are_one_line(
-    spool: Spool, away: Remote, clock: ManualClock
+async def test_many_refusals_end_a_pass_with_one_log_line(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     keys = [f"workspaces/{number:03}" for number in range(120)]
     for key in keys:
         await spool.put(key, b"1")
-    back(away, clock)
-    away.refused = set(keys)
-    away.asked.clear()
+    make_available(remote_unavailable, clock)
+    remote_unavailable.refused = set(keys)
+    remote_unavailable.asked.clear()
 
     with capture_logs() as logs:
         assert not await spool.catch_up()
 
     assert [line["event"] for line in logs] == ["blobs.back", "spool.refused"]
-    assert 200 <= len(away.asked) < 220
+    assert 200 <= len(remote_unavailable.asked) < 220
     assert spool.usage.objects == 120
 
 
 async def test_a_put_waits_for_an_earlier_removal_that_was_refused(
-    spool: Spool, away: Remote, clock: ManualClock
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     await spool.remove_all("workspaces/s/")
     await spool.put("workspaces/s/1", b"new")
     await spool.put("workspaces/t/1", b"new")
-    back(away, clock)
-    away.refused = {"workspaces/s/"}
+    make_available(remote_unavailable, clock)
+    remote_unavailable.refused = {"workspaces/s/"}
 
     assert not await spool.catch_up()
-    assert await away.get("workspaces/s/1") is None
-    assert await away.get("workspaces/t/1") == b"new"
+    assert await remote_unavailable.get("workspaces/s/1") is None
+    assert await remote_unavailable.get("workspaces/t/1") == b"new"
 
-    away.refused = set()
+    remote_unavailable.refused = set()
     assert await spool.catch_up()
-    assert await away.get("workspaces/s/1") == b"new"
+    assert await remote_unavailable.get("workspaces/s/1") == b"new"
 
 
-async def test_removals_wait_too_and_go_first(
+async def test_removals_are_queued_too_and_run_first(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     old = ("workspaces/s/1", "workspaces/s/2", "workspaces/t/1", "requests/1", "volumes/1")
@@ -346,14 +353,14 @@ async def test_removals_wait_too_and_go_first(
     assert [await spool.get(key) for key in old[:4]] == [None, b"new", None, None]
     assert await spool.head("workspaces/s/1") is None
     assert await spool.open("workspaces/t/1") is None
-    back(remote, clock)
+    make_available(remote, clock)
     assert [info.key for info in await spool.list("workspaces/")] == ["workspaces/s/2"]
     assert await spool.catch_up()
     assert [await remote.get(key) for key in old] == [None, b"new", None, None, b"old"]
     assert spool.usage == (0, 0)
 
 
-async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
+async def test_a_removal_that_cannot_be_deferred_fails_and_removes_nothing(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("volumes/v/1", b"kept")
@@ -363,12 +370,12 @@ async def test_a_removal_that_may_not_wait_fails_and_leaves_everything(
     with pytest.raises(TemporaryError):
         await spool.remove_all("volumes/v/", deferrable=False)
     assert spool.usage == (0, 0)
-    back(remote, clock)
+    make_available(remote, clock)
     assert await spool.catch_up()
     assert await remote.get("volumes/v/1") == b"kept"
 
 
-async def test_a_list_is_full_though_removed_ones_are_left_out(
+async def test_a_list_is_complete_although_removed_objects_are_omitted(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     keys = [f"workspaces/{number}" for number in range(10)]
@@ -378,7 +385,7 @@ async def test_a_list_is_full_though_removed_ones_are_left_out(
     for key in keys[:6]:
         await spool.remove(key)
     await spool.put("workspaces/7a", b"1")
-    back(remote, clock)
+    make_available(remote, clock)
 
     first = await spool.list("workspaces/", limit=3)
     rest = await spool.list("workspaces/", after=first[-1].key, limit=3)
@@ -395,7 +402,7 @@ async def test_an_object_that_cannot_be_spooled_does_not_overtake_a_removal(
     await spool.remove_all("volumes/v/")
     with pytest.raises(TemporaryError, match="unavailable"):
         await spool.put("volumes/v/2", b"new")
-    back(remote, clock)
+    make_available(remote, clock)
 
     await spool.put("volumes/v/2", b"new")
     assert await spool.catch_up()
@@ -405,33 +412,33 @@ async def test_an_object_that_cannot_be_spooled_does_not_overtake_a_removal(
 
 
 async def test_a_newer_object_replaces_a_spooled_one(
-    spool: Spool, away: Remote, clock: ManualClock
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old" * 5000)
-    back(away, clock)
+    make_available(remote_unavailable, clock)
 
     await spool.put("workspaces/1", b"new")
 
     assert spool.usage == (1, BLOCK)
     assert await spool.get("workspaces/1") == b"new"
-    assert await away.get("workspaces/1") is None
+    assert await remote_unavailable.get("workspaces/1") is None
     assert await spool.catch_up()
-    assert await away.get("workspaces/1") == b"new"
+    assert await remote_unavailable.get("workspaces/1") == b"new"
 
 
-async def test_an_object_that_the_store_has_already_wins_over_a_spooled_create(
-    spool: Spool, away: Remote, clock: ManualClock
+async def test_an_existing_object_wins_over_a_spooled_create(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     assert await spool.create("workspaces/1", b"mine")
-    back(away, clock)
-    await away.put("workspaces/1", b"of another node")
+    make_available(remote_unavailable, clock)
+    await remote_unavailable.put("workspaces/1", b"of another node")
 
     assert await spool.catch_up()
 
     assert await spool.get("workspaces/1") == b"of another node"
 
 
-async def test_a_line_that_breaks_in_the_middle_of_a_write_loses_nothing(
+async def test_a_connection_lost_during_a_write_loses_no_data(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     remote.breaks_after = 2 * CHUNK_SIZE
@@ -441,13 +448,13 @@ async def test_a_line_that_breaks_in_the_middle_of_a_write_loses_nothing(
 
     assert await read(spool, "workspaces/1") == b"".join(parts)
     remote.breaks_after = None
-    back(remote, clock)
+    make_available(remote, clock)
     assert await spool.catch_up()
     assert await remote.get("workspaces/1") == b"".join(parts)
     assert spool.usage == (0, 0)
 
 
-async def test_a_write_that_went_through_leaves_nothing_to_wait(
+async def test_a_successful_write_leaves_nothing_in_the_spool(
     spool: Spool, remote: Remote, tmp_path: Path
 ) -> None:
     assert (
@@ -460,7 +467,7 @@ async def test_a_write_that_went_through_leaves_nothing_to_wait(
     assert os.listdir(tmp_path / "spool" / "drafts") == []
 
 
-async def test_a_source_that_fails_leaves_nothing(spool: Spool, away: Remote) -> None:
+async def test_a_failing_source_leaves_nothing(spool: Spool, remote_unavailable: Remote) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"1" * PART_SIZE
         raise ConnectionResetError("the client went away")
@@ -471,7 +478,7 @@ async def test_a_source_that_fails_leaves_nothing(spool: Spool, away: Remote) ->
     assert spool.usage == (0, 0)
 
 
-async def test_a_full_spool_takes_no_more_until_there_is_room(
+async def test_a_full_spool_accepts_no_more_until_space_is_free(
     remote: Remote, tmp_path: Path, clock: ManualClock
 ) -> None:
     spool = spool_of(remote, tmp_path, clock, spool_size=2**20)
@@ -495,7 +502,7 @@ async def test_a_full_spool_takes_no_more_until_there_is_room(
 
     await spool.remove("workspaces/1")
     await spool.put("workspaces/2", b"1" * 100_000)
-    back(remote, clock)
+    make_available(remote, clock)
     assert await spool.catch_up()
     assert spool.usage == (0, 0)
 
@@ -530,8 +537,8 @@ async def test_expired_entries_of_the_spool_are_dropped_and_logged(
     assert spool.usage == (0, 0)
 
 
-async def test_a_kill_while_it_catches_up_loses_nothing(
-    spool: Spool, away: Remote, clock: ManualClock, tmp_path: Path
+async def test_a_kill_during_the_upload_of_the_spool_loses_nothing(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock, tmp_path: Path
 ) -> None:
     keys = [f"workspaces/{number}" for number in range(10)]
     for key in keys:
@@ -543,9 +550,9 @@ async def test_a_kill_while_it_catches_up_loses_nothing(
         assert died.returncode == 9
         assert [await spool.get(key) for key in keys[8:]] == [key.encode() for key in keys[8:]]
 
-    back(away, clock)
+    make_available(remote_unavailable, clock)
     assert await spool.catch_up()
-    assert [await away.get(key) for key in keys] == [key.encode() for key in keys]
+    assert [await remote_unavailable.get(key) for key in keys] == [key.encode() for key in keys]
     assert spool.usage == (0, 0)
 
 
@@ -577,7 +584,7 @@ async def test_processes_that_share_the_spool_agree(
     assert {spool.usage for spool in spools} == {(60, 60 * BLOCK)}
     created = await asyncio.gather(*(s.create("workspaces/x", b"1") for s in spools))
     assert sorted(created) == [False, False, True]
-    back(remote, clock)
+    make_available(remote, clock)
     remote.asked.clear()
 
     done = await asyncio.gather(*(spool.catch_up() for spool in spools))
@@ -589,26 +596,26 @@ async def test_processes_that_share_the_spool_agree(
 
 
 async def test_an_object_replaced_or_removed_during_its_upload_is_neither_lost_nor_restored(
-    spool: Spool, away: Remote, clock: ManualClock
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/1", b"old")
     await spool.put("workspaces/2", b"old")
-    back(away, clock)
-    away.go_on = asyncio.Event()
+    make_available(remote_unavailable, clock)
+    remote_unavailable.go_on = asyncio.Event()
 
     moving = asyncio.create_task(spool.catch_up())
-    await away.under_way.wait()
+    await remote_unavailable.under_way.wait()
     await spool.put("workspaces/1", b"new")
     await spool.remove("workspaces/2")
-    away.go_on.set()
+    remote_unavailable.go_on.set()
 
     assert await moving
-    assert await away.get("workspaces/1") == b"new"
-    assert await away.get("workspaces/2") is None
+    assert await remote_unavailable.get("workspaces/1") == b"new"
+    assert await remote_unavailable.get("workspaces/2") is None
     assert spool.usage == (0, 0)
 
 
-async def test_there_is_no_link_to_a_spooled_object(
+async def test_a_spooled_object_has_no_link(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     assert await spool.presign("GET", "workspaces/1", MINUTE) == (
@@ -617,7 +624,7 @@ async def test_there_is_no_link_to_a_spooled_object(
     remote.away = True
     await spool.put("workspaces/1", b"1")
     assert await spool.presign("PUT", "workspaces/2", MINUTE) is None
-    back(remote, clock)
+    make_available(remote, clock)
     await spool.list("workspaces/")
     assert await spool.presign("GET", "workspaces/1", MINUTE) is None
     assert await spool.catch_up()
@@ -646,8 +653,8 @@ async def test_the_loop_uploads_the_spool_and_reports_an_unavailable_store_at_th
     assert await remote.get("workspaces/1") == b"1"
 
 
-async def test_a_prefix_is_not_synced_while_something_waits(
-    spool: Spool, away: Remote, clock: ManualClock
+async def test_a_prefix_with_spooled_objects_is_not_synced(
+    spool: Spool, remote_unavailable: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/s1/data/a", b"1")
     await spool.remove("workspaces/s2/data/a")
@@ -660,13 +667,13 @@ async def test_a_prefix_is_not_synced_while_something_waits(
     assert await spool.is_synced("workspaces/s3/")
     assert await spool.is_synced("workspaces/s/")
 
-    back(away, clock)
+    make_available(remote_unavailable, clock)
     assert await spool.catch_up()
     for prefix in ("workspaces/s1/", "workspaces/s2/", "exports/s3/", "workspaces/"):
         assert await spool.is_synced(prefix)
 
 
-async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
+async def test_a_removal_that_cannot_be_deferred_is_done_at_once_or_not_at_all(
     spool: Spool, remote: Remote, clock: ManualClock
 ) -> None:
     await spool.put("workspaces/a", b"1")
@@ -678,7 +685,7 @@ async def test_a_removal_that_may_not_wait_is_done_now_or_not_at_all(
     with pytest.raises(TemporaryError):
         await spool.remove("workspaces/b", deferrable=False)
 
-    back(remote, clock)
+    make_available(remote, clock)
     assert await spool.catch_up()
     assert await spool.get("workspaces/a") == b"1"
     assert await spool.get("workspaces/b") == b"2"

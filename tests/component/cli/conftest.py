@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    def __call__(self, *words: str, input: bytes = b"") -> Result: ...
+    def __call__(self, *arguments: str, input: bytes = b"") -> Result: ...
 
 
 class Start(Protocol):
-    def __call__(self, *words: str, stdin: int | None = None) -> subprocess.Popen[bytes]: ...
+    def __call__(self, *arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def atoll() -> Command:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """The command line as a process of its own, with its stdout and stderr piped."""
+    """The command line as a separate process with piped stdout and stderr."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
+    def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "atoll.cli", *words],
+            [sys.executable, "-m", "atoll.cli", *arguments],
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -141,7 +141,7 @@ def test_an_error_is_one_line_without_control_characters(
     )
 
 
-def test_the_error_for_a_missing_server_says_what_to_do(atoll: Command) -> None:
+def test_the_error_for_a_missing_server_contains_advice(atoll: Command) -> None:
     done = atoll("session", "list", "--url", "http://127.0.0.1:9", "--api-key", "k" * 20)
     assert done.exit_code == 1
     assert re.fullmatch(r"error: No server answers at \S+ .*atoll serve.*\n", done.stderr)
@@ -158,7 +158,7 @@ def test_version_and_help_import_little(atoll: Command) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor", "key list"])
-def test_a_wrong_setting_is_named_in_the_error(
+def test_an_error_contains_the_wrong_setting(
     atoll: Command, monkeypatch: pytest.MonkeyPatch, command: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ATOLL_PORT", "many")

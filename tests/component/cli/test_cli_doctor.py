@@ -33,19 +33,19 @@ def home() -> Iterator[Path]:
         yield home
 
 
-def doctor(home: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return unprivileged.run("-c", COMMAND.format(env=env, words=words), home=home)
+def doctor(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return unprivileged.run("-c", COMMAND.format(env=env, words=arguments), home=home)
 
 
 def unified(home: Path) -> Path:
-    """A machine with version 2, none of whose groups is the user's."""
+    """A machine with cgroup v2, where the user owns no group."""
     root = home / "cgroup"
     root.mkdir(mode=0o755)
     (root / "cgroup.controllers").write_text("cpu memory pids")
     return root
 
 
-def test_what_root_would_provide_is_explained_once(home: Path) -> None:
+def test_advice_about_root_is_printed_once(home: Path) -> None:
     shown = doctor(home, ATOLL_LOCAL__CGROUP_ROOT=str(home / "none")).stdout
     assert shown.count("sudo atoll serve") == 1
     assert "to fix it, run\n    sudo" not in shown
@@ -54,7 +54,7 @@ def test_what_root_would_provide_is_explained_once(home: Path) -> None:
     assert "ATOLL_DRIVER=docker atoll serve" in shown
 
 
-def test_delegation_is_one_of_the_ways_on_version_two(home: Path) -> None:
+def test_delegation_is_suggested_on_cgroup_v2(home: Path) -> None:
     env = {"ATOLL_LOCAL__CGROUP_ROOT": str(unified(home)), "XDG_RUNTIME_DIR": str(home)}
     shown = doctor(home, **env).stdout
     assert "by delegation of cgroup v2" in shown
@@ -62,13 +62,13 @@ def test_delegation_is_one_of_the_ways_on_version_two(home: Path) -> None:
     assert reason in shown
 
 
-def test_other_faults_keep_their_own_fix(home: Path) -> None:
+def test_other_problems_keep_their_own_advice(home: Path) -> None:
     done = doctor(home, ATOLL_LOCAL__BUBBLEWRAP="no-such-bwrap")
     assert done.returncode == 1
     assert "bubblewrap: to fix it, run\n    apt-get install bubblewrap" in done.stdout
 
 
-def test_programs_get_the_same_fields_and_one_more(home: Path) -> None:
+def test_the_json_output_has_the_same_fields_and_one_more(home: Path) -> None:
     found = json.loads(doctor(home, "--json").stdout)
     assert all(set(check) == FIELDS | {"unprivileged"} for check in found)
     by_name = {check["name"]: check for check in found}
@@ -78,7 +78,7 @@ def test_programs_get_the_same_fields_and_one_more(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_root_is_advised_nothing(tmp_path: Path) -> None:
+def test_root_gets_no_advice_about_privileges(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from atoll.cli.commands import app

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.component.sdk.fake_server import FakeServer
 
 
-def told(done: Result, status: int) -> dict[str, Any]:
+def error_of(done: Result, status: int) -> dict[str, Any]:
     assert (done.exit_code, done.stdout) == (status, "")
     assert done.stderr.count("\n") == 1
     error: dict[str, Any] = json.loads(done.stderr)
@@ -26,7 +26,7 @@ def told(done: Result, status: int) -> dict[str, Any]:
 
 def test_an_error_of_the_server_is_json(atoll: Command, fake_server: FakeServer) -> None:
     fake_server.failure = problem(422, "invalid_request", "cpu: no\x1b[31m number.", field="cpu")
-    error = told(atoll("session", "create", "--json"), 1)
+    error = error_of(atoll("session", "create", "--json"), 1)
     assert error == {
         "code": "invalid_request",
         "message": "cpu: no\x1b[31m number.",
@@ -37,9 +37,9 @@ def test_an_error_of_the_server_is_json(atoll: Command, fake_server: FakeServer)
 def test_an_error_of_the_client_is_json(
     atoll: Command, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch, nowhere: str
 ) -> None:
-    error = told(atoll("session", "show", "sess_1", "--json", "--url", "ftp://a"), 1)
+    error = error_of(atoll("session", "show", "sess_1", "--json", "--url", "ftp://a"), 1)
     assert error["code"] == "invalid_url"
-    error = told(atoll("session", "show", "sess_1", "--json", "--url", nowhere), 1)
+    error = error_of(atoll("session", "show", "sess_1", "--json", "--url", nowhere), 1)
     assert error["code"] == "server_unreachable"
 
 
@@ -54,10 +54,10 @@ def test_an_error_of_the_client_is_json(
     ],
     ids=["option", "value", "argument", "command", "own check"],
 )
-def test_a_wrong_usage_is_json(
+def test_a_usage_error_is_json(
     atoll: Command, fake_server: FakeServer, words: tuple[str, ...]
 ) -> None:
-    error = told(atoll(*words), 2)
+    error = error_of(atoll(*words), 2)
     assert error["code"] == "usage"
     assert error["details"]["command"].split()[1] == "session"
 
@@ -71,11 +71,11 @@ def test_errors_are_lines_without_json(atoll: Command, fake_server: FakeServer) 
     assert done.stderr.startswith("Usage:")
 
 
-def test_a_refused_key_is_named_by_its_origin(
+def test_an_error_about_a_refused_key_contains_the_source_of_the_key(
     atoll: Command, fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATOLL_API_KEY", "another-key")
-    error = told(atoll("session", "list", "--json"), 1)
+    error = error_of(atoll("session", "list", "--json"), 1)
     assert error["code"] == "unauthenticated"
     assert error["message"].endswith("The key is from ATOLL_API_KEY.")
     done = atoll("session", "list", "--api-key", "a-third-key")

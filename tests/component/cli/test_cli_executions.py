@@ -24,7 +24,7 @@ def session(atoll: Command, fake_server: FakeServer) -> str:
 
 
 def begin(atoll: Command, session: str, **script: Any) -> str:
-    """An execution that goes on by itself; its id."""
+    """Start an execution in the background; returns its id."""
     code = json.dumps(script)
     return atoll("session", "exec", session, "--no-follow", "--code", code).stdout.strip()
 
@@ -56,12 +56,12 @@ def test_events_are_printed_one_per_line(atoll: Command, session: str) -> None:
     lines = atoll("execution", "events", one).stdout.splitlines()
     assert lines[0] == '1 queued {"ahead": 1}'
     assert lines[2] == '3 stdout {"text": "\\u001b[2J\\n"}'
-    told = [
+    events = [
         json.loads(line)
         for line in atoll("execution", "events", one, "--after", "2", "--json").stdout.splitlines()
     ]
-    assert [(line["id"], line["event"]) for line in told] == [(3, "stdout"), (4, "result")]
-    assert told[1]["status"] == "success"
+    assert [(line["id"], line["event"]) for line in events] == [(3, "stdout"), (4, "result")]
+    assert events[1]["status"] == "success"
 
 
 def test_an_interrupted_follow_leaves_the_execution_running(
@@ -147,7 +147,7 @@ def test_a_question_is_asked_on_the_terminal(
     assert execution.answers == [{"approved": approved}]
 
 
-def test_without_a_terminal_a_note_says_how_to_answer(
+def test_without_a_terminal_a_notice_explains_how_to_answer(
     start: Start, fake_server: FakeServer, session: str, atoll: Command
 ) -> None:
     process = start("session", "exec", session, "--code", json.dumps({"ask": ["Go on?"]}))
@@ -181,7 +181,7 @@ def test_a_function_that_returns_nothing_prints_nothing(atoll: Command, session:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_function_is_invoked_and_found_again(
+def test_an_invocation_can_be_made_and_listed(
     atoll: Command, fake_server: FakeServer, session: str
 ) -> None:
     invoke = ("invocation", "invoke", session)

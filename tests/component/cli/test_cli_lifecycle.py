@@ -30,11 +30,11 @@ def test_sessions_reach_the_requested_state(
     assert (done.exit_code, done.stdout) == (
         0, f"{first} {REQUESTED_STATE[verb]}\n{second} {REQUESTED_STATE[verb]}\n",
     )  # fmt: skip
-    told = json.loads(atoll("session", verb, first, "--json").stdout)
-    assert [(one["id"], one["wanted"]) for one in told] == [(first, REQUESTED_STATE[verb])]
+    content = json.loads(atoll("session", verb, first, "--json").stdout)
+    assert [(one["id"], one["wanted"]) for one in content] == [(first, REQUESTED_STATE[verb])]
 
 
-def test_an_expired_wait_is_no_error(atoll: Command, fake_server: FakeServer) -> None:
+def test_an_expired_wait_is_not_an_error(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
     fake_server.becoming = [{"status": "archiving"}]
 
@@ -114,7 +114,7 @@ def test_contradictory_options_are_refused_by_the_client(
     assert fake_server.requests == []
 
 
-def test_show_begins_with_the_state(atoll: Command, fake_server: FakeServer) -> None:
+def test_show_starts_with_the_state(atoll: Command, fake_server: FakeServer) -> None:
     session = atoll("session", "create").stdout.strip()
     fake_server.sessions[session] |= {
         "status": "error", "wanted": "archived", "observed": "error", "cause": "driver",
@@ -129,13 +129,13 @@ def test_show_begins_with_the_state(atoll: Command, fake_server: FakeServer) -> 
     ]  # fmt: skip
 
 
-def session_info(**given: Any) -> SessionInfo:
+def session_info(**options: Any) -> SessionInfo:
     fields: dict[str, Any] = {
         "id": "s", "template_id": "t", "status": "running", "wanted": "running",
         "runtime_type": "local", "runtime_node": "local", "resources": Limits("1", "1", "1", 1),
         "timeout": 60, "created_at": NOON, "updated_at": NOON, "expires_at": NOON,
     }  # fmt: skip
-    return SessionInfo(**fields | given)
+    return SessionInfo(**fields | options)
 
 
 RESTING = {"status": "stopped", "expires_at": None, "rested_at": NOON}
@@ -164,5 +164,5 @@ RESTING = {"status": "stopped", "expires_at": None, "rested_at": NOON}
         pytest.param({"ended_at": NOON, "status": "timeout"}, "", id="ended"),
     ],
 )
-def test_show_names_the_next_automatic_change(given: dict[str, Any], said: str) -> None:
+def test_show_prints_the_next_automatic_change(given: dict[str, Any], said: str) -> None:
     assert next_change(session_info(**given)) == said

@@ -55,11 +55,11 @@ def test_errors_that_the_program_did_not_print_are_printed(
 ) -> None:
     error = {"code": "not_json", "message": "handler() returned a set"}
     failed = {"status": "failed", "exit_code": 1, "error": error}
-    said = atoll("run", "--code", script(result=failed))
-    assert said.stderr == "error: handler() returned a set (not_json)\n"
-    told = [["stderr", "Traceback…\nhandler() returned a set\n"]]
-    said = atoll("run", "--code", script(result=failed, out=told))
-    assert said.stderr == told[0][1]
+    output = atoll("run", "--code", script(result=failed))
+    assert output.stderr == "error: handler() returned a set (not_json)\n"
+    printed = [["stderr", "Traceback…\nhandler() returned a set\n"]]
+    output = atoll("run", "--code", script(result=failed, out=printed))
+    assert output.stderr == printed[0][1]
     error = {"code": "exit", "message": "The process ended with exit code 3."}
     exited = {"status": "failed", "exit_code": 3, "error": error}
     assert atoll("run", "--code", script(result=exited)).stderr == ""
@@ -112,7 +112,7 @@ def test_a_script_on_stdin_is_run(start: Start, fake_server: FakeServer) -> None
 
 
 @pytest.mark.slow
-def test_piped_input_is_the_programs_stdin(
+def test_piped_input_becomes_the_stdin_of_the_program(
     start: Start, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("x")
@@ -122,12 +122,12 @@ def test_piped_input_is_the_programs_stdin(
     assert "stdin" not in fake_server.bodies[3]
 
 
-def test_a_command_is_run_as_it_is(atoll: Command, fake_server: FakeServer) -> None:
+def test_a_command_is_run_unchanged(atoll: Command, fake_server: FakeServer) -> None:
     assert atoll("run", "--command", "--", "ls", "-l").stdout == "ls -l"
     assert fake_server.bodies[1] == {"command": ["ls", "-l"], "execution_id": ANY}
 
 
-def test_json_is_the_result_alone(atoll: Command, fake_server: FakeServer) -> None:
+def test_json_output_is_the_result_only(atoll: Command, fake_server: FakeServer) -> None:
     done = atoll("run", "--json", "--event", "[1]", "--code", script(out=[["stdout", "x"]]))
     assert json.loads(done.stdout)["return_value"] == [1]
     assert json.loads(done.stdout)["stdout"] == "x"
@@ -146,14 +146,16 @@ def test_an_interrupt_cancels_the_execution_and_ends_the_session(
     process.send_signal(number)
     _, err = process.communicate()
     (execution,) = fake_server.executions.values()
-    said = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
-    assert (process.returncode, err.decode()) == (code, said)
+    output = f"atoll: {execution.id} was cancelled.\n" if number == signal.SIGINT else ""
+    assert (process.returncode, err.decode()) == (code, output)
     assert execution.cancelled
     (session,) = fake_server.sessions.values()
     assert session["status"] == "terminated"
 
 
-def test_a_closed_pipe_is_no_error(start: Start, fake_server: FakeServer, tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(
+    start: Start, fake_server: FakeServer, tmp_path: Path
+) -> None:
     (tmp_path / "a.py").write_text(script(out=[["stdout", "x" * 1000]] * 200))
     process = start("run", str(tmp_path / "a.py"))
     assert process.stdout is not None

@@ -63,7 +63,7 @@ def upstream() -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-async def asked(mirror: AptProxy, head: str) -> tuple[int | None, bytes]:
+async def response_to(mirror: AptProxy, head: str) -> tuple[int | None, bytes]:
     """Status and body of the answer to one request; no status when there is no answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with mirror.serve(listener), asyncio.timeout(20):
@@ -72,38 +72,38 @@ async def asked(mirror: AptProxy, head: str) -> tuple[int | None, bytes]:
             answer = await reader.read()
             writer.close()
             await writer.wait_closed()
-    told, _, body = answer.partition(b"\r\n\r\n")
-    return int(told.split()[1]) if told else None, body
+    reported, _, body = answer.partition(b"\r\n\r\n")
+    return int(reported.split()[1]) if reported else None, body
 
 
-async def test_what_is_asked_for_is_passed_on_whole() -> None:
+async def test_requests_are_forwarded_completely() -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian/"])
         head = "GET /0/large HTTP/1.1\r\nIf-Modified-Since: then\r\nCookie: no"
 
-        assert await asked(mirror, head) == (200, LARGE)
+        assert await response_to(mirror, head) == (200, LARGE)
         assert server.asked == [("/debian/large", "then")]  # type: ignore[attr-defined]
-        assert await asked(mirror, "GET /0/moved HTTP/1.1") == (200, LARGE)
-        assert (await asked(mirror, "GET /0/nothing HTTP/1.1"))[0] == 404
+        assert await response_to(mirror, "GET /0/moved HTTP/1.1") == (200, LARGE)
+        assert (await response_to(mirror, "GET /0/nothing HTTP/1.1"))[0] == 404
         assert mirror.problem is None
 
 
 @pytest.mark.parametrize(("path", "status"), [("away", 403), ("port", 403), ("round", 502)])
-async def test_nothing_leads_to_another_host(path: str, status: int) -> None:
+async def test_no_request_reaches_another_host(path: str, status: int) -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
-        assert (await asked(mirror, f"GET /0/{path} HTTP/1.1"))[0] == status
+        assert (await response_to(mirror, f"GET /0/{path} HTTP/1.1"))[0] == status
 
 
-async def test_an_upstream_that_is_broken_or_away_is_remembered(nowhere: str) -> None:
+async def test_an_unavailable_or_failing_mirror_is_recorded(nowhere: str) -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
-        assert (await asked(mirror, "GET /0/broken HTTP/1.1"))[0] == 503
+        assert (await response_to(mirror, "GET /0/broken HTTP/1.1"))[0] == 503
         assert mirror.problem == "127.0.0.1 answered 503"
 
     mirror = AptProxy([f"{nowhere}/debian"])
-    assert (await asked(mirror, "GET /0/x HTTP/1.1"))[0] == 502
+    assert (await response_to(mirror, "GET /0/x HTTP/1.1"))[0] == 502
     assert mirror.problem is not None
 
 
@@ -120,11 +120,11 @@ async def test_an_upstream_that_is_broken_or_away_is_remembered(nowhere: str) ->
         "GET http://other/ HTTP/1.1",
     ],
 )
-async def test_nothing_else_can_be_asked_for(head: str) -> None:
+async def test_other_requests_are_refused(head: str) -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
-        assert (await asked(mirror, head))[0] == 403
+        assert (await response_to(mirror, head))[0] == 403
         assert server.asked == []  # type: ignore[attr-defined]
 
 
@@ -132,7 +132,7 @@ async def test_data_that_is_not_http_gets_no_response() -> None:
     with upstream() as server:
         mirror = AptProxy([f"http://127.0.0.1:{server.server_port}/debian"])
 
-        assert await asked(mirror, "nonsense") == (None, b"")
+        assert await response_to(mirror, "nonsense") == (None, b"")
         assert server.asked == []  # type: ignore[attr-defined]
 
 
@@ -147,7 +147,9 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
             await writer.wait_closed()
 
 
-async def test_a_directory_of_this_machine_is_a_mirror_and_no_way_out_of_it(tmp_path: Path) -> None:
+async def test_a_local_directory_can_be_a_mirror_and_links_out_of_it_are_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "secret").write_text("no")
     top = tmp_path / "debian"
     top.mkdir()
@@ -155,7 +157,7 @@ async def test_a_directory_of_this_machine_is_a_mirror_and_no_way_out_of_it(tmp_
     (top / "out").symlink_to("../secret")
     mirror = AptProxy([f"file://{top}"])
 
-    assert await asked(mirror, "GET /0/file HTTP/1.1") == (200, LARGE)
-    assert await asked(mirror, "HEAD /0/file HTTP/1.1") == (200, b"")
-    assert (await asked(mirror, "GET /0/out HTTP/1.1"))[0] == 404
-    assert (await asked(mirror, "GET /0/%2e%2e/secret HTTP/1.1"))[0] == 403
+    assert await response_to(mirror, "GET /0/file HTTP/1.1") == (200, LARGE)
+    assert await response_to(mirror, "HEAD /0/file HTTP/1.1") == (200, b"")
+    assert (await response_to(mirror, "GET /0/out HTTP/1.1"))[0] == 404
+    assert (await response_to(mirror, "GET /0/%2e%2e/secret HTTP/1.1"))[0] == 403

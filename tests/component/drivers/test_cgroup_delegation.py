@@ -112,7 +112,7 @@ def test_a_server_in_a_login_session_gets_a_delegated_group(machine: Machine) ->
     assert enabled == "+cpu +memory +pids"
 
 
-def test_systemd_is_asked_on_the_user_s_bus_and_given_no_secrets(machine: Machine) -> None:
+def test_systemd_is_called_on_the_user_s_bus_without_secrets(machine: Machine) -> None:
     machine.busctl(MOVES)
     machine.acquire()
     given = machine.asked.with_name("asked.env").read_text()
@@ -128,7 +128,7 @@ def test_a_server_in_a_delegated_group_does_not_request_one(machine: Machine) ->
     assert not machine.asked.exists()
 
 
-def test_the_setting_switches_it_off(machine: Machine) -> None:
+def test_a_setting_disables_the_request(machine: Machine) -> None:
     machine.busctl(MOVES)
     machine.settings = LocalSettings(cgroup_root=machine.root, delegation=False)
     assert machine.acquire() == []
@@ -173,7 +173,7 @@ def test_a_user_without_systemd_is_reported(machine: Machine) -> None:
     assert not machine.asked.exists()
 
 
-def test_a_systemd_that_ends_at_the_last_logout_is_not_asked(machine: Machine) -> None:
+def test_a_systemd_that_ends_at_the_last_logout_is_not_used(machine: Machine) -> None:
     machine.busctl(MOVES)
     machine.process = replace(machine.process, lingers=False)
     (event,) = machine.acquire()
@@ -190,7 +190,7 @@ def test_a_machine_without_busctl_is_reported(
     assert event["reason"] == "busctl is not on the PATH"
 
 
-def test_a_service_stays_where_it_is(machine: Machine) -> None:
+def test_a_service_stays_in_its_group(machine: Machine) -> None:
     machine.busctl(MOVES)
     machine.group.write_text("0::/system.slice/atoll.service\n")
     (event,) = machine.acquire()
@@ -198,13 +198,13 @@ def test_a_service_stays_where_it_is(machine: Machine) -> None:
     assert not machine.asked.exists()
 
 
-def test_the_real_busctl_takes_the_request() -> None:
+def test_the_real_busctl_accepts_the_request() -> None:
     """It checks the arguments against the signature before it sends them."""
     for program in ("busctl", "dbus-daemon"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    with tempfile.TemporaryDirectory() as place:
-        address = f"unix:path={place}/bus"
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"unix:path={directory}/bus"
         daemon = subprocess.Popen(
             ["dbus-daemon", "--session", "--nofork", f"--address={address}", "--print-address"],
             stdout=subprocess.PIPE,

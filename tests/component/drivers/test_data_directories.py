@@ -1,4 +1,4 @@
-"""Notes of data directories, and who holds them."""
+"""Notes about data directories, and their locks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    place = tmp_path / "data"
-    place.mkdir()
-    return place
+    directory = tmp_path / "data"
+    directory.mkdir()
+    return directory
 
 
 def served(data_dir: Path) -> bool:
@@ -35,7 +35,7 @@ def is_removed(note: Note, *, forget: bool = True) -> bool:
         return gone
 
 
-def test_a_data_directory_is_served_while_any_server_has_it(data_dir: Path) -> None:
+def test_a_data_directory_is_in_use_while_any_server_holds_its_lock(data_dir: Path) -> None:
     first, second = (ServerLock(data_dir, temporary=False) for _ in range(2))
     assert data_directories.known() == [Note(data_dir)]
     first.close()
@@ -45,7 +45,7 @@ def test_a_data_directory_is_served_while_any_server_has_it(data_dir: Path) -> N
     assert data_directories.known() == [Note(data_dir)]
 
 
-def test_it_counts_as_removed_without_its_lock_file_and_without_a_server(data_dir: Path) -> None:
+def test_a_directory_without_lock_file_and_server_counts_as_removed(data_dir: Path) -> None:
     presence = ServerLock(data_dir, temporary=False)
     (data_dir / data_directories.LOCK_FILE).unlink()
     assert not is_removed(Note(data_dir)), "its server lives"
@@ -56,7 +56,7 @@ def test_it_counts_as_removed_without_its_lock_file_and_without_a_server(data_di
     assert data_directories.known() == []
 
 
-def test_a_note_stays_when_what_is_left_could_not_be_removed(data_dir: Path) -> None:
+def test_a_note_stays_when_leftovers_could_not_be_removed(data_dir: Path) -> None:
     ServerLock(data_dir, temporary=False).close()
     (data_dir / data_directories.LOCK_FILE).unlink()
     with suppress(OSError), data_directories.removed(Note(data_dir), forget=True):
@@ -72,23 +72,23 @@ def test_the_note_stores_the_engine(data_dir: Path) -> None:
     assert data_directories.known() == [Note(data_dir, "unix:///run/docker.sock", "0123")]
 
 
-def test_a_lock_file_that_cannot_be_opened_counts_as_held(data_dir: Path) -> None:
+def test_a_lock_file_that_cannot_be_opened_counts_as_locked(data_dir: Path) -> None:
     (data_dir / data_directories.LOCK_FILE).symlink_to(data_directories.LOCK_FILE)
     assert served(data_dir)
 
 
-def test_one_that_goes_with_its_process_leaves_no_note(data_dir: Path) -> None:
+def test_a_temporary_lock_leaves_no_note(data_dir: Path) -> None:
     ServerLock(data_dir, temporary=True).close()
     assert data_directories.known() == []
 
 
-def test_a_note_that_cannot_be_read_is_passed_over(data_dir: Path, state: Path) -> None:
+def test_an_unreadable_note_is_skipped(data_dir: Path, state: Path) -> None:
     ServerLock(data_dir, temporary=False).close()
     (state / "atoll" / "nodes" / "other").write_text("{")
     assert data_directories.known() == [Note(data_dir)]
 
 
-def test_a_server_starts_without_a_place_for_notes(
+def test_a_server_starts_without_a_directory_for_notes(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nowhere() -> Path:

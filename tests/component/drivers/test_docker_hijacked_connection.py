@@ -46,7 +46,7 @@ async def engine(
     """How a link dials an engine that answers so."""
     over = asyncio.Event()
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             await serve(reader, writer)
         writer.transport.abort()
@@ -58,7 +58,7 @@ async def engine(
         await hijacked.upgraded
 
     path = str(place / "engine.sock")
-    server = await asyncio.start_unix_server(once, path)
+    server = await asyncio.start_unix_server(serve_once, path)
     try:
         yield dial
     finally:
@@ -143,7 +143,7 @@ async def test_frames_are_parsed_however_the_bytes_are_split(
 ) -> None:
     answer = frames.encode_json(1, frames.END, ANSWERS["stat"])
     pieces = [answer[start : start + 7] for start in range(0, len(answer), 7)]
-    said = b"".join(
+    output = b"".join(
         written(STDERR, b"!") + written(STDOUT, b"") + written(STDOUT, each) for each in pieces
     )
 
@@ -153,9 +153,9 @@ async def test_frames_are_parsed_however_the_bytes_are_split(
         while b'"op"' not in data:
             data += await reader.read(65_536)
         position = 0
-        while position < len(said):
+        while position < len(output):
             for size in cuts:
-                writer.write(said[position : position + size])
+                writer.write(output[position : position + size])
                 await writer.drain()
                 await asyncio.sleep(0)
                 position += size

@@ -28,7 +28,7 @@ def killed(instance_id: str, **labels: str) -> bytes:
 
 @asynccontextmanager
 async def engine(place: Path, *events: bytes) -> AsyncIterator[Engine]:
-    """One that sends these once, to who asks first."""
+    """A server that sends these events once, to its first client."""
     left = [b"".join(events)]
 
     async def send(request: web.Request) -> web.StreamResponse:

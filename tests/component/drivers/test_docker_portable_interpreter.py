@@ -34,35 +34,37 @@ def run(place: Path, code: str) -> str:
 
 @pytest.mark.slow
 def test_a_copy_in_another_directory_uses_only_its_own_files(written: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(written, tmp_path / "elsewhere", symlinks=True)
+    directory = shutil.copytree(written, tmp_path / "elsewhere", symlinks=True)
     code = "import ctypes, select, socket, ssl, sys, zlib; print(sys.prefix, sys.executable)"
-    assert run(place, code) == f"{place} {place}/bin/python3\n"
-    seen = run(place, "import ssl\nfor line in open('/proc/self/maps'): print(line.split()[-1])")
+    assert run(directory, code) == f"{directory} {directory}/bin/python3\n"
+    seen = run(
+        directory, "import ssl\nfor line in open('/proc/self/maps'): print(line.split()[-1])"
+    )
     libraries = {line for line in seen.splitlines() if ".so" in line}
     assert libraries
-    assert all(line.startswith(str(place)) for line in libraries), libraries
+    assert all(line.startswith(str(directory)) for line in libraries), libraries
 
 
-def test_it_is_written_once(written: Path) -> None:
+def test_the_interpreter_is_written_once(written: Path) -> None:
     before = written.stat().st_ino
     assert portable_interpreter.write(written.parent) == written
     assert written.stat().st_ino == before
     assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
-def test_everyone_can_read_it_and_only_its_owner_can_change_it(written: Path) -> None:
+def test_all_users_can_read_the_interpreter_and_only_its_owner_can_change_it(written: Path) -> None:
     for path in (written, *written.rglob("*")):
         if not path.is_symlink():
             assert path.stat().st_mode & 0o7777 in (0o755, 0o644), path
 
 
-def test_it_contains_no_packages_and_no_tests(written: Path) -> None:
+def test_the_interpreter_contains_no_packages_and_no_tests(written: Path) -> None:
     names = {path.name for path in written.rglob("*")}
     assert names.isdisjoint({"site-packages", "test", "idlelib", "ensurepip", "tkinter"})
 
 
 @pytest.mark.parametrize("prepare", ["no ldd", "static binary"])
-def test_the_error_for_an_interpreter_that_cannot_be_moved_says_what_to_do(
+def test_the_error_for_an_interpreter_that_cannot_be_copied_contains_advice(
     prepare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if prepare == "no ldd":

@@ -1,4 +1,4 @@
-"""Counting what is in a directory while others write to it."""
+"""Measuring a directory while other processes write to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_hook)
 
 
-def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(tmp_path: Path) -> None:
+def test_a_directory_replaced_by_a_link_is_not_followed(tmp_path: Path) -> None:
     top, outside = tmp_path / "top", tmp_path / "outside"
     (top / "swapped").mkdir(parents=True)
     outside.mkdir()
@@ -42,7 +42,7 @@ def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(tmp_path: Path) ->
     assert _on_open == []
 
 
-def test_names_that_are_longer_than_a_path_can_be_are_counted(tmp_path: Path) -> None:
+def test_names_longer_than_a_path_are_counted(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     for _ in range(40):
         os.mkdir("d" * 200, dir_fd=fd)
@@ -57,7 +57,7 @@ def test_names_that_are_longer_than_a_path_can_be_are_counted(tmp_path: Path) ->
     assert MiB < tree_size(tmp_path) < 2 * MiB
 
 
-def test_what_is_too_deep_is_told_and_takes_few_descriptors(tmp_path: Path) -> None:
+def test_a_tree_that_is_too_deep_is_an_error_and_uses_few_descriptors(tmp_path: Path) -> None:
     (tmp_path / ("d/" * (MAX_DEPTH + 1))).mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TooDeep):
@@ -65,7 +65,7 @@ def test_what_is_too_deep_is_told_and_takes_few_descriptors(tmp_path: Path) -> N
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_files_that_were_removed_and_are_open_are_counted(tmp_path: Path) -> None:
+def test_removed_files_that_are_still_open_are_counted(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "file = open(sys.argv[1], 'wb'); os.unlink(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""What the machine can give is tried, and what the try took is given back."""
+"""Features of the machine are checked by using them, and the checks leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.settings import LocalSettings
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_known_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_images, "_image_troubles", {})
 
 
@@ -26,7 +26,7 @@ privileged = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @privileged
-def test_a_machine_that_cannot_mount_says_why_and_leaves_nothing(
+def test_a_machine_that_cannot_mount_reports_the_reason_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     node = tmp_path / "node"
@@ -46,7 +46,7 @@ def test_a_machine_that_cannot_mount_says_why_and_leaves_nothing(
 
 
 @privileged
-def test_a_file_system_that_cannot_be_mounted_is_found_out(
+def test_a_file_system_that_cannot_be_mounted_is_detected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Really: the program that makes it makes nothing."""
@@ -55,7 +55,7 @@ def test_a_file_system_that_cannot_be_mounted_is_found_out(
 
 
 @privileged
-def test_it_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_check_of_a_machine_runs_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = disk_images.images_problem(tmp_path)
     monkeypatch.setattr(mount_syscalls, "__file__", failing(tmp_path / "mount.py", "no"))
     assert disk_images.images_problem(tmp_path / "not" / "yet" / "there") == first

@@ -26,11 +26,11 @@ def started(process: subprocess.Popen[bytes]) -> int:
     return found
 
 
-def test_one_that_goes_on_has_not_ended(sleeper: subprocess.Popen[bytes]) -> None:
+def test_wait_returns_false_for_a_running_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert not processes.wait(sleeper.pid, started(sleeper), 0.001)
 
 
-def test_its_end_is_known_before_and_after_it_is_reaped(
+def test_the_end_of_a_process_is_detected_before_and_after_it_is_reaped(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     began = started(sleeper)
@@ -41,7 +41,7 @@ def test_its_end_is_known_before_and_after_it_is_reaped(
     assert processes.wait(sleeper.pid, began, 60)
 
 
-def test_another_process_with_its_pid_is_not_waited_for(
+def test_another_process_with_the_same_pid_is_not_waited_for(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     assert processes.wait(sleeper.pid, started(sleeper) - 1, 60)

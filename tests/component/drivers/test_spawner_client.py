@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 DATA_DIRECTORY = DataDirectory("/", [], 3600)
-# As bubblewrap does, it tells its child's pid.
+# Like bubblewrap, it reports the pid of its child.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 
 
@@ -55,7 +55,7 @@ async def client() -> AsyncIterator[SpawnerClient]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_many_starts_at_once_all_come_through(client: SpawnerClient, tmp_path: Path) -> None:
+async def test_many_concurrent_starts_all_succeed(client: SpawnerClient, tmp_path: Path) -> None:
     """More than the socket holds, so that senders have to wait for room."""
     requests = [request(tmp_path, f"i{number}", padding=100_000) for number in range(24)]
     pids = await asyncio.gather(*(client.spawn(one) for one in requests))
@@ -68,7 +68,7 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
     assert client._process is not None
     spawner = client._process.pid
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         return bool(client.exits) and not below(spawner) & living()
 
     try:
@@ -79,13 +79,13 @@ async def test_a_spawner_that_does_not_answer_is_a_temporary_error(tmp_path: Pat
             assert caught.value.code == "instance_not_started"
         finally:
             go_on(spawner)
-        # It is started after all, told of, and ended: nobody would know of it.
-        await until(ended, "its end", 60)
+        # It is started nevertheless, reported and ended: otherwise it would be unknown.
+        await until(has_ended, "its end", 60)
     finally:
         await client.close()
 
 
-async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
+async def test_an_ephemeral_instance_ends_with_its_owner_even_during_its_start(
     client: SpawnerClient, tmp_path: Path
 ) -> None:
     """Bubblewrap has started it, but has neither reported it nor bound its life to its own."""
@@ -97,23 +97,23 @@ async def test_an_ephemeral_one_that_is_being_started_ends_with_its_owner(
     starting = asyncio.create_task(client.spawn(wanted))
     started: set[int] = set()
 
-    async def both() -> bool:
+    async def both_are_started() -> bool:
         started.update(below(client._process.pid) if client._process else ())
         return len(started) == 2
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         return not started & living()
 
-    await until(both, "the shell and its child")
+    await until(both_are_started, "the shell and its child")
     closing = asyncio.create_task(client.close())
     with pytest.raises(TemporaryError, match="the spawner ended"):
         await starting
     await asyncio.to_thread(gate.write_text, "go on\n")
     await closing
-    await until(ended, "their end")
+    await until(has_ended, "their end")
 
 
-async def test_what_a_program_prints_is_bounded_and_explains_its_end(
+async def test_output_of_a_program_is_limited_and_explains_its_exit(
     client: SpawnerClient, tmp_path: Path
 ) -> None:
     """However much it is: no file of the host grows, and nothing of the size is read."""
@@ -121,10 +121,10 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
     flood = replace(request(tmp_path, "flood"), argv=["/bin/sh", "-c", script])
     pid, _ = await client.spawn(flood)
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         return pid in client.exits
 
-    await until(ended, "its end")
+    await until(has_ended, "its end")
     status, printed = client.exits[pid]
     assert os.waitstatus_to_exitcode(status) == 3
     assert printed.endswith("flood\nfloo")
@@ -133,7 +133,7 @@ async def test_what_a_program_prints_is_bounded_and_explains_its_end(
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed before"])
-async def test_a_spawner_that_has_ended_is_no_zombie_after_close(killed: bool) -> None:
+async def test_a_spawner_that_has_ended_leaves_no_zombie_after_close(killed: bool) -> None:
     client = SpawnerClient(timedelta(seconds=20), DATA_DIRECTORY)
     client.open()
     assert client._process is not None
@@ -159,7 +159,7 @@ async def test_close_does_not_wait_for_a_spawner_that_stays_with_an_instance(
     for pid in pair:
         os.kill(pid, signal.SIGKILL)
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         return not {spawner, *pair} & living()
 
-    await until(ended, "the spawner's end", 60)
+    await until(has_ended, "the spawner's end", 60)

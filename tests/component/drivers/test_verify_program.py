@@ -1,4 +1,4 @@
-"""What is kept of an installation that anybody may have made: what wheels of the index list."""
+"""Which files of an untrusted installation are kept: those listed by wheels of the index."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def installed(tmp_path: Path) -> Installed:
     return made
 
 
-def test_just_the_files_of_the_wheels_are_kept_and_scripts_are_written(
+def test_only_files_of_the_wheels_are_kept_and_scripts_are_written(
     installed: Installed,
 ) -> None:
     installed.add("beside", files={"plain_data/x.txt": "x"})  # Two may bring the same file.
@@ -134,7 +134,7 @@ def _bytecode_alone(target: Path) -> None:
         "link in its place", "link on the way", "pipe", "deep",
     ],
 )  # fmt: skip
-def test_what_an_image_makes_of_them_is_refused(
+def test_files_changed_by_an_image_are_refused(
     installed: Installed, change: Callable[[Path], object], words: str
 ) -> None:
     change(installed.target)
@@ -154,7 +154,7 @@ def test_what_an_image_makes_of_them_is_refused(
     ],
     ids=["up", "absolute", "deep", "script", "code", "kind"],
 )
-def test_a_wheel_that_lists_what_it_may_not_is_refused(
+def test_a_wheel_with_forbidden_entries_is_refused(
     installed: Installed, about: dict[str, Any], words: str
 ) -> None:
     installed.add("bad", **about)
@@ -162,7 +162,7 @@ def test_a_wheel_that_lists_what_it_may_not_is_refused(
         installed.collect()
 
 
-def test_what_was_built_is_kept_only_where_builds_are_allowed(installed: Installed) -> None:
+def test_built_wheels_are_kept_only_where_builds_are_allowed(installed: Installed) -> None:
     built = installed.add("built", scripts={"run": "built:main"})
     installed.wheels = [each for each in installed.wheels if each["path"] != str(built)]
     with pytest.raises(Rejected, match="not from a wheel"):
@@ -171,7 +171,7 @@ def test_what_was_built_is_kept_only_where_builds_are_allowed(installed: Install
     assert (installed.kept / "bin/run").exists()
 
 
-def test_it_is_a_program_with_limits(installed: Installed) -> None:
+def test_verification_runs_as_a_program_with_limits(installed: Installed) -> None:
     boot = "import sys; sys.path.insert(0, sys.argv[1]); "
     boot += f"from {verify_program.__name__} import main; main()"
     source = verify_program.__file__.partition("/atoll/drivers")[0]

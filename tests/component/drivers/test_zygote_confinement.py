@@ -1,4 +1,4 @@
-"""Zygotes that come and go while they are being confined, told by a scripted executor."""
+"""Zygotes that start and exit while they are confined, with a scripted executor."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Executor:
-    """Says hello with `zygote`, and to each release the script's next: events, then an answer."""
+    """
+    Sends a hello with `zygote`, and for each release the next entry of the script: events, then a
+    response.
+    """
 
     zygote: int = 10
     with_hello: list[int] = field(default_factory=list)
-    """Zygotes told of in one breath with the hello."""
+    """Zygotes reported together with the hello."""
     script: list[tuple[list[int], str]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    release_received: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A link may be closed before it has read all.
@@ -53,8 +56,8 @@ class Executor:
             for number, kind, payload in decoder.feed(data):
                 if kind == frames.HELLO:
                     hello = {"version": frames.VERSION, "zygote": self.zygote, "runs": []}
-                    said = frames.encode_json(0, frames.HELLO, hello)
-                    writer.write(said + b"".join(map(self.event, self.with_hello)))
+                    message = frames.encode_json(0, frames.HELLO, hello)
+                    writer.write(message + b"".join(map(self.event, self.with_hello)))
                 elif kind == frames.OPEN:
                     writer.write(self.answer(number, frames.decode_json(payload)))
 
@@ -64,12 +67,14 @@ class Executor:
 
     def answer(self, number: int, request: dict[str, Any]) -> bytes:
         self.released.append(request["zygote"])
-        self.heard.set()
+        self.release_received.set()
         events, code = self.script.pop(0) if self.script else ([], "")
-        said = b"".join(map(self.event, events))
+        message = b"".join(map(self.event, events))
         if code:
-            return said + frames.encode_json(number, frames.ERROR, {"code": code, "message": code})
-        return said + frames.encode_json(number, frames.END, {"preload_failed": {}})
+            return message + frames.encode_json(
+                number, frames.ERROR, {"code": code, "message": code}
+            )
+        return message + frames.encode_json(number, frames.END, {"preload_failed": {}})
 
 
 @pytest.fixture
@@ -89,8 +94,8 @@ async def connected(tmp_path: Path) -> Link:
 async def until_released(executor: Executor, zygotes: list[int]) -> None:
     async with asyncio.timeout(60):
         while executor.released != zygotes:
-            executor.heard.clear()
-            await executor.heard.wait()
+            executor.release_received.clear()
+            await executor.release_received.wait()
 
 
 @pytest.mark.parametrize(
@@ -115,9 +120,7 @@ async def test_the_newest_zygote_is_released(
     await link.closed
 
 
-async def test_a_zygote_that_comes_later_is_released_too(
-    executor: Executor, tmp_path: Path
-) -> None:
+async def test_a_later_zygote_is_released_too(executor: Executor, tmp_path: Path) -> None:
     link = await connected(tmp_path)
     await ZygoteConfinement(ControlGroups(), "i", link).settle()
     for zygote in (11, 12):
@@ -140,7 +143,7 @@ async def test_a_zygote_reported_too_early_requires_a_new_link(
     await link.closed
 
 
-async def test_a_zygote_that_cannot_be_released_later_closes_the_link_and_is_logged(
+async def test_a_later_zygote_that_cannot_be_released_closes_the_link_and_is_logged(
     executor: Executor, tmp_path: Path
 ) -> None:
     executor.script = [([], ""), ([], "something_else")]
@@ -165,7 +168,7 @@ class Refusing(ControlGroups):
         raise ProcessLookupError(errno.ESRCH, "No such process")
 
 
-async def test_a_zygote_that_ends_while_it_is_confined_is_a_temporary_error(
+async def test_a_zygote_that_exits_while_it_is_confined_is_a_temporary_error(
     executor: Executor, tmp_path: Path
 ) -> None:
     executor.zygote = processes.namespace_pid(os.getpid()) or 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def executor(bubblewrap: str, tmp_path: Path) -> AsyncIterator[executors.Executor]:
-    """Its zygote waits until somebody releases it."""
+    """Its zygote waits until a test releases it."""
     with executors.executor(bubblewrap, tmp_path) as started:
         yield started
     await started.disconnect()

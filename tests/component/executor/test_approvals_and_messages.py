@@ -1,4 +1,4 @@
-"""Questions and messages between user code and the link, through a supervisor of its own."""
+"""Questions and messages between user code and the link, with a separate supervisor."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.anyio
 INSIDE = str(Path(atoll.executor.user_module.__file__).parent)
 
 
-class Heard:
-    """Gathers a run's output and questions, and tells who waits for them."""
+class RunOutput:
+    """Collects output and questions of a run, and notifies waiters."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -66,9 +66,11 @@ class Box:
         self.name = name
         self.path = path
 
-    async def start(self, run_id: str, code: str, **fields: Any) -> tuple[Heard, asyncio.Task[Any]]:
+    async def start(
+        self, run_id: str, code: str, **fields: Any
+    ) -> tuple[RunOutput, asyncio.Task[Any]]:
         """Run Python code that finds `atoll_session` imported."""
-        heard = Heard()
+        output = RunOutput()
         code = f"import atoll_session as a\na.ADDRESS = chr(0) + {self.name!r}\n{code}"
         request: dict[str, Any] = {
             "id": run_id, "kind": "python", "code": code, "command": None, "event": {},
@@ -76,16 +78,16 @@ class Box:
             "output_limit": 1 << 20, "return_limit": 1 << 20, "artifact_limit": 10, "limits": {},
             "watch": {},
         }  # fmt: skip
-        running = asyncio.create_task(run_over(self.link, request | fields, heard))
+        running = asyncio.create_task(run_over(self.link, request | fields, output))
         await asyncio.sleep(0)  # Until it is sent.
-        return heard, running
+        return output, running
 
     async def run(self, run_id: str, code: str, **fields: Any) -> str:
-        """What code printed that has come to a good end."""
-        heard, running = await self.start(run_id, code, **fields)
+        """The output of code that succeeded."""
+        output, running = await self.start(run_id, code, **fields)
         result = await asyncio.wait_for(running, 60)
-        assert result["exit_code"] == 0, heard.text.decode()
-        return heard.text.decode()
+        assert result["exit_code"] == 0, output.text.decode()
+        return output.text.decode()
 
     async def tell(self, run_id: str, text: str = "") -> None:
         await self.link.call("message", id=run_id, text=text)
@@ -130,61 +132,61 @@ async def box(bubblewrap: str, tmp_path: Path) -> AsyncIterator[Box]:
 
 
 async def test_a_question_is_asked_and_answered(box: Box) -> None:
-    heard, running = await box.start("one", "print(a.ask('Go on?', {'n': [1]}))")
-    assert await heard.approval() == {
+    output, running = await box.start("one", "print(a.ask('Go on?', {'n': [1]}))")
+    assert await output.approval() == {
         "id": "1", "state": "asked", "question": "Go on?", "data": {"n": [1]}, "timeout": 300.0,
     }  # fmt: skip
     await box.answer("one", "1", approved=True, answer={"é": 1}, reason=None)
-    assert await heard.approval() == {
+    assert await output.approval() == {
         "id": "1", "state": "answered", "approved": True, "answer": {"é": 1}, "reason": None,
     }  # fmt: skip
     assert (await running)["exit_code"] == 0
-    assert heard.text.decode() == "Answer(approved=True, answer={'é': 1}, reason=None)\n"
+    assert output.text.decode() == "Answer(approved=True, answer={'é': 1}, reason=None)\n"
 
 
 async def test_a_refusal_is_false_and_has_a_reason(box: Box) -> None:
-    heard, running = await box.start("one", "x = a.ask('?')\nprint(bool(x), x.answer, x.reason)")
-    await heard.approval()
+    output, running = await box.start("one", "x = a.ask('?')\nprint(bool(x), x.answer, x.reason)")
+    await output.approval()
     await box.answer("one", "1", approved=False, answer="never", reason="too dear")
     await running
-    assert heard.text == b"False never too dear\n"
+    assert output.text == b"False never too dear\n"
 
 
-async def test_a_question_without_an_answer_times_out(box: Box) -> None:
+async def test_an_unanswered_question_times_out(box: Box) -> None:
     code = "x = a.ask('?', timeout=0.05)\nprint(bool(x), x.reason)\nprint(a.ask('!').reason)"
-    heard, running = await box.start("one", code, approval_timeout=0.1)
-    assert (await heard.approval())["timeout"] == 0.05
-    assert await heard.approval() == {
+    output, running = await box.start("one", code, approval_timeout=0.1)
+    assert (await output.approval())["timeout"] == 0.05
+    assert await output.approval() == {
         "id": "1", "state": "refused", "approved": False, "answer": None, "reason": "timeout",
     }  # fmt: skip
-    assert (await heard.approval())["timeout"] == 0.1
+    assert (await output.approval())["timeout"] == 0.1
     await running
-    assert heard.text == b"False timeout\ntimeout\n"
+    assert output.text == b"False timeout\ntimeout\n"
     with pytest.raises(ExecutorError) as late:
         await box.answer("one", "1", approved=True)
     assert late.value.code == "not_running"
 
 
-async def test_a_cancelled_execution_learns_of_it_during_its_grace(box: Box) -> None:
+async def test_a_cancelled_execution_is_informed_during_its_grace_period(box: Box) -> None:
     code = (
         "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "print(a.ask('?').reason, flush=True)\nprint(a.ask('again').reason, flush=True)\n"
         "print(a.messages(wait=20), flush=True)"
     )
-    heard, running = await box.start("one", code)
-    await heard.approval()
+    output, running = await box.start("one", code)
+    await output.approval()
     await box.link.call("cancel", id="one", grace=10)
-    assert (await heard.approval())["reason"] == "cancelled"
+    assert (await output.approval())["reason"] == "cancelled"
     assert (await running)["reason"] == "cancelled"
-    assert heard.text == b"cancelled\ncancelled\n[]\n"
+    assert output.text == b"cancelled\ncancelled\n[]\n"
 
 
 async def test_a_question_of_a_process_whose_execution_ends_is_refused(box: Box) -> None:
     code = "import os\nif os.fork() == 0: a.ask('?')\nelse: a.messages(wait=20)"
-    heard, running = await box.start("one", code)
-    first = await heard.approval()
+    output, running = await box.start("one", code)
+    first = await output.approval()
     await box.tell("one")
-    second = await heard.approval()
+    second = await output.approval()
     assert (first["state"], second["state"], second["reason"]) == ("asked", "refused", "ended")
     await running
 
@@ -197,10 +199,10 @@ async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
         "a.messages(wait=20); os.kill(child, 9); os.waitpid(child, 0)\n"
         "print(a.ask('!').approved)"
     )
-    heard, running = await box.start("one", code)
-    states = [await heard.approval()]
+    output, running = await box.start("one", code)
+    states = [await output.approval()]
     await box.tell("one")
-    states += [await heard.approval() for _ in range(2)]
+    states += [await output.approval() for _ in range(2)]
     gone = next(entry for entry in states if entry["state"] == "refused")
     assert gone["reason"] == "gone"
     with pytest.raises(ExecutorError) as late:
@@ -209,27 +211,27 @@ async def test_a_question_is_withdrawn_when_its_process_exits(box: Box) -> None:
     still = next(entry["id"] for entry in states if entry["id"] != gone["id"])
     await box.answer("one", still, approved=True)
     await running
-    assert heard.text == b"True\n"
+    assert output.text == b"True\n"
 
 
-async def test_several_ask_at_once_and_each_gets_its_own_answer(box: Box) -> None:
+async def test_concurrent_questions_each_get_their_own_answer(box: Box) -> None:
     code = (
         "import threading\n"
         "def one(n): print(n, a.ask(str(n)).answer)\n"
         "threads = [threading.Thread(target=one, args=(n,)) for n in range(5)]\n"
         "for t in threads: t.start()\n"
     )
-    heard, running = await box.start("one", code)
+    output, running = await box.start("one", code)
     for _ in range(5):
-        entry = await heard.approval()
+        entry = await output.approval()
         while entry["state"] != "asked":
-            entry = await heard.approval()
+            entry = await output.approval()
         await box.answer("one", entry["id"], approved=True, answer=f"to {entry['question']}")
     await running
-    assert sorted(heard.text.decode().splitlines()) == [f"{n} to {n}" for n in range(5)]
+    assert sorted(output.text.decode().splitlines()) == [f"{n} to {n}" for n in range(5)]
 
 
-async def test_open_questions_have_a_bound(box: Box) -> None:
+async def test_the_number_of_open_questions_is_limited(box: Box) -> None:
     code = (
         "import os\n"
         "for n in range(8):\n"
@@ -238,12 +240,12 @@ async def test_open_questions_have_a_bound(box: Box) -> None:
         "try: a.ask('one more')\n"
         "except a.Unavailable as error: print(error.code)"
     )
-    heard, running = await box.start("one", code)
+    output, running = await box.start("one", code)
     for _ in range(8):
-        await heard.approval()
+        await output.approval()
     await box.tell("one")
     await running
-    assert heard.text == b"too_many_questions\n"
+    assert output.text == b"too_many_questions\n"
 
 
 async def test_the_log_of_one_execution_does_not_grow_with_questions(box: Box) -> None:
@@ -251,10 +253,10 @@ async def test_the_log_of_one_execution_does_not_grow_with_questions(box: Box) -
         "try:\n    while True: a.ask('x' * 60_000, timeout=0)\n"
         "except a.Unavailable as error: print(error.code)"
     )
-    heard, running = await box.start("one", code)
+    output, running = await box.start("one", code)
     await running
-    assert heard.text == b"too_many_questions\n"
-    assert heard.approvals.qsize() <= 2 * (limits.MAX_APPROVAL_BYTES // 60_000)
+    assert output.text == b"too_many_questions\n"
+    assert output.approvals.qsize() <= 2 * (limits.MAX_APPROVAL_BYTES // 60_000)
 
 
 @pytest.mark.parametrize("size", [66_000, 200_000])
@@ -281,23 +283,23 @@ async def test_an_invalid_request_gets_an_error(box: Box, line: bytes) -> None:
         f"peer.sendall(bytes.fromhex({line.hex()!r}) + b'\\n')\n"
         "print(peer.recv(1000))\nprint(a.messages())"
     )
-    said = await box.run("one", code)
-    assert '"error":"bad_request"' in said
-    assert said.endswith("[]\n")
+    output = await box.run("one", code)
+    assert '"error":"bad_request"' in output
+    assert output.endswith("[]\n")
 
 
 async def test_messages_are_read_in_order_once(box: Box) -> None:
-    heard, running = await box.start("one", "print(a.messages(wait=20))\nprint(a.messages())")
+    output, running = await box.start("one", "print(a.messages(wait=20))\nprint(a.messages())")
     await box.tell("one", "é\n1")
-    assert await heard.line() == "['é\\n1']"
-    assert await heard.line() == "[]"
+    assert await output.line() == "['é\\n1']"
+    assert await output.line() == "[]"
     await running
 
 
-async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> None:
+async def test_messages_wait_until_they_are_read(box: Box) -> None:
     code = "import sys; sys.stdin.read(); print(a.ask('?').answer); print(len(a.messages()))"
-    heard, running = await box.start("one", code, stdin="")
-    await heard.approval()
+    output, running = await box.start("one", code, stdin="")
+    await output.approval()
     text = "x" * messages.MAX_MESSAGE
     for _ in range(20):
         await box.link.call("message", id="one", text=text)
@@ -306,12 +308,12 @@ async def test_messages_that_came_before_they_are_asked_for_wait(box: Box) -> No
     assert large.value.code == "too_large"
     await box.answer("one", "1", approved=True, answer=1)
     await running
-    assert heard.text == b"1\n20\n"
+    assert output.text == b"1\n20\n"
 
 
-async def test_unread_messages_have_a_bound(box: Box) -> None:
-    heard, running = await box.start("one", "print(a.ask('?').answer); print(len(a.messages()))")
-    await heard.approval()
+async def test_the_number_of_unread_messages_is_limited(box: Box) -> None:
+    output, running = await box.start("one", "print(a.ask('?').answer); print(len(a.messages()))")
+    await output.approval()
     for number in range(messages.MAX_MESSAGES):
         await box.link.call("message", id="one", text=str(number))
     with pytest.raises(ExecutorError) as full:
@@ -319,10 +321,10 @@ async def test_unread_messages_have_a_bound(box: Box) -> None:
     assert full.value.code == "queue_full"
     await box.answer("one", "1", approved=True)
     await running
-    assert heard.text == b"None\n1000\n"
+    assert output.text == b"None\n1000\n"
 
 
-async def test_waiting_for_a_message_in_vain_returns_none(box: Box) -> None:
+async def test_waiting_for_a_message_in_vain_returns_an_empty_list(box: Box) -> None:
     assert await box.run("one", "print(a.messages(wait=0.05))") == "[]\n"
 
 
@@ -349,11 +351,11 @@ async def test_a_background_process_belongs_to_no_execution(box: Box) -> None:
         "    os._exit(0)\n"
     )
     await box.run("one", code)
-    said = await asyncio.to_thread((box.path.parent / "said").read_text)
-    assert said == "no_execution"
+    output = await asyncio.to_thread((box.path.parent / "said").read_text)
+    assert output == "no_execution"
 
 
-async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
+async def test_a_flood_of_connections_does_not_affect_the_link(box: Box) -> None:
     code = (
         "import socket\n"
         "peers = []\n"
@@ -369,8 +371,8 @@ async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
         "while True:\n"
         "    peer = socket.socket(socket.AF_UNIX); peer.connect(a.ADDRESS); peer.close()\n"
     )
-    heard, running = await box.start("one", code, timeout=120.0)
-    assert await heard.line() == "there"
+    output, running = await box.start("one", code, timeout=120.0)
+    assert await output.line() == "there"
     async with asyncio.timeout(30):
         await box.link.call("message", id="one", text="x")
         for _ in range(100):
@@ -380,16 +382,18 @@ async def test_a_flood_of_connections_leaves_the_link_alone(box: Box) -> None:
     assert "there" in await box.run("two", "print('there', a.messages())")
 
 
-async def test_a_shutdown_refuses_what_is_asked(box: Box) -> None:
-    heard, running = await box.start("one", "a.ask('?')")
-    await heard.approval()
+async def test_a_shutdown_refuses_open_questions(box: Box) -> None:
+    output, running = await box.start("one", "a.ask('?')")
+    await output.approval()
     await box.link.call("shutdown")
-    assert (await heard.approval())["reason"] == "shutdown"
-    with contextlib.suppress(LinkLost):  # It may come to its end before its sandbox does.
+    assert (await output.approval())["reason"] == "shutdown"
+    with contextlib.suppress(LinkLost):  # The link may be lost before the response arrives.
         await running
 
 
-def test_outside_of_a_sandbox_every_call_explains_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_sandbox_every_call_fails_with_an_explanation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(atoll_session, "ADDRESS", f"\0nobody-{os.urandom(8).hex()}")
     for call in (lambda: atoll_session.ask("?"), atoll_session.messages, atoll_session.staging):
         with pytest.raises(atoll_session.Unavailable, match="not an Atoll sandbox"):

@@ -18,7 +18,7 @@ import pytest
 
 from atoll.executor.callbacks import RESULT_DELAY
 from tests.e2e.hostile.host import below, processes
-from tests.executors import Executor, Heard, executor, job
+from tests.executors import Executor, RunOutput, executor, job
 from tests.runs import run_over
 from tests.standstill import go_on, stand_still
 
@@ -34,7 +34,7 @@ class Post(NamedTuple):
 
 
 class Address:
-    """Takes reports, and answers each path as it is told to."""
+    """Accepts reports, with configured responses for each path."""
 
     def __init__(self) -> None:
         self.posts: queue.Queue[Post] = queue.Queue()
@@ -109,9 +109,9 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     program: Executor, address: Address
 ) -> None:
     link = await program.connect_released()
-    heard = Heard()
+    output = RunOutput()
     code = "input()\nprint('x' * 200_000)\ndef handler(event): return 1"
-    running = asyncio.create_task(run_over(link, job("one", code, stdin_open=True), heard))
+    running = asyncio.create_task(run_over(link, job("one", code, stdin_open=True), output))
     status = await address.next(path("one", "status"))
     assert status.body == {"status": "running"}
     await link.call("stdin", id="one", data=base64.b64encode(b"\n").decode())
@@ -122,23 +122,21 @@ async def test_an_unacknowledged_result_is_posted_with_its_complete_log(
     assert post.headers["authorization"] == f"Bearer {TOKEN}"
     assert post.body["result"] == result
     log = [(number, channel, base64.b64decode(data)) for number, channel, data in post.body["log"]]
-    assert log == heard.log
+    assert log == output.log
 
 
-async def test_a_result_that_the_link_took_is_not_reported(
-    program: Executor, address: Address
-) -> None:
+async def test_an_acknowledged_result_is_not_reported(program: Executor, address: Address) -> None:
     link = await program.connect_released()
     for number in range(20):
         taken, started = f"taken-{number}", time.monotonic()
-        await run_over(link, job(taken, "print(1)"), Heard())
+        await run_over(link, job(taken, "print(1)"), RunOutput())
         link.acknowledge(taken)
         await link.call("processes")
         if time.monotonic() - started < RESULT_DELAY:
             break
     else:
         pytest.fail("No result was taken in time.")
-    await run_over(link, job("left", "print(2)"), Heard())
+    await run_over(link, job("left", "print(2)"), RunOutput())
     link.close()
     seen: list[str] = []
     while not seen or seen[-1] != path("left", "result"):
@@ -155,21 +153,21 @@ async def test_a_report_is_repeated_until_it_is_answered(
 ) -> None:
     address.answers[path("one", "result")] = list(answers)
     link = await program.connect_released()
-    await run_over(link, job("one", "print(1)"), Heard())
+    await run_over(link, job("one", "print(1)"), RunOutput())
     for _ in range(tries):
         await address.next(path("one", "result"))
     with pytest.raises(queue.Empty):
         await address.next(path("one", "result"), 1.5)
-    # Whatever the address made of it, the link still finds it.
-    assert (await link.attach("one", 0, Heard()))["exit_code"] == 0
+    # Whatever the receiver did with it, the link still finds it.
+    assert (await link.attach("one", 0, RunOutput()))["exit_code"] == 0
     link.close()
 
 
 @pytest.mark.slow
-async def test_an_acknowledgement_ends_the_repeating(program: Executor, address: Address) -> None:
+async def test_an_acknowledgement_ends_the_retries(program: Executor, address: Address) -> None:
     address.answers[path("one", "result")] = [503] * 10
     link = await program.connect_released()
-    await run_over(link, job("one", "print(1)"), Heard())
+    await run_over(link, job("one", "print(1)"), RunOutput())
     await address.next(path("one", "result"))
     link.acknowledge("one")
     await link.call("processes")
@@ -189,7 +187,7 @@ async def test_running_executions_are_reported_by_heartbeats(
 ) -> None:
     link = await program.connect_released()
     running = asyncio.create_task(
-        run_over(link, job("one", "import time\ntime.sleep(60)"), Heard())
+        run_over(link, job("one", "import time\ntime.sleep(60)"), RunOutput())
     )
     post = await address.next(path("one", "heartbeat"))
     assert post.headers["idempotency-key"] == "one_heartbeat"
@@ -203,7 +201,7 @@ def named(program: Executor, name: str) -> list[int]:
     return [pid for pid in below(program.process.pid) if every.get(pid, (0, "", ""))[2] == name]
 
 
-async def test_a_process_that_user_code_ends_is_replaced(
+async def test_a_reporter_killed_by_user_code_is_replaced(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
@@ -215,14 +213,14 @@ async def test_a_process_that_user_code_ends_is_replaced(
         "    if open('/proc/%s/comm' % pid).read() == 'reporter\\n':\n"
         "        os.kill(int(pid), signal.SIGKILL)\n"
     )
-    assert (await run_over(link, job("one", kill), Heard()))["exit_code"] == 0
+    assert (await run_over(link, job("one", kill), RunOutput()))["exit_code"] == 0
     await address.next(path("one", "result"))
     (after,) = named(program, "reporter")
     assert after != before
     link.close()
 
 
-async def test_a_process_that_user_code_stops_keeps_nothing_else_waiting(
+async def test_a_reporter_stopped_by_user_code_blocks_nothing_else(
     program: Executor, address: Address
 ) -> None:
     await address.next("/at/internal/instances/inst_1/ready")
@@ -230,7 +228,7 @@ async def test_a_process_that_user_code_stops_keeps_nothing_else_waiting(
     link = await program.connect_released()
     stand_still(reporter)
     for number in range(3):
-        await run_over(link, job(str(number), "print(1)"), Heard())
+        await run_over(link, job(str(number), "print(1)"), RunOutput())
     go_on(reporter)
     await address.next(path("2", "result"))
     link.close()
@@ -277,10 +275,10 @@ print(found)
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["first zygote", "second zygote"])
-async def test_user_code_does_not_find_the_token(
+async def test_user_code_cannot_find_the_token(
     program: Executor, address: Address, replaced: bool
 ) -> None:
-    # This program runs as root, which may read all: nobody but the reporter has it in memory.
+    # This program runs as root and may read all memory: only the reporter has the token.
     await address.next("/at/internal/instances/inst_1/ready")
     link = await program.connect_released()
     if replaced:
@@ -288,13 +286,13 @@ async def test_user_code_does_not_find_the_token(
         renewed = asyncio.get_running_loop().create_future()
         link.observe_zygotes(renewed.set_result)
         kill = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()"
-        await run_over(link, job("kill", kill), Heard())
+        await run_over(link, job("kill", kill), RunOutput())
         await link.call("release", zygote=await renewed)
         await address.next(path("kill", "result"))
-    heard = Heard()
-    result = await run_over(link, job("look", SEARCH, env={"NOBODY": "1"}), heard)
-    assert result["exit_code"] == 0, heard.log
-    assert b"".join(data for _, channel, data in heard.log if channel == 1) == b"[]\n"
+    output = RunOutput()
+    result = await run_over(link, job("look", SEARCH, env={"NOBODY": "1"}), output)
+    assert result["exit_code"] == 0, output.log
+    assert b"".join(data for _, channel, data in output.log if channel == 1) == b"[]\n"
     link.close()
 
 
@@ -304,7 +302,7 @@ async def test_the_token_is_not_sent_to_the_sandbox_s_own_loopback(
     callback = {"instance": "inst_1", "url": address.url, "token": TOKEN}
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
-        await run_over(link, job("one", "print(1)"), Heard())
+        await run_over(link, job("one", "print(1)"), RunOutput())
         with pytest.raises(queue.Empty):
             await asyncio.to_thread(address.posts.get, timeout=2)
         link.close()
@@ -316,7 +314,7 @@ async def test_an_invalid_url_does_no_harm(bubblewrap: str, tmp_path: Path, url:
     with executor(bubblewrap, tmp_path, callback=callback) as program:
         link = await program.connect_released()
         for number in range(5):
-            result = await run_over(link, job(str(number), "print(1)"), Heard())
+            result = await run_over(link, job(str(number), "print(1)"), RunOutput())
             assert result["exit_code"] == 0
             link.acknowledge(str(number))
         link.close()

@@ -49,21 +49,21 @@ async def test_a_returning_watcher_continues_after_the_last_piece(executor: Exec
     link, output = await ready(executor), Output()
     code = "for n in range(200): print(n, 'x' * 5000, flush=True)"
     await (await start(link, output, code=code, output_limit=2 * MEGABYTE))
-    heard, last = b"", 0
+    received, last = b"", 0
     while True:
         other = await executor.connect()
         taken = 0
         ended = False
         async for item in other.watch("one", last):
             if isinstance(item, Piece):
-                heard, last, taken = heard + item.data, item.sequence, taken + 1
+                received, last, taken = received + item.data, item.sequence, taken + 1
                 if taken == 3:
                     break
             ended = isinstance(item, dict) and item["event"] == "end"
         other.close()
         if ended:
             break
-    assert heard == output.data
+    assert received == output.data
     link.close()
 
 
@@ -83,16 +83,16 @@ async def test_a_slow_watcher_of_pipes_loses_nothing_and_delays_no_other(
     (stream,) = slow._transport._streams.values()
     assert stream.inbox is not None
     assert stream.inbox.waiting <= 2 * frames.WINDOW
-    heard = first.data
+    received = first.data
     async for item in watching:
         if isinstance(item, Piece):
-            heard += item.data
-    assert heard == output.data
+            received += item.data
+    assert received == output.data
     link.close()
     slow.close()
 
 
-async def test_a_slow_watcher_of_a_terminal_misses_what_is_old(executor: Executor) -> None:
+async def test_a_slow_watcher_of_a_terminal_misses_old_output(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     slow = await executor.connect()
     script = "echo first; read x; yes line | head -c 20000000; echo; echo last"
@@ -127,7 +127,7 @@ async def test_a_watcher_can_wait_for_a_run(executor: Executor) -> None:
     link.close()
 
 
-async def test_a_watcher_learns_of_a_lost_link(executor: Executor) -> None:
+async def test_a_watcher_is_informed_of_a_lost_link(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "print('up', flush=True)\nimport time\ntime.sleep(60)"
     running = await start(link, output, code=code)
@@ -172,7 +172,7 @@ async def test_code_receives_interrupts_that_its_instance_ignores(
     link.close()
 
 
-async def test_those_who_watch_leave_room_for_what_runs(executor: Executor) -> None:
+async def test_watchers_leave_capacity_for_executions(executor: Executor) -> None:
     link, output = await ready(executor), Output()
 
     async def watch(name: str) -> None:

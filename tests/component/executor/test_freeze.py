@@ -81,7 +81,7 @@ async def scanned(link: Link, freeze: float | bool = True) -> tuple[list[str], d
 
 
 async def of_one_moment(link: Link) -> list[str]:
-    """A list for which all stood still; on a busy machine not each time in time."""
+    """A list for which all processes were frozen; on a busy machine some attempts fail."""
     for _ in range(TRIES):
         paths, answer = await scanned(link)
         assert not answer["cut"]
@@ -106,7 +106,7 @@ def _counts(path: Path) -> None:
     eventually(lambda: path.read_text() not in ("", before), "more of it")
 
 
-async def test_a_list_is_of_one_moment(executor: Executor) -> None:
+async def test_a_list_is_consistent(executor: Executor) -> None:
     link, task, _ = await running(executor, MOVES)
     for _ in range(5):
         paths = await of_one_moment(link)
@@ -122,7 +122,7 @@ async def test_a_list_is_of_one_moment(executor: Executor) -> None:
 async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Executor) -> None:
     link, task, _ = await running(executor, HOSTILE)
     good = [(await scanned(link))[1]["frozen"] for _ in range(10)]
-    # One who wakes all others all the time is stopped in the end, not each time in time.
+    # Code that continuously wakes other processes is eventually stopped, but not in every attempt.
     if not any(good):
         await of_one_moment(link)
     await link.call("cancel", id="one", grace=0)
@@ -131,7 +131,7 @@ async def test_code_that_wakes_forks_and_ignores_signals_is_frozen(executor: Exe
     link.close()
 
 
-async def test_what_was_stopped_before_stays_stopped(executor: Executor) -> None:
+async def test_a_process_stopped_before_stays_stopped(executor: Executor) -> None:
     code = """
 import os, signal, subprocess
 child = subprocess.Popen(['sleep', '1000'])
@@ -157,7 +157,7 @@ child.kill()
     link.close()
 
 
-async def test_a_shell_does_not_take_its_job_for_stopped(executor: Executor) -> None:
+async def test_a_shell_does_not_report_its_job_as_stopped(executor: Executor) -> None:
     code = """
 import os, pty, sys
 pid, fd = pty.fork()
@@ -184,30 +184,30 @@ async def test_user_code_continues_when_the_holder_disconnects(executor: Executo
     link, task, _ = await running(executor, code)
     counted = executor.path.parent / "workspace/n"
     other = await executor.connect()
-    told = other.pull("scan", freeze=True)
-    assert await anext(told)
+    stream = other.pull("scan", freeze=True)
+    assert await anext(stream)
     other.close()
     with contextlib.suppress(LinkLost):
-        await told.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()  # type: ignore[attr-defined]
     await goes_on(counted)
-    # And for those who stop listening and stay connected.
-    told = link.pull("scan", freeze=True)
-    assert await anext(told)
-    await told.aclose()  # type: ignore[attr-defined]
+    # Also for clients that stop reading and stay connected.
+    stream = link.pull("scan", freeze=True)
+    assert await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
     await goes_on(counted)
     await ended(task)
     link.close()
 
 
-async def test_all_go_on_when_the_time_is_over(executor: Executor) -> None:
+async def test_all_processes_continue_after_the_time_limit(executor: Executor) -> None:
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\n" + COUNTS + "count('n')"
     link, task, _ = await running(executor, code)
     other = await executor.connect()
-    told = other.pull("scan", freeze=0.2)
-    assert await anext(told)
+    stream = other.pull("scan", freeze=0.2)
+    assert await anext(stream)
     await goes_on(executor.path.parent / "workspace/n")
     answer: Any = None
-    async for item in told:
+    async for item in stream:
         answer = item
     assert answer == {"cut": False, "frozen": False}
     await ended(task)
@@ -236,11 +236,11 @@ async def test_a_request_that_changes_files_meanwhile_is_reported(executor: Exec
     code = "for n in range(1_500): open(f'{n:0200}', 'w')\nprint('on', flush=True)"
     link, task, _ = await running(executor, code)
     await task
-    told = link.pull("scan", freeze=True)
-    assert await anext(told)
+    stream = link.pull("scan", freeze=True)
+    assert await anext(stream)
     await link.call("mkdir", path="new", parents=False)
     answer: Any = None
-    async for item in told:
+    async for item in stream:
         answer = item
     assert answer == {"cut": False, "frozen": False}
     link.close()
@@ -252,12 +252,12 @@ async def test_runs_that_are_requested_meanwhile_run_afterwards(executor: Execut
     await task
     zygote = link.hello["zygote"]
     for number in range(TRIES):
-        told = link.pull("scan", freeze=True)
-        assert await anext(told)
+        stream = link.pull("scan", freeze=True)
+        assert await anext(stream)
         second = asyncio.create_task(run_over(link, job(f"two-{number}", "print(2)"), Output()))
         done, _ = await asyncio.wait([second], timeout=0.2)
         answer: Any = None
-        async for item in told:
+        async for item in stream:
             answer = item
         assert (await asyncio.wait_for(second, 60))["exit_code"] == 0
         if answer["frozen"]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Output:
-    """Hears a run, and lets the test wait for what it says."""
+    """Receives the events of a run, and lets the test wait for output."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -66,7 +66,7 @@ def text(data: str) -> str:
 
 
 async def start(link: Link, output: Output, **fields: Any) -> asyncio.Task[RunResult]:
-    """Sent when this returns, so that what is asked next comes after it."""
+    """Sent when this returns, so that later requests are ordered after it."""
     request = job("one", fields.pop("code", None), **fields)
     running = asyncio.create_task(run_over(link, request, output))
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_stdin_that_was_not_kept_open_is_closed(executor: Executor) -> Non
     link.close()
 
 
-async def test_a_terminal_has_a_size_that_changes_and_takes_keys(executor: Executor) -> None:
+async def test_a_terminal_takes_keys_and_can_be_resized(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     command = ["bash", "--norc", "--noprofile", "-i"]
     running = await start(link, output, kind="command", command=command, terminal=[30, 90], env={})
@@ -140,7 +140,7 @@ async def test_a_terminal_has_a_size_that_changes_and_takes_keys(executor: Execu
     link.close()
 
 
-async def test_a_signal_goes_to_the_foreground_of_the_terminal(executor: Executor) -> None:
+async def test_a_signal_reaches_the_foreground_process_of_the_terminal(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     script = "trap 'echo heard' INT; echo waiting; while :; do sleep 0.1; done"
     running = await start(link, output, kind="shell", code=script, terminal=[24, 80])
@@ -152,7 +152,7 @@ async def test_a_signal_goes_to_the_foreground_of_the_terminal(executor: Executo
     link.close()
 
 
-async def test_a_terminal_keeps_the_last_of_what_was_written(executor: Executor) -> None:
+async def test_a_terminal_keeps_the_latest_output(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     script = "i=0; while [ $i -lt 20000 ]; do echo line-$i; i=$((i+1)); done; echo done; read x"
     fields = {"kind": "shell", "code": script, "terminal": [24, 80], "output_limit": 10_000}
@@ -214,7 +214,7 @@ async def test_a_shutdown_reports_which_runs_crashed(executor: Executor) -> None
     assert await executor.exit_code() == 143
 
 
-async def test_code_inside_cannot_tell_the_executor_to_end(executor: Executor) -> None:
+async def test_code_inside_cannot_end_the_executor(executor: Executor) -> None:
     link, output = await ready(executor), Output()
     code = "import os, time\nos.kill(1, 15)\ntime.sleep(0.3)\nprint('here')"
     running = await start(link, output, code=code)
@@ -223,7 +223,7 @@ async def test_code_inside_cannot_tell_the_executor_to_end(executor: Executor) -
     link.close()
 
 
-async def test_an_executor_that_falls_silent_is_given_up_and_found_again(
+async def test_a_link_to_a_silent_executor_is_closed_and_can_be_opened_again(
     executor: Executor,
 ) -> None:
     link, output, (child,) = await ready(executor), Output(), executor.children()

@@ -1,4 +1,4 @@
-"""The executor's journal: complete records are read, whatever happened to the rest."""
+"""The journal of the executor: complete records are read, whatever their surroundings."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_garbage_is_an_empty_journal_that_can_be_written(first: bytes, second: b
 
 
 @given(runs, st.integers(0), runs)
-def test_what_follows_a_torn_record_is_found(
+def test_records_after_a_truncated_one_are_found(
     before: list[Ended], cut: int, after: list[Ended]
 ) -> None:
     whole = written(before)
@@ -126,7 +126,7 @@ def test_what_follows_a_torn_record_is_found(
         assert again == found
 
 
-def test_a_record_that_only_claims_to_be_one_ends_the_reading() -> None:
+def test_a_forged_record_ends_the_reading() -> None:
     forged = [b"", b"\0\0\0\5[1,2]", b"\0\0\0\2{}", b"\xff\xff\xff\xffx", b"\0\0\0\4nope"]
     for body in forged:
         record = journal.RECORD.pack(len(body), journal.checksum(body)) + body
@@ -135,14 +135,14 @@ def test_a_record_that_only_claims_to_be_one_ends_the_reading() -> None:
     assert loaded(written([("a", {}, [])]) + endless) == [("a", {}, [])]
 
 
-def test_nothing_is_kept_without_files() -> None:
+def test_without_files_nothing_is_stored() -> None:
     kept = Journal()
     kept.append("one", {}, [])
     kept.drop("one")
     assert kept.load() == []
 
 
-def test_a_file_in_which_nothing_waits_is_emptied_when_it_has_grown(tmp_path: Path) -> None:
+def test_a_large_file_without_pending_records_is_emptied(tmp_path: Path) -> None:
     with opened(tmp_path) as fds:
         kept = Journal(fds)
         kept.load()
@@ -154,11 +154,12 @@ def test_a_file_in_which_nothing_waits_is_emptied_when_it_has_grown(tmp_path: Pa
         assert 10_000 < most < journal.EMPTY_ABOVE + 20_000
         kept.append("last", {}, [])
         found = [run[0] for run in Journal(fds).load()]
-        # Those behind the last emptying are found again, as nobody wrote that they were taken.
+        # Records after the last truncation are read again, because their acknowledgement is not
+        # stored.
         assert found[-1] == "last"
 
 
-def test_a_crowded_file_is_moved_without_what_was_taken(
+def test_a_large_file_is_compacted_without_acknowledged_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 100_000)
@@ -173,7 +174,7 @@ def test_a_crowded_file_is_moved_without_what_was_taken(
         assert Journal(fds).load()[0] == ("waits", {"exit_code": 3}, [(1, 3, b"Vnull")])
 
 
-def test_a_move_that_was_interrupted_loses_nothing(
+def test_an_interrupted_compaction_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "COMPACT_ABOVE", 5_000)
@@ -192,7 +193,7 @@ def test_a_move_that_was_interrupted_loses_nothing(
     assert [run[0] for run in loaded(before, after)] == ["a", "c"]
 
 
-def test_more_than_a_file_may_hold_stays_in_memory(
+def test_records_beyond_the_file_limit_stay_in_memory(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(journal, "JOURNAL_FILE_SIZE", 10_000)
@@ -205,7 +206,7 @@ def test_more_than_a_file_may_hold_stays_in_memory(
     assert capfd.readouterr().err.count("only in memory") == 1
 
 
-def test_a_file_that_cannot_be_written_is_logged_once_and_raises_nothing(
+def test_a_write_error_is_logged_once_and_raises_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fds = [os.open(tmp_path / str(n), os.O_RDONLY | os.O_CREAT) for n in (0, 1)]
@@ -232,8 +233,8 @@ print([run[0] for run in Journal(fds).load()])
 """
 
 
-def test_a_record_that_a_full_disk_cut_does_not_spoil_the_next(tmp_path: Path) -> None:
-    # The limit on a file's size stands in for the disk: the write is short in the same way.
+def test_a_record_truncated_by_a_full_disk_does_not_damage_the_next(tmp_path: Path) -> None:
+    # The limit on the size of a file stands for a full disk: the write is short in the same way.
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "0"), str(tmp_path / "1")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),

@@ -32,7 +32,7 @@ def memory_file(held: ExitStack, size: int) -> int:
     return fd
 
 
-def test_a_memory_file_counts_once_however_many_have_it(held: ExitStack) -> None:
+def test_a_shared_memory_file_is_counted_once(held: ExitStack) -> None:
     before = kernel_memory.Descriptors("/nowhere")
     before.add(os.getpid())
     fd = memory_file(held, 8 * MiB)
@@ -43,7 +43,7 @@ def test_a_memory_file_counts_once_however_many_have_it(held: ExitStack) -> None
     assert found.memory - before.memory == 8 * MiB
 
 
-def test_pipes_count(held: ExitStack) -> None:
+def test_buffers_in_pipes_are_counted(held: ExitStack) -> None:
     before = kernel_memory.Descriptors("/nowhere")
     before.add(os.getpid())
     for fd in (fd for _ in range(10) for fd in os.pipe()):
@@ -53,7 +53,7 @@ def test_pipes_count(held: ExitStack) -> None:
     assert found.memory - before.memory == 10 * kernel_memory.PIPE_MEMORY
 
 
-def test_mapped_shared_memory_counts_unless_its_file_does(held: ExitStack) -> None:
+def test_mapped_shared_memory_is_counted_unless_its_file_is(held: ExitStack) -> None:
     before = kernel_memory.Mappings([], []).shared(os.getpid(), 1 << 40)
     fd = memory_file(held, 4 * MiB)
     mapped = held.enter_context(mmap.mmap(fd, 4 * MiB))
@@ -69,7 +69,9 @@ def test_mapped_shared_memory_counts_unless_its_file_does(held: ExitStack) -> No
 
 
 @pytest.mark.parametrize("kind", ["descriptors", "sockets"])
-def test_a_look_is_bounded(held: ExitStack, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_the_duration_of_a_measurement_is_bounded(
+    held: ExitStack, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(kernel_memory, "MAX_DESCRIPTORS", 5)
     monkeypatch.setattr(kernel_memory, "MAX_SOCKETS", 5)
     for _ in range(10):
@@ -83,7 +85,7 @@ def test_a_look_is_bounded(held: ExitStack, monkeypatch: pytest.MonkeyPatch, kin
         look()
 
 
-def test_files_without_a_name_are_counted_once_and_by_their_blocks(tmp_path: Path) -> None:
+def test_unnamed_files_are_counted_once_and_by_their_blocks(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as first, (tmp_path / "file").open("rb"):
         first.write(bytes(1 << 20))
         first.flush()

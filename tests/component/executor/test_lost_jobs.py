@@ -16,7 +16,7 @@ import pytest
 from atoll.executor.interpreter import jobs
 from atoll.link.client import Link
 from atoll.protocol import frames
-from tests.executors import Executor, Heard, job
+from tests.executors import Executor, RunOutput, job
 from tests.runs import run_over
 
 pytestmark = [
@@ -69,9 +69,9 @@ class Thief:
         await asyncio.wait_for(asyncio.to_thread(receive), 60)
 
 
-async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: Heard) -> Any:
+async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: RunOutput) -> Any:
     """Begin a run whose first hand-over is lost."""
-    await run_over(link, job("first", "pass"), Heard())
+    await run_over(link, job("first", "pass"), RunOutput())
     thief = Thief(executor)
     await thief.stop_the_spare()
     running = asyncio.create_task(run_over(link, request, heard))
@@ -79,40 +79,40 @@ async def lose(link: Link, executor: Executor, request: dict[str, Any], heard: H
     return running
 
 
-async def test_a_run_is_handed_over_again_and_runs_once(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
+async def test_a_lost_job_is_sent_again_and_runs_once(executor: Executor) -> None:
+    link, output = await executor.connect_released(), RunOutput()
     code = "import sys\nprint(sys.stdin.read())"
     request = job("one", code, stdin="in")
-    running = await lose(link, executor, request, heard)
+    running = await lose(link, executor, request, output)
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["reason"]) == (0, None)
-    assert heard.log == [(1, frames.STDOUT, b"in\n")]
+    assert output.log == [(1, frames.STDOUT, b"in\n")]
     link.close()
 
 
-async def test_what_was_written_to_its_stdin_is_not_lost(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
+async def test_input_written_to_a_lost_job_is_not_lost(executor: Executor) -> None:
+    link, output = await executor.connect_released(), RunOutput()
     request = job("one", "import sys\nprint(sys.stdin.read())", stdin_open=True)
-    running = await lose(link, executor, request, heard)
+    running = await lose(link, executor, request, output)
     await link.call("stdin", id="one", data="ZWFybHk=", eof=True)
     assert (await asyncio.wait_for(running, 60))["exit_code"] == 0
-    assert heard.log == [(1, frames.STDOUT, b"early\n")]
+    assert output.log == [(1, frames.STDOUT, b"early\n")]
     link.close()
 
 
-async def test_a_run_that_is_cancelled_meanwhile_does_not_begin(executor: Executor) -> None:
-    link, heard = await executor.connect_released(), Heard()
-    running = await lose(link, executor, job("one", "print(1)"), heard)
+async def test_a_lost_job_that_is_cancelled_does_not_start(executor: Executor) -> None:
+    link, output = await executor.connect_released(), RunOutput()
+    running = await lose(link, executor, job("one", "print(1)"), output)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
-    assert (result["reason"], result["exit_code"], heard.log) == ("cancelled", None, [])
-    assert (await run_over(link, job("two", "pass"), Heard()))["exit_code"] == 0
+    assert (result["reason"], result["exit_code"], output.log) == ("cancelled", None, [])
+    assert (await run_over(link, job("two", "pass"), RunOutput()))["exit_code"] == 0
     link.close()
 
 
-async def test_a_context_is_handed_over_again(executor: Executor) -> None:
+async def test_a_lost_context_is_started_again(executor: Executor) -> None:
     link = await executor.connect_released()
-    await run_over(link, job("first", "pass"), Heard())
+    await run_over(link, job("first", "pass"), RunOutput())
     thief = Thief(executor)
     await thief.stop_the_spare()
     fields: dict[str, Any] = {"language": "python", "cwd": "/", "env": {}}
@@ -121,6 +121,6 @@ async def test_a_context_is_handed_over_again(executor: Executor) -> None:
     )
     await thief.take()
     await asyncio.wait_for(creating, 60)
-    result = await run_over(link, job("one", "1", context="c", results_limit=1 << 20), Heard())
+    result = await run_over(link, job("one", "1", context="c", results_limit=1 << 20), RunOutput())
     assert result["exit_code"] == 0
     link.close()

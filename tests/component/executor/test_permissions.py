@@ -42,12 +42,12 @@ def at_the_next_chmod(act: Callable[[], None]) -> Iterator[None]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    place = tmp_path / "outside"
-    place.mkdir()
-    (place / "f").write_text("of the host")
-    place.chmod(0o711)
-    (place / "f").chmod(0o604)
-    return place
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    (directory / "f").write_text("of the host")
+    directory.chmod(0o711)
+    (directory / "f").chmod(0o604)
+    return directory
 
 
 def modes(outside: Path) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def swap(path: Path, target: Path) -> Callable[[], None]:
     return act
 
 
-def test_a_removal_changes_no_rights_through_a_link_that_takes_a_directorys_place(
+def test_removing_a_tree_changes_no_permissions_through_a_link_in_place_of_a_directory(
     tmp_path: Path, outside: Path
 ) -> None:
     top = tmp_path / "tree"
@@ -76,7 +76,7 @@ def test_a_removal_changes_no_rights_through_a_link_that_takes_a_directorys_plac
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_opening_changes_no_rights_through_a_link(
+def test_opening_a_file_changes_no_permissions_through_a_link(
     tmp_path: Path, outside: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = tmp_path / "tree"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) -> None:
+def test_a_run_whose_process_has_exited_cannot_be_cancelled(tmp_path: Path) -> None:
     root, loop = tmp_path / "workspace", Loop()
     root.mkdir()
     later: list[Callable[[], None]] = []
@@ -53,7 +53,7 @@ def test_a_run_whose_process_has_ended_cannot_be_ended_any_more(tmp_path: Path) 
     (root / "made").write_text("by it")
     runs.conclude(run, 0, dict(NO_USAGE))
     assert run.result is None
-    # The executor is told to end just now: what is done is done, and is not run again.
+    # The executor is asked to exit now: the finished run is not repeated.
     runs.end(run, "shutdown", 0.0)
     assert run.reason is None
     (finish,) = later

@@ -50,31 +50,31 @@ def run(kind: str, *cells: str) -> tuple[list[list[Any]], list[str], str]:
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     printed, _, last = done.stdout.rpartition("\n")
-    name, shown, told = json.loads(last)
+    name, shown, traceback_text = json.loads(last)
     assert name == {"ipython": "IPythonShell", "plain": "PlainShell"}[kind]
-    return shown, told, printed
+    return shown, traceback_text, printed
 
 
-def test_names_stay_and_the_last_expression_is_shown(kind: str) -> None:
+def test_names_persist_and_the_last_expression_is_shown(kind: str) -> None:
     shown, _, _ = run(kind, "x = 20", "x + 1\nx + 2", "x;", "None")
     assert [item for item in shown if item[0] == "result"] == [["result", {"text/plain": "22"}]]
 
 
 def test_a_traceback_starts_at_the_first_cell(kind: str) -> None:
-    shown, told, _ = run(
+    shown, tracebacks, _ = run(
         kind, "def f():\n    1/0", "x = 1\n\nf()", "f(", "from __future__ import nope"
     )
     names = [item[1] for item in shown]
     assert names == [None, "ZeroDivisionError", "SyntaxError", "SyntaxError"]
-    assert told[0].splitlines()[1:3] == ['  File "<cell 2>", line 3, in <module>', "    f()"]
-    assert '  File "<cell 1>", line 2, in f' in told[0]
-    assert all("atoll" not in text and "\x1b" not in text for text in told)
+    assert tracebacks[0].splitlines()[1:3] == ['  File "<cell 2>", line 3, in <module>', "    f()"]
+    assert '  File "<cell 1>", line 2, in f' in tracebacks[0]
+    assert all("atoll" not in text and "\x1b" not in text for text in tracebacks)
 
 
 def test_an_exit_is_an_error_without_a_traceback(kind: str) -> None:
-    shown, told, _ = run(kind, "exit()", "quit(2)", "import sys; sys.exit(3)")
+    shown, tracebacks, _ = run(kind, "exit()", "quit(2)", "import sys; sys.exit(3)")
     assert shown == [["error", "SystemExit"]] * 3
-    assert told == [""] * 3
+    assert tracebacks == [""] * 3
 
 
 def test_display_accepts_a_bundle(kind: str) -> None:
@@ -86,7 +86,7 @@ def test_display_accepts_a_bundle(kind: str) -> None:
     ]
 
 
-def test_code_may_await_and_an_interrupted_wait_is_over(kind: str) -> None:
+def test_code_can_await_and_an_interrupted_wait_has_ended(kind: str) -> None:
     shown, _, printed = run(
         kind,
         "import asyncio, signal, os\nasync def f(): return 5",
@@ -100,7 +100,7 @@ def test_code_may_await_and_an_interrupted_wait_is_over(kind: str) -> None:
     assert printed.split() == ["again"]
 
 
-def test_a_future_statement_holds_for_later_cells(kind: str) -> None:
+def test_a_future_statement_applies_to_later_cells(kind: str) -> None:
     shown, _, _ = run(
         kind, "from __future__ import annotations", "def f(a: nope): pass\nf.__annotations__"
     )
@@ -114,7 +114,7 @@ def test_classes_of_a_cell_can_be_pickled(kind: str) -> None:
     assert shown[-2] == ["result", {"text/plain": "True"}]
 
 
-def test_a_form_that_fails_leaves_the_others(kind: str) -> None:
+def test_a_failing_representation_does_not_affect_the_others(kind: str) -> None:
     shown, _, _ = run(
         kind,
         "class A:\n    def _repr_html_(self): 1/0\n    def _repr_latex_(self): return '$a$'\n"

@@ -46,11 +46,11 @@ def settle(root: Path, loop: Loop) -> Settle:
     """Ends the run, and lets the loop do all of it; what kept its files from being moved."""
 
     def settle(keep: bool) -> Problem | None:
-        told: list[Problem | None] = []
-        Staging(loop, str(root)).settle(RUN, keep, told.append)
+        problems: list[Problem | None] = []
+        Staging(loop, str(root)).settle(RUN, keep, problems.append)
         finish(loop)
-        assert len(told) == 1
-        return told[0]
+        assert len(problems) == 1
+        return problems[0]
 
     return settle
 
@@ -81,21 +81,19 @@ def put(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def rest(root: Path) -> list[str]:
-    """What is left of the executor's own in the workspace."""
+def leftovers(root: Path) -> list[str]:
+    """Leftovers of the executor in the workspace."""
     left = [str(path.relative_to(root)) for path in root.rglob("*")]
     return [name for name in left if name.startswith(".") and name != STAGING]
 
 
-def test_the_area_is_made_below_the_workspace(root: Path, area: Path) -> None:
+def test_the_staging_area_is_created_in_the_workspace(root: Path, area: Path) -> None:
     assert area == root / ".tmp" / RUN
     assert area.is_dir()
     assert staging.make(str(root), RUN) == str(area)
 
 
-def test_what_is_staged_appears_when_the_run_succeeds(
-    root: Path, area: Path, settle: Settle
-) -> None:
+def test_staged_files_appear_when_the_run_succeeds(root: Path, area: Path, settle: Settle) -> None:
     put(root / "old", "old")
     put(root / "both" / "kept", "kept")
     put(root / "both" / "replaced", "old")
@@ -108,10 +106,10 @@ def test_what_is_staged_appears_when_the_run_succeeds(
         "old": "old", "new": "new", "both/kept": "kept", "both/replaced": "both/replaced",
         "both/deep/er": "both/deep/er", "whole/tree/f": "whole/tree/f",
     }  # fmt: skip
-    assert rest(root) == []
+    assert leftovers(root) == []
 
 
-def test_what_is_staged_is_removed_when_the_run_does_not_succeed(
+def test_staged_files_are_removed_when_the_run_fails(
     root: Path, area: Path, settle: Settle
 ) -> None:
     put(area / "a" / "b", "x")
@@ -119,13 +117,15 @@ def test_what_is_staged_is_removed_when_the_run_does_not_succeed(
     assert settle(False) is None
 
     assert tree(root) == {}
-    assert rest(root) == []
+    assert leftovers(root) == []
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_an_empty_area_goes(root: Path, area: Path, settle: Settle, keep: bool) -> None:
+def test_an_empty_staging_area_is_removed(
+    root: Path, area: Path, settle: Settle, keep: bool
+) -> None:
     assert settle(keep) is None
-    assert rest(root) == []
+    assert leftovers(root) == []
     assert (root / STAGING).is_dir()
 
 
@@ -140,11 +140,11 @@ def test_a_conflict_keeps_all_staged_files_out(root: Path, area: Path, settle: S
     assert problem["code"] == "staging_conflict"
     assert "z/taken" in problem["message"]
     assert tree(root) == {"z/taken/f": "mine"}
-    assert rest(root) == []
+    assert leftovers(root) == []
 
 
 @pytest.mark.parametrize("there", ["file", "link"])
-def test_a_directory_does_not_take_the_place_of_something_else(
+def test_a_directory_does_not_replace_another_kind_of_file(
     root: Path, area: Path, settle: Settle, there: str
 ) -> None:
     put(area / "name" / "f", "staged")
@@ -169,7 +169,7 @@ def test_the_staging_area_cannot_be_staged(root: Path, area: Path, settle: Settl
     assert problem["code"] == "staging_conflict"
 
 
-def test_links_and_pipes_are_moved_as_they_are(root: Path, area: Path, settle: Settle) -> None:
+def test_links_and_pipes_are_moved_unchanged(root: Path, area: Path, settle: Settle) -> None:
     (area / "link").symlink_to("/etc/passwd")
     (area / "dangling").symlink_to("nowhere")
     os.mkfifo(area / "pipe")
@@ -204,7 +204,7 @@ def test_a_link_in_place_of_the_area_is_not_followed(
     assert not (root / "g").exists()
 
 
-def test_where_a_file_has_the_name_there_is_no_area(root: Path, settle: Settle) -> None:
+def test_a_file_with_its_name_prevents_a_staging_area(root: Path, settle: Settle) -> None:
     put(root / STAGING, "mine")
 
     assert staging.make(str(root), RUN) == ""
@@ -220,7 +220,7 @@ def test_a_staging_area_behind_a_link_is_ignored(root: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_rights_that_were_taken_away_keep_nothing_from_its_place(
+def test_staged_files_without_permissions_are_moved(
     root: Path, area: Path, settle: Settle, keep: bool
 ) -> None:
     put(area / "closed" / "f", "x")
@@ -238,27 +238,27 @@ def test_rights_that_were_taken_away_keep_nothing_from_its_place(
     assert tree(root) == expected
 
 
-def test_ten_thousand_files_are_moved_while_the_loop_has_time_for_others(
+def test_the_event_loop_continues_while_ten_thousand_files_are_moved(
     root: Path, area: Path, loop: Loop
 ) -> None:
     for number in range(10_000):
         (area / str(number)).touch()
     turns: list[int] = []
-    told: list[Problem | None] = []
+    problems: list[Problem | None] = []
 
     def turn() -> None:
-        turns.append(len(told))
-        if not told:
+        turns.append(len(problems))
+        if not problems:
             loop.after(0.0, turn)
 
-    Staging(loop, str(root)).settle(RUN, True, told.append)
+    Staging(loop, str(root)).settle(RUN, True, problems.append)
     turn()
     finish(loop)
 
-    assert told == [None]
+    assert problems == [None]
     assert len(turns) > 3
     assert len(os.listdir(root)) == 10_001
-    assert rest(root) == []
+    assert leftovers(root) == []
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -293,7 +293,7 @@ def test_trees_that_are_both_deep_are_not_merged(root: Path, area: Path, settle:
     assert not (root / name / "staged").exists()
 
 
-def test_leftovers_go_at_the_start(root: Path, area: Path, loop: Loop) -> None:
+def test_leftovers_are_removed_at_the_start(root: Path, area: Path, loop: Loop) -> None:
     put(area / "a" / "f", "x")
     put(root / ".atoll-trash-1" / "0" / "f", "x")
     put(root / "kept", "kept")
@@ -304,7 +304,7 @@ def test_leftovers_go_at_the_start(root: Path, area: Path, loop: Loop) -> None:
     assert [path.name for path in root.iterdir()] == ["kept"]
 
 
-def test_a_file_in_place_of_the_areas_stays_at_the_start(root: Path, loop: Loop) -> None:
+def test_a_file_in_place_of_the_staging_area_stays_at_the_start(root: Path, loop: Loop) -> None:
     put(root / STAGING, "mine")
 
     Staging(loop, str(root)).clear()
@@ -312,7 +312,7 @@ def test_a_file_in_place_of_the_areas_stays_at_the_start(root: Path, loop: Loop)
     assert (root / STAGING).read_text() == "mine"
 
 
-def test_neither_lists_nor_artifacts_show_what_is_staged(root: Path, area: Path) -> None:
+def test_neither_lists_nor_artifacts_show_staged_files(root: Path, area: Path) -> None:
     put(area / "f", "x")
     put(root / "a" / ".tmp" / "f", "the user's own")
 

@@ -14,15 +14,15 @@ from atoll.link.errors import ExecutorError, LinkLost
 from atoll.protocol import frames
 from tests import executors
 from tests.component.executor.test_interaction import Output
-from tests.executors import Executor, Heard, job
+from tests.executors import Executor, RunOutput, job
 from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
+async def test_a_run_waiting_for_the_zygote_can_be_cancelled(executor: Executor) -> None:
     link = await executor.connect()
-    running = asyncio.create_task(run_over(link, job("one", "print(1)"), Heard()))
+    running = asyncio.create_task(run_over(link, job("one", "print(1)"), RunOutput()))
     await asyncio.sleep(0)
     await link.call("cancel", id="one")
     result = await asyncio.wait_for(running, 60)
@@ -31,21 +31,21 @@ async def test_a_run_that_waits_for_the_zygote_can_be_cancelled(executor: Execut
     with pytest.raises(ExecutorError):
         await link.call("cancel", id="one")
     await link.call("release", zygote=link.hello["zygote"])
-    assert (await run_over(link, job("two", "print(2)"), Heard()))["exit_code"] == 0
+    assert (await run_over(link, job("two", "print(2)"), RunOutput()))["exit_code"] == 0
     link.close()
 
 
-async def test_a_run_that_waits_for_the_zygote_has_a_deadline(executor: Executor) -> None:
+async def test_a_run_waiting_for_the_zygote_can_time_out(executor: Executor) -> None:
     link = await executor.connect()
     request = job("one", "print(1)", timeout=0.1)
-    result = await asyncio.wait_for(run_over(link, request, Heard()), 60)
+    result = await asyncio.wait_for(run_over(link, request, RunOutput()), 60)
     assert result["reason"] == "timeout"
     link.close()
 
 
 async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Executor) -> None:
     first = await executor.connect()
-    running = asyncio.create_task(run_over(first, job("one", "print(1)", stdin="in"), Heard()))
+    running = asyncio.create_task(run_over(first, job("one", "print(1)", stdin="in"), RunOutput()))
     await asyncio.sleep(0)
     await first.call("processes")
     first.close()
@@ -53,18 +53,18 @@ async def test_a_waiting_run_is_in_the_journal_for_every_connection(executor: Ex
         await running
     second = await executor.connect()
     assert second.hello["runs"] == [{"id": "one", "ended": False}]
-    heard = Heard()
-    attached = asyncio.create_task(second.attach("one", 0, heard))
+    output = RunOutput()
+    attached = asyncio.create_task(second.attach("one", 0, output))
     await second.call("release", zygote=second.hello["zygote"])
     assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0
-    assert heard.log == [(1, frames.STDOUT, b"1\n")]
+    assert output.log == [(1, frames.STDOUT, b"1\n")]
     second.close()
 
 
-async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Executor) -> None:
+async def test_more_runs_can_wait_than_are_sent_at_a_time(executor: Executor) -> None:
     link = await executor.connect()
     code = "pass\n#" + "x" * 60_000
-    jobs = [run_over(link, job(str(number), code), Heard()) for number in range(16)]
+    jobs = [run_over(link, job(str(number), code), RunOutput()) for number in range(16)]
     running = [asyncio.create_task(run) for run in jobs]
     await asyncio.sleep(0)
     await link.call("release", zygote=link.hello["zygote"])
@@ -73,7 +73,7 @@ async def test_more_runs_may_wait_than_are_handed_over_at_a_time(executor: Execu
     link.close()
 
 
-async def test_nothing_of_a_users_runs_on_in_a_session_whose_files_are_saved(
+async def test_no_process_of_user_code_survives_in_a_session_that_is_being_saved(
     executor: Executor,
 ) -> None:
     link = await executor.connect_released()
@@ -87,40 +87,40 @@ if os.fork() == 0:
     os._exit(0)
 while True: time.sleep(1000)
 """
-    said = asyncio.Event()
+    printed = asyncio.Event()
 
-    class Listening(Heard):
+    class Listening(RunOutput):
         def output(self, sequence: int, channel: int, data: bytes) -> None:
-            said.set()
+            printed.set()
 
     running = asyncio.create_task(run_over(link, job("one", code), Listening()))
-    await asyncio.wait_for(said.wait(), 60)
+    await asyncio.wait_for(printed.wait(), 60)
     await link.call("quiet")
     result = await asyncio.wait_for(running, 60)
     assert (result["exit_code"], result["signal"]) == (None, 9)
     async with asyncio.timeout(60):
-        # Killed they are at once; that each is reaped is told one by one.
+        # They are killed together, but reaped and reported one by one.
         while (await link.call("processes"))["processes"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    # It goes on to serve files.
+    # It still serves files.
     assert [item async for item in link.pull("scan")] == [{"cut": False, "frozen": False}]
     link.close()
 
 
-async def test_a_virtual_environment_has_its_own_packages_and_no_others(
+async def test_a_virtual_environment_has_only_its_own_packages(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
     packages = next((tmp_path / "environment").glob("lib/python*/site-packages"))
     (packages / "mine.py").write_text("word = 'mine'\n")
-    heard, python = Heard(), tmp_path / "environment" / "bin" / "python"
+    output, python = RunOutput(), tmp_path / "environment" / "bin" / "python"
     code = "import mine, sys\nprint(mine.word, *sys.path, sep='\\n')"
     with executors.executor(bubblewrap, tmp_path, python=python) as started:
         link = await started.connect_released()
-        await run_over(link, job("one", code), heard)
+        await run_over(link, job("one", code), output)
         link.close()
 
-    word, *path = b"".join(data for _, _, data in heard.log).decode().splitlines()
+    word, *path = b"".join(data for _, _, data in output.log).decode().splitlines()
     assert word == "mine"
     assert [entry for entry in path if entry.endswith("-packages")] == [str(packages)]
 
@@ -152,16 +152,16 @@ peer.recv(1)
 
 
 @pytest.mark.slow
-async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
+async def test_pipes_held_open_by_a_program_keep_no_data_of_their_runs(
     executor: Executor,
 ) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
-    await run_over(link, job("keeper", KEEPER), Heard())
+    await run_over(link, job("keeper", KEEPER), RunOutput())
     link.acknowledge("keeper")
 
     async def run(name: str) -> None:
-        assert (await run_over(link, job(name, KEPT), Heard()))["exit_code"] == 0
+        assert (await run_over(link, job(name, KEPT), RunOutput()))["exit_code"] == 0
         link.acknowledge(name)
 
     for number in range(5):
@@ -178,7 +178,7 @@ async def test_outputs_that_a_program_keeps_open_keep_nothing_of_their_runs(
     link.close()
 
 
-async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: Executor) -> None:
+async def test_a_context_keeps_no_results_of_its_executions(executor: Executor) -> None:
     link = await executor.connect()
     await link.call("release", zygote=link.hello["zygote"])
     fields: dict[str, Any] = {
@@ -190,28 +190,28 @@ async def test_a_context_keeps_nothing_of_what_its_executions_showed(executor: E
     for number in range(6):
         name = f"run-{number}"
         request = job(name, code, context="c", results_limit=8 << 20)
-        assert (await run_over(link, request, Heard()))["exit_code"] == 0
+        assert (await run_over(link, request, RunOutput()))["exit_code"] == 0
         link.acknowledge(name)
         sizes.append(executor.supervisor()[0])
     assert sizes[-1] - sizes[0] < 20 << 20
     link.close()
 
 
-async def test_other_connections_are_closed_and_what_they_began_goes_on(
+async def test_other_connections_are_closed_and_their_runs_continue(
     executor: Executor,
 ) -> None:
     first, second = await executor.connect_released(), await executor.connect()
-    heard = Output()
+    output = Output()
     code = "import sys\nprint('on', flush=True)\nprint(sys.stdin.readline(), end='')"
-    running = asyncio.create_task(run_over(first, job("one", code, stdin_open=True), heard))
-    await heard.until(b"on\n")
+    running = asyncio.create_task(run_over(first, job("one", code, stdin_open=True), output))
+    await output.until(b"on\n")
     for _ in range(2):
         await second.call("detach")
     with pytest.raises(LinkLost):
         await asyncio.wait_for(running, 60)
     await asyncio.wait_for(first.closed, 60)
     assert second.alive
-    again = Heard()
+    again = RunOutput()
     attached = asyncio.create_task(second.attach("one", 0, again))
     await second.call("stdin", id="one", data="bW9yZQo=")
     assert (await asyncio.wait_for(attached, 60))["exit_code"] == 0

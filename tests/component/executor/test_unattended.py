@@ -38,7 +38,7 @@ def limits(grace: float, limit: float) -> LinkSettings:
     )
 
 
-async def test_one_that_was_never_connected_to_ends(bubblewrap: str, tmp_path: Path) -> None:
+async def test_an_executor_that_was_never_connected_exits(bubblewrap: str, tmp_path: Path) -> None:
     with executor(bubblewrap, tmp_path, unattended=0.2) as started:
         assert await started.exit_code() == 0
 
@@ -50,7 +50,7 @@ async def test_one_that_was_never_connected_to_ends(bubblewrap: str, tmp_path: P
         pytest.param(HOUR, HOUR, 0.2, id="at the limit, however long the session lasts"),
     ],
 )
-async def test_it_ends_after_its_last_link(
+async def test_an_executor_exits_after_its_last_link(
     bubblewrap: str, tmp_path: Path, ends_in: float, grace: float, limit: float
 ) -> None:
     with executor(bubblewrap, tmp_path, unattended=HOUR) as started:
@@ -62,16 +62,16 @@ async def test_it_ends_after_its_last_link(
     await started.disconnect()
 
 
-async def test_user_code_that_is_busy_and_ignores_signals_ends_with_it(
+async def test_busy_user_code_that_ignores_signals_ends_with_the_executor(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with executor(bubblewrap, tmp_path, unattended=HOUR) as started:
         link = await started.connect(limits(0.1, 0.1))
         await link.call("release", zygote=link.hello["zygote"])
         link.announce_end(0)
-        heard = Output()
-        run = asyncio.create_task(run_over(link, job("one", HOSTILE), heard))
-        await heard.until(b"busy")
+        output = Output()
+        run = asyncio.create_task(run_over(link, job("one", HOSTILE), output))
+        await output.until(b"busy")
         link.close()
         with pytest.raises(LinkLost):
             await run

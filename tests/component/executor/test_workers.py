@@ -65,7 +65,7 @@ def leftovers(root: Path) -> list[str]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """For what tells nobody when it happens."""
+    """Poll a condition that has no event."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -121,7 +121,9 @@ async def test_a_tree_is_listed_in_order_over_pages(link: Link, root: Path) -> N
         ("nothing/**", []),
     ],
 )
-async def test_a_pattern_chooses(link: Link, root: Path, glob: str, found: list[str]) -> None:
+async def test_a_tree_is_filtered_by_a_pattern(
+    link: Link, root: Path, glob: str, found: list[str]
+) -> None:
     for name in ("a.py", "x/b.py", "x/y/c.py", "x/y/d.txt"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
@@ -129,7 +131,7 @@ async def test_a_pattern_chooses(link: Link, root: Path, glob: str, found: list[
     assert await tree(link, glob=glob) == found
 
 
-async def test_a_list_goes_on_behind_what_was_removed(link: Link, root: Path) -> None:
+async def test_a_list_continues_after_a_removed_entry(link: Link, root: Path) -> None:
     for name in ("a/1", "a/2", "b/1", "c"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("")
@@ -143,7 +145,7 @@ async def test_a_list_goes_on_behind_what_was_removed(link: Link, root: Path) ->
     assert [entry["path"] for entry in rest["entries"]] == ["b", "b/1", "c"]
 
 
-async def test_a_page_takes_no_longer_than_it_is_given(link: Link, root: Path) -> None:
+async def test_a_page_takes_no_longer_than_requested(link: Link, root: Path) -> None:
     for number in range(50):
         (root / f"{number:02}").write_text("")
 
@@ -151,7 +153,7 @@ async def test_a_page_takes_no_longer_than_it_is_given(link: Link, root: Path) -
     assert page == {"entries": [], "next": "00"}
 
 
-async def test_a_pattern_that_cannot_be_is_refused(link: Link, root: Path) -> None:
+async def test_an_invalid_pattern_is_refused(link: Link, root: Path) -> None:
     for glob in ("../*", "a/" * 100, "x" * 2000):
         assert await refused(tree(link, glob=glob)) == "bad_glob"
 
@@ -204,7 +206,7 @@ async def test_a_long_line_is_shown_around_the_match(link: Link, root: Path) -> 
 
 
 @pytest.mark.slow
-async def test_an_expression_that_takes_for_ever_is_an_error(
+async def test_a_search_expression_that_never_ends_is_an_error(
     link: Link, root: Path, executor: Executor
 ) -> None:
     write(root, a="ok b\n", b="a" * 60 + "!\n", c="ok b\n")
@@ -219,7 +221,7 @@ async def test_an_expression_that_takes_for_ever_is_an_error(
     assert (await link.call("stat", path="a"))["entry"]["size"] == 5
     assert not asked.done(), "others wait for it"
     page = await asked
-    # What was found before is told; the page behind it cannot be had.
+    # Earlier matches are returned; the next page cannot be read.
     assert [match["path"] for match in page["matches"]] == ["a"]
     place = {"after": page["next"]["path"], "line": page["next"]["line"]}
     fields["seconds"] = 1.0
@@ -274,7 +276,7 @@ async def test_a_directory_becomes_a_zip(link: Link, root: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "zip"])
-async def test_what_was_packed_is_unpacked(link: Link, root: Path, form: str) -> None:
+async def test_a_packed_directory_can_be_unpacked(link: Link, root: Path, form: str) -> None:
     fill(root)
     write(root, new__dir__a="old", new__kept="kept")
     data = await gathered(link, "pack", path="", form=form)
@@ -356,7 +358,7 @@ async def test_a_hostile_archive_leaves_nothing(link: Link, root: Path, kind: st
     assert not (root.parent / "evil").exists()
 
 
-async def test_links_out_are_kept_and_nothing_goes_through_them(link: Link, root: Path) -> None:
+async def test_links_to_the_outside_are_kept_but_not_followed(link: Link, root: Path) -> None:
     data = tar(("l", tarfile.SYMTYPE, "/etc/passwd"), ("f", tarfile.REGTYPE, b"x"),
                ("h", tarfile.LNKTYPE, "f"))  # fmt: skip
     answer = await link.push("unpack", sent(data), path="", form="tar")
@@ -376,7 +378,7 @@ async def test_a_directory_is_not_replaced_by_a_file(link: Link, root: Path) -> 
 
 
 @pytest.mark.slow
-async def test_a_header_that_announces_gigabytes_is_no_memory(link: Link, root: Path) -> None:
+async def test_a_header_that_announces_gigabytes_uses_no_memory(link: Link, root: Path) -> None:
     """A long name of many megabytes of zeros, as a few kilobytes of gzip."""
     import gzip
 
@@ -390,7 +392,7 @@ async def test_a_header_that_announces_gigabytes_is_no_memory(link: Link, root: 
     assert leftovers(root) == []
 
 
-async def test_an_upload_of_a_tree_that_breaks_off_leaves_nothing(link: Link, root: Path) -> None:
+async def test_an_aborted_upload_of_a_tree_leaves_nothing(link: Link, root: Path) -> None:
     begun = asyncio.Event()
 
     async def half() -> AsyncIterator[bytes]:
@@ -449,7 +451,7 @@ async def test_a_file_is_copied_and_overwrites_only_on_request(link: Link, root:
 # Modes, parts and conditions
 
 
-async def test_a_mode_is_set_on_files_and_not_through_links(link: Link, root: Path) -> None:
+async def test_a_mode_is_set_on_files_but_not_through_links(link: Link, root: Path) -> None:
     write(root, a="A")
     (root / "a").chmod(0)
     (root / "link").symlink_to("a")
@@ -466,7 +468,7 @@ async def test_a_mode_is_set_on_files_and_not_through_links(link: Link, root: Pa
         ((None, 100), b"0123456789"), ((10, None), None), ((None, 0), None),
     ],
 )  # fmt: skip
-async def test_a_part_of_a_file(
+async def test_a_part_of_a_file_can_be_read(
     link: Link, root: Path, part: tuple[int | None, int | None], content: bytes | None
 ) -> None:
     write(root, a="0123456789")
@@ -486,7 +488,7 @@ async def test_a_range_of_another_version_is_the_complete_file(link: Link, root:
         assert b"".join([piece async for piece in pieces]) == content
 
 
-async def test_a_file_is_written_only_over_what_is_expected(link: Link, root: Path) -> None:
+async def test_a_conditional_write_checks_the_current_file(link: Link, root: Path) -> None:
     made = await link.write("a", sent(b"1"), if_none_match=["*"])
     assert made["etag"] is not None
     again = link.write("a", sent(b"2"), if_none_match=["*"])
@@ -513,8 +515,8 @@ class Notices:
         while b"\n" not in self._buffer:
             self._buffer += await anext(self._content)
         line, _, self._buffer = self._buffer.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        content: dict[str, Any] = json.loads(line)
+        return content
 
     async def until(self, kind: str, path: str) -> dict[str, Any]:
         async with asyncio.timeout(60):
@@ -580,7 +582,7 @@ async def test_a_watch_ends_with_its_directory_and_with_its_reader(
     await eventually(lambda: executor.supervisor()[1] <= before)
 
 
-async def test_only_so_many_are_under_way_at_once(link: Link, root: Path) -> None:
+async def test_the_number_of_concurrent_requests_is_limited(link: Link, root: Path) -> None:
     watches = [await link.fetch("follow", path="", recursive=False) for _ in range(16)]
 
     assert await refused(link.fetch("follow", path="", recursive=False)) == "session_crowded"
@@ -588,7 +590,7 @@ async def test_only_so_many_are_under_way_at_once(link: Link, root: Path) -> Non
     assert len(watches) == 16
 
 
-async def test_a_worker_that_user_code_kills_is_one_failed_request(
+async def test_a_worker_killed_by_user_code_fails_only_one_request(
     link: Link, root: Path, executor: Executor
 ) -> None:
     _, content = await link.fetch("follow", path="", recursive=True)
@@ -602,7 +604,7 @@ async def test_a_worker_that_user_code_kills_is_one_failed_request(
 
 
 @pytest.mark.slow
-async def test_a_zip_of_as_many_as_it_may_have_fits_and_one_more_is_refused(
+async def test_a_zip_of_the_maximum_number_of_files_is_created_and_a_larger_one_refused(
     link: Link, root: Path
 ) -> None:
     (root / "many").mkdir()

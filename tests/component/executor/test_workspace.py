@@ -1,4 +1,4 @@
-"""Paths of the files API, beneath a root that user code writes to."""
+"""Paths of the files API below a root that user code writes to."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def code(call: object, *arguments: object) -> str:
         ("a\nb", ["a\nb"]), ("..a", ["..a"]), ("~", ["~"]),
     ],
 )  # fmt: skip
-def test_a_path_has_these_parts(path: str, parts: list[str]) -> None:
+def test_a_path_is_split_into_its_parts(path: str, parts: list[str]) -> None:
     assert split(path) == parts
 
 
@@ -61,20 +61,20 @@ def test_a_path_has_these_parts(path: str, parts: list[str]) -> None:
     ["..", "../a", "a/..", "a/../b", "/", "/etc/passwd", "//workspace/a", "/workspaces/a",
      "/workspace/../a", "a\0b", "\0", "./.."],
 )  # fmt: skip
-def test_a_path_that_could_lead_out_is_refused(path: str) -> None:
+def test_a_path_that_could_lead_outside_is_refused(path: str) -> None:
     assert code(split, path) == "bad_path"
 
 
 @pytest.mark.parametrize(
     "link", ["../secret", "../outside/f", "/etc/passwd", "a/../../secret", "../workspace/../secret"]
 )
-def test_a_link_that_leads_out_is_refused(root: Path, workspace: Workspace, link: str) -> None:
+def test_a_link_to_the_outside_is_refused(root: Path, workspace: Workspace, link: str) -> None:
     (root / "link").symlink_to(link)
     assert code(workspace.open, "link") == "bad_path"
     assert workspace.stat("link")["type"] == "symlink"
 
 
-def test_a_link_to_a_directory_outside_is_no_way_through(root: Path, workspace: Workspace) -> None:
+def test_a_link_to_a_directory_outside_is_not_followed(root: Path, workspace: Workspace) -> None:
     (root / "out").symlink_to("../outside")
     assert code(workspace.open, "out/f") == "bad_path"
     assert code(workspace.stat, "out/f") == "bad_path"
@@ -96,7 +96,7 @@ def test_links_that_stay_inside_work(root: Path, workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 45, 3000])
-def test_links_in_a_circle_or_a_long_chain_are_refused(
+def test_circular_links_and_long_chains_are_refused(
     root: Path, workspace: Workspace, count: int
 ) -> None:
     for number in range(count):
@@ -106,7 +106,7 @@ def test_links_in_a_circle_or_a_long_chain_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
-def test_what_is_no_regular_file_is_not_read(root: Path, workspace: Workspace, kind: str) -> None:
+def test_only_regular_files_are_read(root: Path, workspace: Workspace, kind: str) -> None:
     os.mkfifo(root / "x") if kind == "pipe" else (root / "x").mkdir()
     assert code(workspace.open, "x") in ("not_a_file", "is_directory")
 
@@ -137,13 +137,13 @@ def test_an_upload_replaces_links_and_pipes_by_a_file(root: Path, workspace: Wor
     assert (root.parent / "secret").read_text() == "secret"
 
 
-def test_an_upload_gives_no_special_rights(root: Path, workspace: Workspace) -> None:
+def test_an_upload_has_no_setuid_bits(root: Path, workspace: Workspace) -> None:
     upload = workspace.upload("f", 0o6777)
     upload.finish()
     assert (root / "f").stat().st_mode & 0o7000 == 0
 
 
-def test_a_listing_goes_in_pages_by_name(root: Path, workspace: Workspace) -> None:
+def test_a_listing_is_paged_by_name(root: Path, workspace: Workspace) -> None:
     names = sorted([*(f"n{number:03}" for number in range(25)), "é", "\n", "z" * 255])
     (root / "many").mkdir()
     for name in names:
@@ -169,7 +169,9 @@ def test_a_move_overwrites_only_on_request(root: Path, workspace: Workspace) -> 
 
 
 @pytest.mark.parametrize("path", ["", "/workspace", "."])
-def test_the_workspace_itself_stays(workspace: Workspace, path: str) -> None:
+def test_the_workspace_itself_cannot_be_removed_moved_or_replaced(
+    workspace: Workspace, path: str
+) -> None:
     assert code(workspace.remove, path, True) == "bad_path"
     assert code(workspace.move, path, "x", False) == "bad_path"
     assert code(workspace.upload, path, 0o644) == "bad_path"
@@ -214,7 +216,7 @@ def test_a_directory_that_is_not_empty_is_removed_only_on_request(
     assert (root / "a/f").exists()
 
 
-def test_emptying_takes_everything_whatever_its_rights(tmp_path: Path) -> None:
+def test_emptying_removes_everything_whatever_its_permissions(tmp_path: Path) -> None:
     top = tmp_path / "top"
     (top / "x/y/z").mkdir(parents=True)
     (top / "x/y/z/f").touch()
@@ -229,7 +231,7 @@ def test_emptying_takes_everything_whatever_its_rights(tmp_path: Path) -> None:
     assert os.listdir(top) == []
 
 
-def test_descriptors_are_given_back(root: Path, workspace: Workspace) -> None:
+def test_descriptors_are_closed(root: Path, workspace: Workspace) -> None:
     places = (root.parent, Path("/etc"))
     before = held(*places)
     (root / "out").symlink_to("/etc")
@@ -244,7 +246,7 @@ def test_descriptors_are_given_back(root: Path, workspace: Workspace) -> None:
     assert held(*places) == before
 
 
-def test_what_is_on_its_way_is_not_listed(root: Path, workspace: Workspace) -> None:
+def test_unfinished_uploads_are_not_listed(root: Path, workspace: Workspace) -> None:
     upload = workspace.upload("a/new", 0o644)
     (root / f"{removal.TRASH}1").mkdir()
     assert [item["path"] for item in workspace.list("", "", 10)["entries"]] == ["a"]
@@ -252,7 +254,7 @@ def test_what_is_on_its_way_is_not_listed(root: Path, workspace: Workspace) -> N
     upload.abandon()
 
 
-def test_a_removal_that_runs_out_of_time_is_finished_by_the_next(
+def test_a_removal_that_runs_out_of_time_is_completed_by_the_next(
     root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("one", "two"):
@@ -266,7 +268,7 @@ def test_a_removal_that_runs_out_of_time_is_finished_by_the_next(
     assert os.listdir(root) == ["a"]
 
 
-def test_a_removal_that_is_tried_again_is_finished(
+def test_a_repeated_removal_is_completed(
     root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace_module, "REMOVE_SECONDS", -1.0)

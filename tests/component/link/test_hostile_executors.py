@@ -33,7 +33,7 @@ from tests.fuzz.hostile import (
     scripts,
 )
 from tests.fuzz.hostile import output as piece
-from tests.fuzz.links import Heard, linked, play, request
+from tests.fuzz.links import RunOutput, linked, play, request
 from tests.runs import run_over
 
 pytestmark = pytest.mark.anyio
@@ -145,77 +145,77 @@ def _fewer_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("script", RUNS.values(), ids=RUNS.keys())
 async def test_a_run_of_a_hostile_executor_ends_with_the_violation(script: list[Said]) -> None:
-    heard = Heard()
+    received = RunOutput()
     async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await request(link, "run", heard)
+            await request(link, "run", received)
         assert link.violation is not None
         assert not link.alive
 
 
 @pytest.mark.parametrize(("op", "script"), OTHERS.values(), ids=OTHERS.keys())
-async def test_any_other_request_does_so_too(op: str, script: list[Said]) -> None:
+async def test_any_other_request_ends_with_the_violation_too(op: str, script: list[Said]) -> None:
     async with asyncio.timeout(20), linked(lambda _: script, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await request(link, op, Heard())
+            await request(link, op, RunOutput())
         assert link.violation is not None
 
 
-async def test_all_that_is_under_way_ends_with_the_violation() -> None:
+async def test_all_requests_in_progress_end_with_the_violation() -> None:
     def script(op: str) -> list[Said]:
         return [Said(77, frames.END, b"{}")] if op == "stat" else [STARTED]
 
     async with linked(script, stays=True) as link:
-        running = asyncio.create_task(request(link, "run", Heard()))
+        running = asyncio.create_task(request(link, "run", RunOutput()))
         await asyncio.sleep(0)
         with pytest.raises(ProtocolViolation):
-            await request(link, "stat", Heard())
+            await request(link, "stat", RunOutput())
         with pytest.raises(ProtocolViolation):
             await running
 
 
 @pytest.mark.parametrize("op", sorted(ANSWERS))
-async def test_an_honest_answer_is_taken(op: str) -> None:
-    said = [say(frames.EVENT, event) for event in EVENTS.get(op, [])]
-    async with linked(lambda _: [*said, say(frames.END, ANSWERS[op])]) as link:
-        await request(link, op, Heard())
+async def test_an_honest_reply_is_accepted(op: str) -> None:
+    frames_sent = [say(frames.EVENT, event) for event in EVENTS.get(op, [])]
+    async with linked(lambda _: [*frames_sent, say(frames.END, ANSWERS[op])]) as link:
+        await request(link, op, RunOutput())
         assert link.violation is None
 
 
-async def test_a_result_needs_no_start_and_what_follows_it_is_dropped() -> None:
+async def test_a_result_needs_no_start_and_later_messages_are_dropped() -> None:
     async with linked(lambda _: [END, END, STARTED], stays=True) as link:
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
         assert link.violation is None
 
 
-async def test_a_result_that_is_sent_again_and_again_is_a_violation() -> None:
+async def test_a_result_sent_repeatedly_is_a_violation() -> None:
     count = credit.LATE_ROOM // len(END.payload) + 2
     async with linked(lambda _: [END] * count, stays=True) as link:
-        assert (await request(link, "run", Heard()))["exit_code"] == 0
+        assert (await request(link, "run", RunOutput()))["exit_code"] == 0
         await asyncio.wait_for(asyncio.shield(link.closed), 20)
         assert link.violation is not None
 
 
-async def test_a_size_is_believed_only_where_output_was_dropped() -> None:
+async def test_a_reported_size_counts_only_where_output_was_dropped() -> None:
     def script(op: str) -> list[Said]:
         return [piece(b"ab"), say(frames.END, {**RESULT, "sizes": {"1": 419430400, "2": 7}})]
 
     async with linked(script) as link:
-        told = await request(link, "run", Heard())
-    assert told["sizes"] == {"1": 2, "2": 0}
+        response = await request(link, "run", RunOutput())
+    assert response["sizes"] == {"1": 2, "2": 0}
 
 
-async def test_of_a_run_with_other_limits_the_excess_is_dropped() -> None:
+async def test_output_beyond_the_limits_of_an_earlier_run_is_dropped() -> None:
     limits = output.RunLimits(output=10, value=10, results=10, artifacts=1)
     intake = output.Intake(limits, requested=False)
-    heard = Heard()
+    received = RunOutput()
     many = {**RESULT, "artifacts": [ARTIFACT] * 3, "sizes": {"1": 16}}
     script = [piece(b"x" * 8), piece(b"x" * 8, 2), say(frames.END, many)]
     async with linked(lambda _: script) as link:
-        told = await link.attach("exec_1", 0, heard, intake)
-    assert (heard.sizes, told["sizes"]) == ({1: 10}, {"1": 16})
-    assert (len(told["artifacts"]), told["artifacts_cut"]) == (1, True)
+        reported = await link.attach("exec_1", 0, received, intake)
+    assert (received.sizes, reported["sizes"]) == ({1: 10}, {"1": 16})
+    assert (len(reported["artifacts"]), reported["artifacts_cut"]) == (1, True)
 
 
 async def test_unread_events_of_files_are_bounded(
@@ -247,8 +247,8 @@ async def test_a_missing_hello_times_out(tmp_path: Path) -> None:
     await over.wait()
 
 
-async def test_a_zygote_that_is_replaced_before_the_hello_is_no_violation(tmp_path: Path) -> None:
-    """An executor reports it on every connection, also on one that has not greeted yet."""
+async def test_a_zygote_replaced_before_the_hello_is_not_a_violation(tmp_path: Path) -> None:
+    """An executor reports it on every connection, also before the hello."""
 
     async def replace(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(frames.encode_json(0, frames.EVENT, {"event": "zygote", "pid": 9}))
@@ -287,16 +287,16 @@ async def deaf(place: Path) -> AsyncIterator[Link]:
             writer.transport.abort()
 
 
-async def test_no_upload_waits_for_ever_for_an_executor_that_does_not_read(tmp_path: Path) -> None:
+async def test_no_upload_waits_forever_for_an_executor_that_does_not_read(tmp_path: Path) -> None:
     async with asyncio.timeout(20), deaf(tmp_path) as link:
         ended = await asyncio.gather(
-            *(request(link, "write", Heard()) for _ in range(4)), return_exceptions=True
+            *(request(link, "write", RunOutput()) for _ in range(4)), return_exceptions=True
         )
         assert [type(error) for error in ended] == [LinkLost] * 4
         link.close()
 
 
-async def test_what_waits_for_an_executor_that_does_not_read_has_a_bound(tmp_path: Path) -> None:
+async def test_the_queue_for_an_executor_that_does_not_read_is_bounded(tmp_path: Path) -> None:
     size = 4 * 1024 * 1024
     async with asyncio.timeout(20), deaf(tmp_path) as link:
         for _ in range(9):
@@ -310,7 +310,7 @@ async def test_what_waits_for_an_executor_that_does_not_read_has_a_bound(tmp_pat
         link.close()
 
 
-async def test_a_closed_link_is_over_though_its_executor_does_not_read(
+async def test_a_link_can_be_closed_while_its_executor_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "CLOSE_TIMEOUT", 0.05)
@@ -340,13 +340,13 @@ async def test_an_invalid_hello_is_a_violation(greeting: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("channel", [frames.STDOUT, frames.VALUE, frames.DISPLAY])
-async def test_of_400_megabytes_of_output_no_more_than_the_limit_is_taken(channel: int) -> None:
+async def test_at_most_the_limit_of_400_megabytes_of_output_is_accepted(channel: int) -> None:
     many = [piece(CHUNK, number, channel) for number in range(1, 6400)]
-    heard = Heard()
+    received = RunOutput()
     async with asyncio.timeout(20), linked(lambda _: many, stays=True) as link:
         with pytest.raises(ProtocolViolation):
-            await run_over(link, job("exec_1", "1"), heard)
-    assert heard.sizes[channel] <= 2**20 + output.LINES_MARGIN
+            await run_over(link, job("exec_1", "1"), received)
+    assert received.sizes[channel] <= 2**20 + output.LINES_MARGIN
 
 
 async def test_unread_data_is_not_sent_without_credit() -> None:
@@ -364,7 +364,7 @@ async def test_unread_data_is_not_sent_without_credit() -> None:
         assert link.violation is not None
 
 
-async def test_what_is_large_is_refused_before_it_is_parsed(
+async def test_large_messages_are_refused_before_they_are_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
@@ -377,7 +377,7 @@ async def test_what_is_large_is_refused_before_it_is_parsed(
     assert validation.decoded(text)["text"][:4] == ",[{:"
 
 
-def test_a_question_is_taken_in_its_own_shape_alone() -> None:
+def test_only_well_formed_questions_are_accepted() -> None:
     asked = {"id": "1", "state": "asked", "question": "Go on?", "data": None, "timeout": 300.0}
     assert messages.approval({**asked, "more": 1}) == asked
     wrong: list[dict[str, Any]] = [
@@ -392,11 +392,11 @@ def test_a_question_is_taken_in_its_own_shape_alone() -> None:
 
 @settings(max_examples=120)
 @given(st.sampled_from(sorted(ANSWERS)).flatmap(lambda op: st.tuples(st.just(op), scripts(op))))
-def test_whatever_an_executor_sends_a_request_ends(said: tuple[str, list[Said]]) -> None:
+def test_a_request_ends_whatever_an_executor_sends(said: tuple[str, list[Said]]) -> None:
     asyncio.run(play(*said))
 
 
 @settings(max_examples=30)
 @given(hellos)
-def test_whatever_an_executor_greets_with(greeting: Said) -> None:
+def test_a_connection_ends_whatever_the_hello_contains(greeting: Said) -> None:
     asyncio.run(play("stat", [say(frames.END, ANSWERS["stat"])], greeting))

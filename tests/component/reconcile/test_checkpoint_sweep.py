@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Refusing(LocalBlobs):
-    """Does not remove what is beneath one name."""
+    """Does not remove objects with a given name in their prefix."""
 
     def __init__(self, directory: Path, name: str) -> None:
         super().__init__(directory)

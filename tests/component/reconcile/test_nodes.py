@@ -1,4 +1,4 @@
-"""Nodes that do not answer, what becomes of their sessions, and how they come back."""
+"""Nodes that do not answer, their sessions, and their recovery."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MachineWorkspaces(LocalWorkspaces):
 
 
 class Neighbour:
-    """The control plane of another node: it answers as the test says, or not at all."""
+    """The control plane of another node: it responds as configured, or not at all."""
 
     def __init__(self, node_id: str, probing: NodeProbe) -> None:
         self.id = node_id
@@ -125,7 +125,7 @@ class Neighbour:
 
 
 @dataclass
-class Ground:
+class Environment:
     parts: Parts
     clock: ManualClock
     machine: Machine
@@ -153,12 +153,12 @@ class Ground:
             await self.nodes.report()
             await self.probe.once()
 
-    async def add(self, node_id: str, **given: Any) -> Session:
+    async def add(self, node_id: str, **options: Any) -> Session:
         session = make_session(
             runtime_node=node_id,
             template_version=1,
             expires_at=self.clock.now() + timedelta(hours=9),
-            **given,
+            **options,
         )
         await self.store.sessions.add(session)
         return session
@@ -172,8 +172,8 @@ def builds(found: Parts, machine: Machine) -> Builds:
 
 
 @asynccontextmanager
-async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Ground]:
-    """This node and others, of which one reports whenever it is told to."""
+async def environment(place: Path, *others: str, shared: bool = True) -> AsyncIterator[Environment]:
+    """This node and others, of which one reports on request."""
     clock, machine = ManualClock(), Machine(place)
     async with AsyncExitStack() as stack:
         found = put_together(place, clock, driver=machine)
@@ -207,7 +207,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
             )
         await nodes.report()
         moved = MovedSessions(found.replica, machine, found.connections, found.runner)
-        yield Ground(
+        yield Environment(
             found,
             clock,
             machine,
@@ -227,7 +227,7 @@ async def ground(place: Path, *others: str, shared: bool = True) -> AsyncIterato
 async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         b = found.neighbours["b"]
         await found.probes(2)
         assert b.asked == 2
@@ -255,15 +255,15 @@ async def test_a_node_that_fails_three_times_in_a_row_is_lost_until_it_answers(
 
 
 async def test_a_node_that_reports_a_problem_is_unhealthy(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         found.neighbours["b"].problem = "no space left"
         await found.probes(3)
         lost = await found.node("b")
         assert (lost.status, lost.problem) == (NodeHealth.UNHEALTHY, "no space left")
 
 
-async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_another_node_at_the_address_does_not_answer_for_a_node(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         found.neighbours["b"].says_it_is = "c"
         await found.probes(3)
         lost = await found.node("b")
@@ -271,8 +271,8 @@ async def test_another_node_at_its_address_does_not_answer_for_it(tmp_path: Path
         assert "ATOLL_NODE__URL" in (lost.problem or "")
 
 
-async def test_the_probing_replica_judges_its_own_node_too(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_the_probing_replica_checks_its_own_node_too(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         found.machine.trouble = "bubblewrap is gone"
         assert (await found.nodes.get(NODE)).status is NodeHealth.UNHEALTHY, "shown at once"
         assert (await found.node(NODE)).status is NodeHealth.HEALTHY
@@ -286,7 +286,7 @@ async def test_the_probing_replica_judges_its_own_node_too(tmp_path: Path) -> No
 async def test_a_node_that_reaches_none_of_several_reporting_nodes_is_itself_disconnected(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path, "b", "c") as found:
+    async with environment(tmp_path, "b", "c") as found:
         for neighbour in found.neighbours.values():
             neighbour.answers = False
         for _ in range(5):
@@ -302,7 +302,7 @@ async def test_a_node_that_reaches_none_of_several_reporting_nodes_is_itself_dis
             assert (await found.node(node_id)).status is NodeHealth.UNHEALTHY
 
 
-async def test_probes_need_a_token_for_this_node_and_now() -> None:
+async def test_probes_need_a_current_token_for_this_node() -> None:
     clock = ManualClock()
     probing = NodeProbe(SECRET, clock, timedelta(seconds=1))
     token = probing.token("a")
@@ -320,8 +320,8 @@ async def test_probes_need_a_token_for_this_node_and_now() -> None:
 # Lost
 
 
-async def test_the_sessions_of_a_lost_node_move_and_say_so(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_sessions_of_a_lost_node_move_with_a_warning(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         running = await found.add("b", workspace="w", status=SessionStatus.RUNNING)
         stopped = await found.add("b", workspace="v", status=SessionStatus.STOPPED)
         ended = await found.add("b", status=SessionStatus.TERMINATED)
@@ -341,8 +341,8 @@ async def test_the_sessions_of_a_lost_node_move_and_say_so(tmp_path: Path) -> No
         assert found.moves.moved == {"node_lost": 2}
 
 
-async def test_many_sessions_are_spread_over_the_nodes_that_are_left(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b", "c") as found:
+async def test_sessions_of_a_lost_node_are_spread_over_the_remaining_nodes(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b", "c") as found:
         for _ in range(60):
             await found.add("b")
         found.neighbours["b"].answers = False
@@ -356,7 +356,7 @@ async def test_many_sessions_are_spread_over_the_nodes_that_are_left(tmp_path: P
 
 
 async def test_a_node_that_recovers_keeps_its_remaining_sessions(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         session = await found.add("b")
         found.neighbours["b"].answers = False
         # No other can take it.
@@ -370,7 +370,7 @@ async def test_a_node_that_recovers_keeps_its_remaining_sessions(tmp_path: Path)
 
 
 async def test_no_session_moves_from_a_node_without_shared_blobs(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b", shared=False) as found:
+    async with environment(tmp_path, "b", shared=False) as found:
         session = await found.add("b")
         found.neighbours["b"].answers = False
         await found.probes(4)
@@ -380,7 +380,7 @@ async def test_no_session_moves_from_a_node_without_shared_blobs(tmp_path: Path)
 async def test_a_session_with_a_local_volume_waits_for_its_node_with_a_warning(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", "b"))
         session = await found.add("b", volumes=(VolumeMount("data", "/data"),))
         found.neighbours["b"].answers = False
@@ -394,8 +394,8 @@ async def test_a_session_with_a_local_volume_waits_for_its_node_with_a_warning(
         assert (await found.session(session.id)).warnings == ()
 
 
-async def test_a_node_that_is_alone_moves_nothing_whatever_is_wrong(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_single_node_moves_nothing_whatever_its_problem(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         session = await found.add(NODE)
         found.machine.trouble = "bubblewrap is gone"
         await found.probes(5)
@@ -403,8 +403,8 @@ async def test_a_node_that_is_alone_moves_nothing_whatever_is_wrong(tmp_path: Pa
         assert (await found.nodes.get(NODE)).problem == "bubblewrap is gone"
 
 
-async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_session_changed_concurrently_is_not_moved(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         session = await found.add("b")
         await found.store.sessions.save(replace(session, labels={"a": "b"}))
         assert await found.moves.move(session, Cause.NODE_LOST) is None
@@ -412,7 +412,7 @@ async def test_a_session_that_changed_meanwhile_is_not_moved(tmp_path: Path) -> 
 
 
 async def test_a_session_moves_only_to_a_node_that_fits(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b", "c") as found:
+    async with environment(tmp_path, "b", "c") as found:
         await found.store.nodes.report(replace(await found.node("c"), labels={"zone": "a"}))
         session = await found.add("b", node_labels={"zone": "a"})
         assert (await found.placements.assign(session)).id == "c"
@@ -432,7 +432,7 @@ async def test_a_session_moves_only_to_a_node_that_fits(tmp_path: Path) -> None:
 async def test_a_single_node_accepts_all_sessions_up_to_its_maximum(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         full = replace(await found.node(NODE), sessions=10**6, problem="odd", templates=())
         await found.store.nodes.report(full)
         demand = PlacementRequest("python@1", RESOURCES)
@@ -446,8 +446,8 @@ async def test_a_single_node_accepts_all_sessions_up_to_its_maximum(
 # Back
 
 
-async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_leftovers_of_moved_sessions_are_removed_at_once(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         kept, gone = make_instance(workspace="kept"), make_instance(workspace="gone")
         pooled = make_instance(workspace="pooled", holder=ME)
         for instance in (kept, gone, pooled):
@@ -463,8 +463,8 @@ async def test_what_a_node_still_has_of_sessions_that_moved_goes_at_once(tmp_pat
         assert await found.store.instances.get(gone.id) is None
 
 
-async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_node_detects_that_it_was_considered_lost(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         report = NodeReport(
             found.parts.replica, found.nodes, found.moved, found.parts.settings.node, dict
         )
@@ -485,8 +485,8 @@ async def test_a_node_finds_out_that_it_was_taken_for_lost(tmp_path: Path) -> No
         assert not found.machine.there
 
 
-async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_reports_are_sent_regularly_and_after_changes(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         pool: dict[str, int] = {}
         report = NodeReport(
             found.parts.replica,
@@ -496,34 +496,34 @@ async def test_a_report_is_made_in_time_and_when_something_changed(tmp_path: Pat
             lambda: dict(pool),
         )
 
-        async def told_at() -> bool:
+        async def is_reported() -> bool:
             before = (await found.node(NODE)).seen_at
             found.clock.time += timedelta(seconds=1)
             await report.once(notified=False)
             return (await found.node(NODE)).seen_at != before
 
-        assert await told_at()
-        assert not await told_at()
+        assert await is_reported()
+        assert not await is_reported()
         pool["python"] = 1
-        assert await told_at()
+        assert await is_reported()
         report.templates_changed()
-        assert await told_at()
-        assert not await told_at()
+        assert await is_reported()
+        assert not await is_reported()
         found.clock.time += timedelta(seconds=9)
-        assert await told_at()
+        assert await is_reported()
 
 
 # Drains
 
 
-async def leaving(found: Ground, session_id: str, target: str) -> Session:
+async def leaving(found: Environment, session_id: str, target: str) -> Session:
     session = await found.session(session_id)
     return await found.store.sessions.save(
         replace(session, runtime_node=target, instance_id=None, workspace=None)
     )
 
 
-def drains(found: Ground, left: list[tuple[str, str]]) -> DrainReconciler:
+def drains(found: Environment, left: list[tuple[str, str]]) -> DrainReconciler:
     async def leave(session_id: str, target: Node) -> Session:
         left.append((session_id, target.id))
         return await leaving(found, session_id, target.id)
@@ -542,7 +542,7 @@ def drains(found: Ground, left: list[tuple[str, str]]) -> DrainReconciler:
 
 
 async def test_a_node_is_drained_with_progress(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         made = {(await found.add(NODE)).id for _ in range(5)}
         left: list[tuple[str, str]] = []
         loop = drains(found, left)
@@ -560,8 +560,8 @@ async def test_a_node_is_drained_with_progress(tmp_path: Path) -> None:
         assert (node.cordoned, node.drain) == (False, None)
 
 
-async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_node_lost_during_its_drain_is_empty_in_the_end(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         await found.add("b")
         assert (await found.nodes.drain("b")).drain == Drain(1, 1)
         found.neighbours["b"].answers = False
@@ -570,8 +570,8 @@ async def test_a_node_that_is_lost_while_it_is_drained_is_empty_in_the_end(tmp_p
         await found.nodes.remove("b")
 
 
-async def test_a_session_that_cannot_leave_is_reported_and_the_others_leave(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_session_that_cannot_move_is_reported_and_the_others_move(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         await found.store.volumes.add(Volume("data", found.clock.now(), 1, "local", NODE))
         pinned = await found.add(NODE, volumes=(VolumeMount("data", "/data"),))
         free = await found.add(NODE)
@@ -589,8 +589,8 @@ async def test_a_session_that_cannot_leave_is_reported_and_the_others_leave(tmp_
         assert refused.value.code == "node_in_use"
 
 
-async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_running_executions_get_a_limited_grace_period(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         instance = make_instance()
         await found.store.instances.add(instance)
         session = await found.add(NODE, instance_id=instance.id)
@@ -603,8 +603,8 @@ async def test_what_runs_in_a_session_has_some_time_and_not_more(tmp_path: Path)
         assert left == [(session.id, "b")]
 
 
-async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_drain_needs_another_healthy_node(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         await found.store.nodes.cordon("b", True)
         with pytest.raises(Conflict, match="no other node is healthy") as refused:
             await found.nodes.drain(NODE)
@@ -612,8 +612,8 @@ async def test_a_drain_needs_somewhere_to_go(tmp_path: Path) -> None:
         assert not (await found.nodes.get(NODE)).cordoned
 
 
-async def test_a_drain_needs_blobs_that_others_can_read(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b", shared=False) as found:
+async def test_a_drain_needs_shared_blobs(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b", shared=False) as found:
         with pytest.raises(Conflict, match="own disk"):
             await found.nodes.drain(NODE)
 
@@ -622,7 +622,7 @@ async def test_a_drain_needs_blobs_that_others_can_read(tmp_path: Path) -> None:
 
 
 async def test_nodes_are_listed_with_their_load_and_capabilities(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+    async with environment(tmp_path, "b") as found:
         await found.add(NODE)
         await found.add(NODE, status=SessionStatus.PAUSED)
         await found.add(NODE, status=SessionStatus.STOPPED)
@@ -637,8 +637,8 @@ async def test_nodes_are_listed_with_their_load_and_capabilities(tmp_path: Path)
         assert missing.value.code == "node_not_found"
 
 
-async def test_a_lost_node_without_sessions_can_be_forgotten(tmp_path: Path) -> None:
-    async with ground(tmp_path, "b") as found:
+async def test_a_lost_node_without_sessions_can_be_deleted(tmp_path: Path) -> None:
+    async with environment(tmp_path, "b") as found:
         with pytest.raises(Conflict):
             await found.nodes.remove("b")
         await found.store.nodes.record_probe(

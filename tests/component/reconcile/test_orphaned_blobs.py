@@ -1,4 +1,4 @@
-"""Blobs that nothing refers to go away, when they are old enough, and nothing else does."""
+"""Blobs without a reference are removed when they are old enough; all others stay."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.anyio
 DAY = timedelta(hours=24)
 
 
-class Ground:
+class Environment:
     def __init__(
         self, store: SqlStore, blobs: Blobs, leases: Leases, clock: ManualClock, cluster: str
     ) -> None:
@@ -117,9 +117,9 @@ class Ground:
     async def later(self, by: timedelta = DAY + timedelta(minutes=1)) -> None:
         """Look at all once, so much later."""
         self.clock.time += by.total_seconds()
-        await self.whole()
+        await self.run_all()
 
-    async def whole(self) -> None:
+    async def run_all(self) -> None:
         await self.leases.heartbeat()
         await self.sweep.turn()
         while (self.sweep._kind, self.sweep._after) != (0, None):
@@ -127,7 +127,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def made(place: Path, blobs: Blobs) -> AsyncIterator[Ground]:
+async def made(place: Path, blobs: Blobs) -> AsyncIterator[Environment]:
     given, clock = Settings(data_dir=place), ManualClock()
     clock.time = time.time()  # As the back-end's.
     store = SqlStore(
@@ -139,14 +139,14 @@ async def made(place: Path, blobs: Blobs) -> AsyncIterator[Ground]:
     await coordination.open()
     await leases.start()
     try:
-        yield Ground(store, blobs, leases, clock, await store.cluster())
+        yield Environment(store, blobs, leases, clock, await store.cluster())
     finally:
         await coordination.close()
         await store.close()
 
 
 @pytest.fixture(params=["local", "s3"])
-async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ground]:
+async def environment(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Environment]:
     blobs: Blobs = LocalBlobs(tmp_path / "blobs")
     if request.param == "s3":
         server = request.getfixturevalue("s3")
@@ -155,11 +155,11 @@ async def ground(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         blobs = Spool(
             S3Blobs(settings), tmp_path / "spool", settings, clock, prefixes=("workspaces/",)
         )
-    async with made(tmp_path, blobs) as ground:
-        yield ground
+    async with made(tmp_path, blobs) as environment:
+        yield environment
 
 
-async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
+async def test_unknown_blobs_are_removed_when_they_are_old_enough(environment: Environment) -> None:
     lost, execution = ids.session_id(), ids.execution_id(NOW)
     keys = [
         f"workspaces/{lost}/data/{digest(b'1')}",
@@ -169,14 +169,14 @@ async def test_what_no_record_knows_goes_when_it_is_old(ground: Ground) -> None:
         f"executions/20260101/{execution}/stdout",
         f"requests/{digest(b'4')}/holder",
     ]
-    await ground.put(*keys)
+    await environment.put(*keys)
 
-    await ground.later(DAY - timedelta(minutes=5))
-    assert await ground.keys() == set(keys), "they may be on their way to a record"
-    await ground.later(timedelta(hours=2))
-    assert await ground.keys() == {keys[-1]}, "an answer is kept for a while itself"
-    await ground.later(DAY)
-    assert await ground.keys() == set()
+    await environment.later(DAY - timedelta(minutes=5))
+    assert await environment.keys() == set(keys), "they may be on their way to a record"
+    await environment.later(timedelta(hours=2))
+    assert await environment.keys() == {keys[-1]}, "an answer is kept for a while itself"
+    await environment.later(DAY)
+    assert await environment.keys() == set()
 
 
 async def test_foreign_objects_neither_protect_orphans_nor_make_the_store_unavailable(
@@ -189,141 +189,145 @@ async def test_foreign_objects_neither_protect_orphans_nor_make_the_store_unavai
     for key in ("workspaces/line\nbreak/x", "exports/with space/x", "exports/zz#", "requests/ü/x",
                 f"requests/{'n' * 250}/{'n' * 250}/{'n' * 250}"):  # fmt: skip
         s3.plant(f"{prefix}/{key}", b"not ours")
-    async with made(tmp_path, blobs) as ground:
+    async with made(tmp_path, blobs) as environment:
         lost = ids.session_id()
         keys = [f"exports/{lost}/a", f"uploads/{lost}/b", f"requests/{digest(b'1')}/holder"]
-        await ground.put(*keys)
+        await environment.put(*keys)
         assert [info.key for info in await blobs.list("exports/", limit=1)] == keys[:1]
         with capture_logs() as logs:
-            await ground.later(3 * DAY)
+            await environment.later(3 * DAY)
         assert [await blobs.head(key) for key in keys] == [None] * 3
         assert [line["kind"] for line in logs if line["event"] == "orphan_sweep.not_listed"] == [
             "workspaces/"
         ]
-        # Somebody else's object that is to say whose all of this is.
+        # Another program's object at the key that identifies the owner of the store.
         s3.plant(f"{prefix}/{OWNER}", b"x" * 10_000)
-        await ground.put(keys[0])
-        await ground.later(3 * DAY)
+        await environment.put(keys[0])
+        await environment.later(3 * DAY)
         assert await blobs.head(keys[0]) is not None
     assert await Availability(remote, "workspaces/", settings, clock).probe()
 
 
-async def test_what_kept_backups_need_stays_and_the_rest_goes(ground: Ground) -> None:
-    session = await ground.session()
-    dropped = await ground.backup(session, 1, b"shared", b"only in the first")
-    older = await ground.backup(session, 2, b"shared", b"only in the second")
-    newest = await ground.backup(session, 3, b"shared", b"only in the third")
-    await ground.record(session, newest, older)
+async def test_blobs_of_kept_backups_stay_and_others_are_removed(environment: Environment) -> None:
+    session = await environment.session()
+    dropped = await environment.backup(session, 1, b"shared", b"only in the first")
+    older = await environment.backup(session, 2, b"shared", b"only in the second")
+    newest = await environment.backup(session, 3, b"shared", b"only in the third")
+    await environment.record(session, newest, older)
     # Of a save that was broken off, with and without its manifest.
-    broken = await ground.backup(session, 4, b"shared", b"only in the fourth")
+    broken = await environment.backup(session, 4, b"shared", b"only in the fourth")
     stray = data_of(session) + digest(b"stray")
-    await ground.put(stray, f"exports/{session}/file", f"uploads/{session}/file")
-    before = await ground.keys()
+    await environment.put(stray, f"exports/{session}/file", f"uploads/{session}/file")
+    before = await environment.keys()
 
-    await ground.later()
+    await environment.later()
 
     gone = {stray, dropped.manifest, broken.manifest}
     gone |= {data_of(session) + digest(b"only in the " + name) for name in (b"first", b"fourth")}
-    assert before - await ground.keys() == gone
+    assert before - await environment.keys() == gone
 
 
-async def test_no_blob_is_removed_while_a_manifest_cannot_be_read(ground: Ground) -> None:
-    session = await ground.session()
-    newest = await ground.backup(session, 2, b"needed")
-    await ground.record(
+async def test_no_blob_is_removed_while_a_manifest_cannot_be_read(environment: Environment) -> None:
+    session = await environment.session()
+    newest = await environment.backup(session, 2, b"needed")
+    await environment.record(
         session,
         newest,
-        CheckpointRef(1, "workspaces/x/y", ground.clock.now(), 0, 0, "n", True),
+        CheckpointRef(1, "workspaces/x/y", environment.clock.now(), 0, 0, "n", True),
     )
-    await ground.put(data_of(session) + digest(b"stray"))
-    before = await ground.keys()
+    await environment.put(data_of(session) + digest(b"stray"))
+    before = await environment.keys()
 
-    await ground.later()
+    await environment.later()
 
-    assert await ground.keys() == before
+    assert await environment.keys() == before
 
 
-async def test_nothing_of_a_session_goes_while_it_is_saved(ground: Ground) -> None:
-    session = await ground.session()
+async def test_no_blob_of_a_session_is_removed_while_it_is_saved(environment: Environment) -> None:
+    session = await environment.session()
     stray = data_of(session) + digest(b"stray")
-    await ground.put(stray)
-    ground.clock.time += 2 * DAY.total_seconds()
-    await ground.leases.heartbeat()
-    async with ground.leases.lease(lease_of(session), "another's save"):
-        await ground.whole()
-        assert await ground.keys() == {stray}
-    await ground.later(timedelta(hours=2))
-    assert await ground.keys() == set()
+    await environment.put(stray)
+    environment.clock.time += 2 * DAY.total_seconds()
+    await environment.leases.heartbeat()
+    async with environment.leases.lease(lease_of(session), "another's save"):
+        await environment.run_all()
+        assert await environment.keys() == {stray}
+    await environment.later(timedelta(hours=2))
+    assert await environment.keys() == set()
 
 
-async def test_what_came_after_a_session_was_forgotten_goes(ground: Ground) -> None:
-    over, kept = [await ground.session(SessionStatus.TERMINATED) for _ in range(2)]
-    newest = await ground.backup(kept, 1, b"needed")
-    await ground.record(kept, newest)
-    await ground.put(f"uploads/{over}/late", f"exports/{kept}/file")
-    before = await ground.keys()
+async def test_blobs_written_after_a_session_was_deleted_are_removed(
+    environment: Environment,
+) -> None:
+    over, kept = [await environment.session(SessionStatus.TERMINATED) for _ in range(2)]
+    newest = await environment.backup(kept, 1, b"needed")
+    await environment.record(kept, newest)
+    await environment.put(f"uploads/{over}/late", f"exports/{kept}/file")
+    before = await environment.keys()
 
-    await ground.later()
+    await environment.later()
 
-    assert before - await ground.keys() == {f"uploads/{over}/late"}
+    assert before - await environment.keys() == {f"uploads/{over}/late"}
 
 
-async def test_parts_of_executions_stay_as_long_as_a_record_names_them(ground: Ground) -> None:
+async def test_parts_of_executions_stay_while_a_record_refers_to_them(
+    environment: Environment,
+) -> None:
     parts = {}
     for status in (ExecutionStatus.COMPLETED, ExecutionStatus.RUNNING):
         execution = make_execution(status=status)
         prefix = f"executions/20260101/{execution.id}/"
-        await ground.store.executions.add(
+        await environment.store.executions.add(
             dataclasses.replace(execution, kept={"stdout": f"{prefix}stdout-1"})
         )
         parts[status] = {f"{prefix}stdout-1", f"{prefix}stdout-2"}
-        await ground.put(*parts[status])
+        await environment.put(*parts[status])
 
-    await ground.later()
+    await environment.later()
 
-    left = await ground.keys()
+    left = await environment.keys()
     assert left & parts[ExecutionStatus.RUNNING] == parts[ExecutionStatus.RUNNING]
     assert {key[-1] for key in left & parts[ExecutionStatus.COMPLETED]} == {"1"}
 
 
-async def test_the_blobs_of_another_database_are_left_alone(ground: Ground) -> None:
-    await ground.blobs.put(OWNER, b"another")
+async def test_blobs_of_another_database_are_not_removed(environment: Environment) -> None:
+    await environment.blobs.put(OWNER, b"another")
     key = f"workspaces/{ids.session_id()}/data/{digest(b'1')}"
-    await ground.put(key)
+    await environment.put(key)
 
-    await ground.later()
+    await environment.later()
 
-    assert await ground.keys() == {key}
+    assert await environment.keys() == {key}
 
 
 async def test_a_turn_checks_a_few_pages_and_the_next_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
-    async with made(tmp_path, blobs) as ground:
+    async with made(tmp_path, blobs) as environment:
         count = orphans.PAGES * PAGE_SIZE + 10
-        place = tmp_path / "blobs" / "workspaces"
+        folder = tmp_path / "blobs" / "workspaces"
         for _ in range(count // 10):
-            directory = place / ids.session_id() / "data"
+            directory = folder / ids.session_id() / "data"
             directory.mkdir(parents=True)
             for number in range(10):
                 (directory / digest(b"%d" % number)).touch()
-        ground.clock.time += 2 * DAY.total_seconds()
-        await ground.leases.heartbeat()
+        environment.clock.time += 2 * DAY.total_seconds()
+        await environment.leases.heartbeat()
 
-        await ground.sweep.turn()
-        assert sum(1 for path in place.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
-        await ground.sweep.turn()
-        assert await ground.keys() == set()
+        await environment.sweep.turn()
+        assert sum(1 for path in folder.rglob("*") if path.is_file()) == count - 4 * PAGE_SIZE
+        await environment.sweep.turn()
+        assert await environment.keys() == set()
         # All pages were checked: there is a pause now.
-        await ground.put(f"workspaces/{ids.session_id()}/data/x")
+        await environment.put(f"workspaces/{ids.session_id()}/data/x")
         monkeypatch.setattr(orphans, "GRACE", timedelta(0))
-        await ground.sweep.turn()
-        assert len(await ground.keys()) == 1
-        ground.clock.time += orphans.ROUND
-        await ground.leases.heartbeat()
-        await ground.sweep.turn()
-        assert await ground.keys() == set()
+        await environment.sweep.turn()
+        assert len(await environment.keys()) == 1
+        environment.clock.time += orphans.ROUND
+        await environment.leases.heartbeat()
+        await environment.sweep.turn()
+        assert await environment.keys() == set()
 
 
 class Away(LocalBlobs):
@@ -335,37 +339,37 @@ class Away(LocalBlobs):
         await super().put(key, data)
 
 
-async def test_what_waits_on_the_node_is_no_orphan(tmp_path: Path) -> None:
+async def test_spooled_blobs_are_not_orphans(tmp_path: Path) -> None:
     remote, clock = Away(tmp_path / "remote"), ManualClock()
     spool = Spool(remote, tmp_path / "spool", BlobSettings(), clock, prefixes=("workspaces/",))
-    async with made(tmp_path, spool) as ground:
-        session = await ground.session()
+    async with made(tmp_path, spool) as environment:
+        session = await environment.session()
         waits, stored = (data_of(session) + digest(name) for name in (b"1", b"2"))
-        await ground.put(stored)
+        await environment.put(stored)
         remote.away = True
-        await ground.put(waits)
+        await environment.put(waits)
         remote.away = False
         clock.time += 60
-        await ground.later()
-        assert await ground.keys() == {waits, stored}
+        await environment.later()
+        assert await environment.keys() == {waits, stored}
 
         assert await spool.catch_up()
-        await ground.later()
-        assert await ground.keys() == set()
+        await environment.later()
+        assert await environment.keys() == set()
 
 
-async def test_a_build_context_stays_as_long_as_a_version_of_a_template_has_it(
-    ground: Ground,
+async def test_a_build_context_stays_while_a_template_version_refers_to_it(
+    environment: Environment,
 ) -> None:
     first, second, lost = (digest(text) for text in (b"1", b"2", b"3"))
-    await ground.put(*(f"build-contexts/{name}" for name in (first, second, lost)))
+    await environment.put(*(f"build-contexts/{name}" for name in (first, second, lost)))
     template = make_template(dockerfile="FROM a", build_context=first)
-    await ground.store.templates.add(template)
+    await environment.store.templates.add(template)
     newer = dataclasses.replace(template, build_context=second)
-    newer = await ground.store.templates.supersede(template, newer)
+    newer = await environment.store.templates.supersede(template, newer)
 
-    await ground.later(DAY + timedelta(hours=1))
-    assert await ground.keys() == {f"build-contexts/{name}" for name in (first, second)}
-    await ground.store.templates.drop(template.id, template.number)
-    await ground.later(timedelta(hours=2))
-    assert await ground.keys() == {f"build-contexts/{second}"}
+    await environment.later(DAY + timedelta(hours=1))
+    assert await environment.keys() == {f"build-contexts/{name}" for name in (first, second)}
+    await environment.store.templates.drop(template.id, template.number)
+    await environment.later(timedelta(hours=2))
+    assert await environment.keys() == {f"build-contexts/{second}"}

@@ -1,4 +1,4 @@
-"""What no session owns goes away, and nothing else does."""
+"""Instances and workspaces without a session are removed; all others stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ME, OTHER = "replica-me", "replica-other"
 
 
 class Node(LocalDriver):
-    """A node that only tells what is there."""
+    """A node that only lists its instances."""
 
     def __init__(self, place: Path, settings: Settings, *there: Instance) -> None:
         super().__init__(place, settings.local, settings.link)
@@ -59,7 +59,7 @@ class NodeWorkspaces(LocalWorkspaces):
     async def discard(self, name: str) -> None: ...
 
 
-class Ground:
+class Environment:
     def __init__(self, node: Node, parts: Parts, sweep: OrphanedInstanceSweep) -> None:
         self.node = node
         self.store = parts.store
@@ -74,9 +74,9 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(
+async def environment(
     place: Path, *there: Instance, driver: Driver | None = None
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[Environment]:
     settings = Settings(data_dir=place)
     node = Node(place, settings, *there)
     parts = put_together(place, ManualClock(), settings=settings, driver=driver or node)
@@ -85,22 +85,22 @@ async def ground(
     try:
         for instance in there:
             await parts.store.instances.add(instance)
-        yield Ground(node, parts, parts.sweep(await parts.store.cluster()))
+        yield Environment(node, parts, parts.sweep(await parts.store.cluster()))
         await parts.background.settle(30)
     finally:
         await parts.close()
 
 
-async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
+async def test_an_instance_assigned_to_a_session_during_the_sweep_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = make_instance(holder=OTHER)
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         await found.sweep.once()  # Its replica seems to be lost.
         found.clock.time += timedelta(seconds=ORPHAN_AGE)
         all_of_them = found.store.instances.all
 
-        async def taken_meanwhile() -> list[Instance]:
+        async def assign_first() -> list[Instance]:
             monkeypatch.undo()
             session = make_session(
                 instance_id=instance.id,
@@ -110,7 +110,7 @@ async def test_an_instance_that_gets_a_session_while_the_sweep_looks_stays(
             await found.store.sessions.add(session)
             return await all_of_them()
 
-        monkeypatch.setattr(found.store.instances, "all", taken_meanwhile)
+        monkeypatch.setattr(found.store.instances, "all", assign_first)
         await found.sweep.once()
         assert list(found.node.there) == [instance.id]
 
@@ -119,7 +119,7 @@ async def test_an_instance_of_an_ended_session_is_removed_by_the_next_sweep(
     tmp_path: Path,
 ) -> None:
     instance, other = make_instance(session_id="sess_ended"), make_instance(session_id="sess_new")
-    async with ground(tmp_path, instance, other) as found:
+    async with environment(tmp_path, instance, other) as found:
         await found.store.sessions.add(
             make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
@@ -130,11 +130,11 @@ async def test_an_instance_of_an_ended_session_is_removed_by_the_next_sweep(
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
+async def test_an_instance_stays_while_its_files_are_being_saved(
     tmp_path: Path, here: bool
 ) -> None:
     instance = make_instance(session_id="sess_ended")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         await found.store.sessions.add(
             make_session(id="sess_ended", status=SessionStatus.TERMINATED)
         )
@@ -156,7 +156,7 @@ async def test_an_instance_whose_files_are_being_saved_stays_until_they_are(
 
 async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: Path) -> None:
     instance = make_instance(session_id="sess_ended", workspace="files")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         session = make_session(
             id="sess_ended",
             instance_id=instance.id,
@@ -165,7 +165,8 @@ async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: 
         )
         await found.store.sessions.add(session)
         for _ in range(2):
-            # Nobody has begun with it: many may have ended at once, or whoever was at it died.
+            # Its clearing has not begun: many sessions may have ended together, or their replica
+            # died.
             await found.sweep.once()
             assert list(found.node.there) == [instance.id]
             found.clock.time += timedelta(seconds=ORPHAN_AGE)
@@ -176,7 +177,7 @@ async def test_the_files_of_an_ended_session_stay_until_it_is_cleared(tmp_path: 
 
 async def test_a_sweep_skips_sessions_of_other_nodes(tmp_path: Path) -> None:
     instance = make_instance(node_id="elsewhere", session_id="sess_1")
-    async with ground(tmp_path, instance) as found:
+    async with environment(tmp_path, instance) as found:
         session = make_session(
             id="sess_1", runtime_node="elsewhere", instance_id=instance.id, workspace="w"
         )

@@ -1,4 +1,4 @@
-"""The refill, turn by turn, on a node that starts an instance when the test says so."""
+"""The refill, step by step, on a node whose starts the test controls."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class NodeLimits(LocalLimits):
         return self.node.idle
 
 
-class Ground:
+class Environment:
     def __init__(
         self,
         node: Node,
@@ -138,7 +138,7 @@ class Ground:
             await self.pool.wait_for_change(0)
             wait = await self.refill.turn()
             changed = False
-            # One that is stuck changes nothing.
+            # A hanging start changes nothing.
             while self._busy() and not changed:
                 changed = await self.pool.wait_for_change(0.001)
             await asyncio.sleep(0)  # What has ended wakes the refill a moment later.
@@ -163,8 +163,8 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
-    settings, clock = Settings(data_dir=place, pool=PoolSettings(**given)), ManualClock()
+async def environment(place: Path, **options: Any) -> AsyncIterator[Environment]:
+    settings, clock = Settings(data_dir=place, pool=PoolSettings(**options)), ManualClock()
     node = Node(place, settings)
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=settings.sqlite, database=settings.database
@@ -180,7 +180,7 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
     maker = InstanceMaker(replica, node, NothingToBuild(), pool.stats)
     refill = PoolRefill(pool, maker, store, node, settings.pool, clock)
     try:
-        yield Ground(node, store, clock, pool, maker, refill)
+        yield Environment(node, store, clock, pool, maker, refill)
     finally:
         making = [task for task in asyncio.all_tasks() if task.get_name() == "pool"]
         for task in making:
@@ -189,15 +189,15 @@ async def ground(place: Path, **given: Any) -> AsyncIterator[Ground]:
         await store.close()
 
 
-async def test_without_demand_a_pool_is_its_minimum_and_sleeps(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_without_demand_a_pool_has_its_minimum_and_the_refill_sleeps(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == timedelta(hours=1).total_seconds()
         assert found.pool.sizes() == {template.id: 3}
 
 
 async def test_a_template_without_a_pool_gets_none(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=0)
         await found.settle()
         found.burst(template, 5)
@@ -205,13 +205,13 @@ async def test_a_template_without_a_pool_gets_none(tmp_path: Path) -> None:
         assert found.node.made == []
 
 
-async def test_a_pool_without_a_minimum_is_there_while_it_is_asked_for(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_pool_without_a_minimum_exists_only_during_demand(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=0, pool_max=4)
         await found.settle()
         assert found.pool.sizes().get(template.id, 0) == 0
         found.burst(template, 3)
-        # A cold start is the first to tell what an instance uses.
+        # A cold start provides the first measurement of an instance.
         cold = await found.maker.make(template, template.default_resources, session_id="sess_1")
         del found.node.lines[cold.instance.id]
         await found.settle()
@@ -223,8 +223,8 @@ async def test_a_pool_without_a_minimum_is_there_while_it_is_asked_for(tmp_path:
         assert found.node.lines == {}
 
 
-async def test_a_burst_makes_it_grow_and_silence_shrinks_it(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_burst_grows_a_pool_and_inactivity_shrinks_it(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         found.burst(template, 10)
@@ -241,8 +241,8 @@ async def test_a_burst_makes_it_grow_and_silence_shrinks_it(tmp_path: Path) -> N
         assert [state.misses for state in await found.pool.list()] == [8]
 
 
-async def test_the_oldest_go_first(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_the_oldest_instances_are_removed_first(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         found.pass_time(30)
@@ -258,8 +258,8 @@ async def test_the_oldest_go_first(tmp_path: Path) -> None:
         assert not old & set(found.node.lines)
 
 
-async def test_a_pool_stays_below_its_maximum_and_says_so(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_pool_stays_below_its_maximum_and_reports_that(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1, pool_max=4)
         await found.settle()
         found.burst(template, 20)
@@ -270,7 +270,7 @@ async def test_a_pool_stays_below_its_maximum_and_says_so(tmp_path: Path) -> Non
 
 async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
     # 250 MiB: 25 of 10 MiB, of which 4 and 1 are minimums.
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         one, other = await found.add(pool_size=4), await found.add(pool_size=1)
         await found.settle()
         found.burst(one, 30)
@@ -284,7 +284,7 @@ async def test_pools_share_the_memory_with_each_other(tmp_path: Path) -> None:
 async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         for _ in range(20):
             await found.store.instances.add(
@@ -298,8 +298,8 @@ async def test_pools_share_the_memory_with_other_control_planes_of_the_node(
         assert (state.ready, state.others, state.memory) == (5, 20, 10 * MiB)
 
 
-async def test_without_a_measure_an_instance_counts_with_its_limit(tmp_path: Path) -> None:
-    async with ground(tmp_path, memory_share=1.0) as found:
+async def test_an_instance_without_a_measurement_counts_with_its_limit(tmp_path: Path) -> None:
+    async with environment(tmp_path, memory_share=1.0) as found:
         found.node.idle = None
         found.node.total = 4 * 512 * MiB
         template = await found.add(pool_size=1)
@@ -309,8 +309,8 @@ async def test_without_a_measure_an_instance_counts_with_its_limit(tmp_path: Pat
         assert found.pool.size(template) == 4
 
 
-async def test_a_node_with_too_little_memory_is_not_filled_up(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_node_with_little_free_memory_is_not_filled(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         found.node.usage = 0.97
         template = await found.add(pool_size=2)
         assert await found.settle() == FULL_INTERVAL
@@ -327,14 +327,14 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{pool.__name__}.MAX_AGE", 100.0)
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=3)
         assert await found.settle() == 100
         first = set(found.node.lines)
         found.pass_time(100)
         found.node.slow[template.id] = asyncio.Event()
         await found.refill.turn()
-        assert set(found.node.lines) == first  # None goes before another is there.
+        assert set(found.node.lines) == first  # None is removed before another is ready.
         found.node.slow.pop(template.id).set()
         await found.settle()
         assert found.pool.size(template) == 3
@@ -342,8 +342,8 @@ async def test_old_instances_are_replaced_without_the_pool_becoming_smaller(
         assert len(found.node.made) == 6
 
 
-async def test_one_that_died_is_cleared_away_and_replaced(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_dead_instance_is_removed_and_replaced(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         dead = next(iter(found.node.lines))
@@ -356,7 +356,7 @@ async def test_one_that_died_is_cleared_away_and_replaced(tmp_path: Path) -> Non
 
 
 async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         newest = list(found.node.lines)[-1]
@@ -368,10 +368,10 @@ async def test_dead_instances_are_skipped_when_one_is_taken(tmp_path: Path) -> N
         assert newest not in found.node.lines
 
 
-async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made(
+async def test_a_changed_template_empties_its_pool_even_during_a_start(
     tmp_path: Path,
 ) -> None:
-    async with ground(tmp_path) as found:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=2)
         await found.settle()
         old = set(found.node.lines)
@@ -393,8 +393,8 @@ async def test_a_template_that_changes_empties_its_pool_though_one_is_being_made
         assert {each.id for each in recorded} == set(found.node.lines)
 
 
-async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_changed_template_starts_with_the_current_demand(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=4)
         await found.settle()
         found.burst(template, 3)
@@ -407,8 +407,8 @@ async def test_a_changed_template_begins_with_what_is_asked_for_now(tmp_path: Pa
         assert found.plan(changed).minimum == 1
 
 
-async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_slow_template_does_not_delay_others(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         slow = await found.add(id="a-slow", pool_size=1)
         found.node.slow[slow.id] = asyncio.Event()
         quick = await found.add(id="b-quick", pool_size=3)
@@ -416,8 +416,10 @@ async def test_a_template_that_starts_slowly_keeps_no_other_waiting(tmp_path: Pa
         assert found.pool.sizes() == {quick.id: 3}
 
 
-async def test_one_that_does_not_start_is_tried_later_and_later(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_template_that_does_not_start_is_retried_with_growing_delays(
+    tmp_path: Path,
+) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         found.node.broken.add(template.id)
         waits = []
@@ -435,8 +437,8 @@ async def test_one_that_does_not_start_is_tried_later_and_later(tmp_path: Path) 
         assert found.plan(template).limited_by is None
 
 
-async def test_a_session_with_another_disk_is_no_demand(tmp_path: Path) -> None:
-    async with ground(tmp_path) as found:
+async def test_a_session_with_another_disk_does_not_count_as_demand(tmp_path: Path) -> None:
+    async with environment(tmp_path) as found:
         template = await found.add(pool_size=1)
         await found.settle()
         other = replace(template.default_resources, disk=MiB)

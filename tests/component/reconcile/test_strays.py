@@ -1,4 +1,4 @@
-"""Executions that were recorded though whoever submitted them was told that they failed."""
+"""Executions that were recorded although their submission was reported as failed."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ async def adoption(
         )
 
 
-async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_path: Path) -> None:
+async def test_a_stray_execution_ends_without_having_run_when_it_is_old_enough(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         stray = make_execution(holder=ME)
         await store.executions.add(stray)
 
-        # It may be on its way yet: whoever adds it has not heard of it.
+        # Its submission may still be in progress, without a response yet.
         clock.time += STRAY_AGE - timedelta(microseconds=1)
         await found.once()
         assert await store.executions.get(stray.id) == stray
@@ -77,7 +79,7 @@ async def test_a_stray_is_ended_without_having_run_once_it_is_old_enough(tmp_pat
         assert await store.executions.get(stray.id) == ended
 
 
-async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: Path) -> None:
+async def test_many_stray_executions_end_and_ended_ones_are_unchanged(tmp_path: Path) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         strays = [make_execution(holder=ME) for _ in range(250)]
@@ -95,14 +97,15 @@ async def test_many_strays_are_ended_and_what_has_ended_is_left_alone(tmp_path: 
         assert await store.executions.get(done.id) == done
 
 
-async def test_one_whose_session_has_moved_is_left_to_the_node_that_has_it(tmp_path: Path) -> None:
+async def test_a_stray_execution_of_a_moved_session_is_skipped(tmp_path: Path) -> None:
     clock = ManualClock()
     async with adoption(tmp_path, clock) as (found, store):
         session = make_session(runtime_node="elsewhere")
         await store.sessions.add(session)
         execution = make_execution(session_id=session.id, holder="lost")
         await store.executions.add(execution)
-        # Taken over by this replica before the session moved, though the store did not say so.
+        # This replica took it over before the session moved, although the store did not confirm
+        # that.
         taken = await store.executions.save(replace(execution, holder=ME))
 
         clock.time += STRAY_AGE + timedelta(seconds=1)

@@ -670,10 +670,10 @@ class FakeServer:
         self.bodies.append(dict(request.query_params))
         if not self.watched:
             return problem(409, "session_not_running")
-        told = self.watched.pop(0)
+        notices = self.watched.pop(0)
 
         async def body() -> AsyncIterator[str]:
-            for kind, content in told:
+            for kind, content in notices:
                 yield f"event: {kind}\ndata: {json.dumps(content)}\n\n"
             if kind != "end":
                 raise ConnectionError("cut in the middle")

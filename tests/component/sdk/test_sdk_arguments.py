@@ -96,7 +96,7 @@ def test_a_wrong_type_is_refused_with_its_name(
         "-r requirements.txt",
     ],
 )
-def test_a_dependency_that_is_no_package_name_is_refused(atoll: Atoll, given: str) -> None:
+def test_a_dependency_that_is_not_a_package_name_is_refused(atoll: Atoll, given: str) -> None:
     with pytest.raises(InvalidRequest, match="come from the server's index") as raised:
         atoll.sessions.create(dependencies=["numpy", given])
     assert raised.value.details == {"field": "dependencies[1]"}

@@ -25,13 +25,13 @@ def encrypted(tmp_path: Path) -> Iterator[FakeServer]:
         yield fake_server
 
 
-def refusal(url: str, **given: Any) -> str:
-    with Atoll(url, **given) as atoll, pytest.raises(Unauthenticated) as raised:
+def refusal(url: str, **options: Any) -> str:
+    with Atoll(url, **options) as atoll, pytest.raises(Unauthenticated) as raised:
         atoll.sessions.get("sess_1")
     return raised.value.message
 
 
-def test_the_error_for_an_unknown_key_names_its_origin(
+def test_the_error_for_an_unknown_key_contains_its_source(
     fake_server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "key"
@@ -43,7 +43,7 @@ def test_the_error_for_an_unknown_key_names_its_origin(
     assert "from the api_key argument" in refusal(fake_server.url, api_key="b-key")
 
 
-def test_the_error_for_a_read_only_key_names_its_origin(
+def test_the_error_for_a_read_only_key_contains_its_source(
     fake_server: FakeServer, atoll: Atoll
 ) -> None:
     fake_server.failure = problem(403, "key_read_only", "This API key may only read.")
@@ -74,7 +74,7 @@ def test_a_url_or_key_of_another_type_is_refused(given: dict[str, Any]) -> None:
         Atoll(**given)
 
 
-def test_https_to_a_server_without_tls_names_the_right_url(fake_server: FakeServer) -> None:
+def test_https_to_a_server_without_tls_suggests_the_right_url(fake_server: FakeServer) -> None:
     url = fake_server.url.replace("http", "https")
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
@@ -82,7 +82,7 @@ def test_https_to_a_server_without_tls_names_the_right_url(fake_server: FakeServ
     assert raised.value.message.endswith(f"does not use TLS. Use {fake_server.url}")
 
 
-def test_http_to_a_server_with_tls_names_the_right_url(encrypted: FakeServer) -> None:
+def test_http_to_a_server_with_tls_suggests_the_right_url(encrypted: FakeServer) -> None:
     url = encrypted.url.replace("https", "http")
     with Atoll(url, api_key=KEY) as atoll, pytest.raises(InvalidRequest) as raised:
         atoll.sessions.get("sess_1")
@@ -92,7 +92,7 @@ def test_http_to_a_server_with_tls_names_the_right_url(encrypted: FakeServer) ->
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("server", ["fake_server", "encrypted"])
-async def test_a_console_with_the_wrong_scheme_names_the_right_url(
+async def test_a_console_with_the_wrong_scheme_suggests_the_right_url(
     server: str, request: pytest.FixtureRequest
 ) -> None:
     fake_server: FakeServer = request.getfixturevalue(server)
@@ -103,7 +103,7 @@ async def test_a_console_with_the_wrong_scheme_names_the_right_url(
                 pass
 
 
-def test_a_proxy_that_asks_for_https_is_an_error_that_names_the_right_url(
+def test_the_error_for_a_proxy_that_expects_https_suggests_the_right_url(
     fake_server: FakeServer, atoll: Atoll
 ) -> None:
     fake_server.failure = problem(

@@ -99,8 +99,8 @@ def test_the_key_is_the_argument_else_the_variable_else_the_key_file(
 ) -> None:
     fake_server.key = None
 
-    def sent(**given: str) -> str | None:
-        with Atoll(fake_server.url, **given) as atoll:  # type: ignore[arg-type]
+    def sent(**options: str) -> str | None:
+        with Atoll(fake_server.url, **options) as atoll:  # type: ignore[arg-type]
             list(atoll.sessions.list())
         return fake_server.headers.get("authorization")
 

@@ -44,7 +44,7 @@ def test_importing_atoll_loads_no_http_client() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_calls_work_where_an_event_loop_runs_already(atoll: Atoll) -> None:
+def test_calls_work_while_an_event_loop_is_running(atoll: Atoll) -> None:
     async def cell() -> str:
         with atoll.session() as session:
             return session.run("hello").stdout
@@ -52,7 +52,7 @@ def test_calls_work_where_an_event_loop_runs_already(atoll: Atoll) -> None:
     assert asyncio.run(cell()) == "hello"
 
 
-def test_many_threads_may_call_at_once(atoll: Atoll) -> None:
+def test_many_threads_can_call_concurrently(atoll: Atoll) -> None:
     def work(number: int) -> str:
         with atoll.session() as session:
             return session.run(str(number)).stdout
@@ -78,7 +78,7 @@ def test_an_interrupt_cancels_the_call_and_waits_for_its_end(loop_thread: EventL
     assert seen == ["cleaned up"]
 
 
-def test_callbacks_run_in_the_thread_of_the_caller_and_may_call_back(
+def test_callbacks_run_in_the_thread_of_the_caller_and_can_make_calls(
     loop_thread: EventLoopThread,
 ) -> None:
     threads: list[threading.Thread] = []
@@ -138,7 +138,7 @@ def test_an_abandoned_iteration_is_closed(loop_thread: EventLoopThread) -> None:
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
-def test_a_context_manager_exits_on_the_loop_in_any_case(
+def test_a_context_manager_always_exits_on_the_loop(
     loop_thread: EventLoopThread, error: type[BaseException] | None
 ) -> None:
     seen: list[object] = []
@@ -239,7 +239,7 @@ def test_an_interrupt_that_coincides_with_the_result_does_not_hang(
     loop_thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(SimpleQueue[object]):
-        """Ctrl-C as the last word leaves the queue: it is out of it, and nobody has it."""
+        """Interrupts as the last item leaves the queue: it is removed, but not returned."""
 
         late = True
 

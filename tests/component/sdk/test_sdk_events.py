@@ -140,7 +140,7 @@ def test_a_callback_receives_every_event(atoll: Atoll) -> None:
     assert kinds == ["started", "stdout", "result"]
 
 
-def test_synchronous_code_may_pass_a_coroutine_function(atoll: Atoll) -> None:
+def test_synchronous_code_can_pass_a_coroutine_function(atoll: Atoll) -> None:
     pieces: list[str] = []
 
     async def keep(text: str) -> None:
@@ -181,7 +181,7 @@ def test_a_cancellation_has_a_reason(atoll: Atoll, fake_server: FakeServer) -> N
         assert execution.cancel().status == "cancelled"
 
 
-def test_cancelling_an_ended_execution_is_no_error(atoll: Atoll) -> None:
+def test_cancelling_an_ended_execution_is_not_an_error(atoll: Atoll) -> None:
     with atoll.session() as session:
         execution = session.submit("x")
         execution.wait()
@@ -217,7 +217,7 @@ def test_the_return_value_of_a_callback_answers_the_question(
 
 
 @pytest.mark.parametrize("returned", ["no", "", 1, 0, {"approved": False}, ["yes"]])
-def test_a_truthy_value_is_no_consent(
+def test_a_truthy_value_is_not_an_approval(
     atoll: Atoll, fake_server: FakeServer, returned: object
 ) -> None:
     wrong = pytest.raises(TypeError, match=f"on_approval .* not {type(returned).__name__}")
@@ -237,7 +237,7 @@ def test_an_early_answer_is_repeated(
     assert result.return_value == [{"approved": True}, {"approved": False}]
 
 
-async def test_a_callback_may_leave_a_question_to_others(async_atoll: AsyncAtoll) -> None:
+async def test_a_callback_can_leave_a_question_to_other_clients(async_atoll: AsyncAtoll) -> None:
     seen = asyncio.Event()
 
     async def see(approval: Approval) -> None:
@@ -261,7 +261,7 @@ async def test_a_callback_may_leave_a_question_to_others(async_atoll: AsyncAtoll
             await execution.refuse("late")
 
 
-# What it is told
+# Input and messages
 
 
 def test_a_message_and_input_are_sent(atoll: Atoll, fake_server: FakeServer) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 DATA = bytes(range(256)) * 4096
 
 
-class Told(list[tuple[int, int | None]]):
+class Progress(list[tuple[int, int | None]]):
     def __call__(self, size: int, total: int | None) -> None:
         self.append((size, total))
 
@@ -81,10 +81,10 @@ def test_an_upload_reads_paths_files_bytes_and_iterators(
             (b"", b"", 0),
         ]
         for source, content, total in sources:
-            told = Told()
-            assert session.files.upload(source, "x", progress=told).size == len(content)
+            progress = Progress()
+            assert session.files.upload(source, "x", progress=progress).size == len(content)
             assert fake_server.files["x"] == content
-            told.check(len(content), total)
+            progress.check(len(content), total)
         assert not file.closed
 
 
@@ -138,10 +138,10 @@ def test_an_error_of_the_source_propagates(
 
 async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: AsyncAtoll) -> None:
     reading, writing = os.pipe()
-    begun, told = asyncio.Event(), Told()
+    begun, reported = asyncio.Event(), Progress()
 
     def progress(size: int, total: int | None) -> None:
-        told(size, total)
+        reported(size, total)
         begun.set()
 
     with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as sink:
@@ -153,21 +153,21 @@ async def test_an_upload_whose_source_never_ends_can_be_cancelled(async_atoll: A
             with pytest.raises(asyncio.CancelledError):
                 await task
         sink.write(b"let the reader go")
-    assert told == [(4, None)]
+    assert reported == [(4, None)]
 
 
 def test_a_download_into_an_open_file_reports_progress(
     atoll: Atoll, fake_server: FakeServer
 ) -> None:
     fake_server.files["x"], fake_server.etags = DATA, True
-    target, stubborn, told = io.BytesIO(), Stubborn(), Told()
+    target, stubborn, progress = io.BytesIO(), Stubborn(), Progress()
     with atoll.session() as session:
-        session.files.download("x", target, progress=told)
+        session.files.download("x", target, progress=progress)
         session.files.download("x", stubborn)  # type: ignore[call-overload]
         assert b"".join(session.files.stream("x")) == DATA
     assert target.getvalue() == stubborn.data == DATA
     assert not target.closed
-    told.check(len(DATA), len(DATA))
+    progress.check(len(DATA), len(DATA))
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_a_download_resumes_after_a_lost_connection(
 ) -> None:
     fake_server.files["x"], fake_server.etags = DATA, True
     fake_server.cuts = [300_000, 0, 500_000]
-    told = Told()
+    progress = Progress()
     with atoll.session() as session:
-        session.files.download("x", tmp_path / "x", progress=told)
+        session.files.download("x", tmp_path / "x", progress=progress)
         assert (tmp_path / "x").read_bytes() == DATA
-        told.check(len(DATA), len(DATA))
+        progress.check(len(DATA), len(DATA))
         fake_server.cuts = [1000]
         assert session.files.read("x", start=-5000) == DATA[-5000:]
         fake_server.cuts = [1000]

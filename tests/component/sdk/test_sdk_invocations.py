@@ -124,7 +124,7 @@ async def test_an_invocation_whose_caller_leaves_is_cancelled(
         assert [one.cancelled for one in fake_server.invocations.values()] == [True, True]
 
 
-def test_an_invocation_with_an_id_is_sent_again(atoll: Atoll, fake_server: FakeServer) -> None:
+def test_an_invocation_with_an_id_is_repeated(atoll: Atoll, fake_server: FakeServer) -> None:
     session = atoll.sessions.create()
     fake_server.lost_answers = 2
     session.invoke(code="x", invocation_id="mine", execution_id="first")

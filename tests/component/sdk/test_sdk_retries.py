@@ -98,7 +98,7 @@ def test_requests_wait_for_a_restarting_server(
     assert session.run("1").stdout == "1"
     fake_server.instead = [answer]
     assert session.refresh().id == session.id
-    # What is done again by a repeat is not repeated.
+    # A request that a repetition would run again is not repeated.
     fake_server.instead = [answer]
     with pytest.raises(TemporaryError):
         atoll.sessions.create()

@@ -72,7 +72,7 @@ def test_omitted_options_are_not_sent(atoll: Atoll, fake_server: FakeServer) -> 
 
 
 @pytest.mark.anyio
-async def test_a_run_waits_on_after_the_first_response(
+async def test_a_run_continues_to_wait_after_the_first_response(
     async_atoll: AsyncAtoll, fake_server: FakeServer
 ) -> None:
     async with async_atoll.session() as session:
@@ -117,7 +117,7 @@ def test_output_callbacks_receive_whole_characters(atoll: Atoll) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_callback_may_be_a_coroutine_function(async_atoll: AsyncAtoll) -> None:
+async def test_a_callback_can_be_a_coroutine_function(async_atoll: AsyncAtoll) -> None:
     pieces: list[str] = []
 
     async def keep(text: str) -> None:
@@ -240,8 +240,8 @@ def test_nodes_show_their_isolation(atoll: Atoll) -> None:
 def test_a_drain_is_followed(atoll: Atoll, fake_server: FakeServer) -> None:
     assert atoll.nodes.cordon("local").cordoned
     assert atoll.nodes.drain("local").drain == DrainInfo(2, 2)
-    told = [node.drain for node in atoll.nodes.follow_drain("local")]
-    assert told == [DrainInfo(2, 1), DrainInfo(2, 0)]
+    drains = [node.drain for node in atoll.nodes.follow_drain("local")]
+    assert drains == [DrainInfo(2, 1), DrainInfo(2, 0)]
     assert atoll.nodes.uncordon("local").drain is None
     assert [node.drain for node in atoll.nodes.follow_drain("local")] == [None]
     atoll.nodes.delete("local")

@@ -54,8 +54,8 @@ def unpack(data: bytes, top: Path, step: int = 1000) -> TarUnpacker:
     return unpacker
 
 
-def seen(top: Path) -> dict[str, object]:
-    """Everything beneath a directory, with what matters of it."""
+def listing_of(top: Path) -> dict[str, object]:
+    """All entries below a directory with their relevant attributes."""
     found: dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         name, mode = str(path.relative_to(top)), path.lstat().st_mode
@@ -89,7 +89,7 @@ def test_a_tree_survives_packing_and_unpacking_in_any_chunks(tmp_path: Path, ste
     packer = TarPacker(source)
     done = unpack(b"".join(packer), tmp_path / "target", step)
 
-    assert seen(tmp_path / "target") == seen(source)
+    assert listing_of(tmp_path / "target") == listing_of(source)
     assert (done.files, done.size) == (packer.files, packer.size) == (5, 513 + 1024 + 2 + 7)
     assert (tmp_path / "target" / "run").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "target" / "bytes").stat().st_mtime == 1_000_000
@@ -104,24 +104,24 @@ def test_a_tree_is_uploaded_and_downloaded(
     (tmp_path / "in" / "d" / "b").write_bytes(b"b")
     (tmp_path / "in" / "l").symlink_to("d/b")
     os.mkfifo(tmp_path / "in" / "pipe")
-    told: list[tuple[int, int | None]] = []
+    progress_calls: list[tuple[int, int | None]] = []
     with atoll.session() as session:
         tree = session.files.upload_tree(
-            tmp_path / "in", "to", progress=lambda *told_: told.append(told_)
+            tmp_path / "in", "to", progress=lambda *told_: progress_calls.append(told_)
         )
         assert (tree.path, tree.files, tree.size) == ("to", 2, 300_001)
         assert tree.left_out == ("pipe: a pipe",)
-        assert told[-1] == (300_001, 300_001)
-        assert told == sorted(set(told))
-        told.clear()
+        assert progress_calls[-1] == (300_001, 300_001)
+        assert progress_calls == sorted(set(progress_calls))
+        progress_calls.clear()
         tree = session.files.download_tree(
-            "to", tmp_path / "out", progress=lambda *told_: told.append(told_)
+            "to", tmp_path / "out", progress=lambda *told_: progress_calls.append(told_)
         )
         assert (tree.path, tree.files, tree.size) == (str(tmp_path / "out"), 2, 300_001)
-        assert [total for _, total in told] == [None] * len(told)
-        assert [size for size, _ in told][-1] == 300_001
+        assert [total for _, total in progress_calls] == [None] * len(progress_calls)
+        assert [size for size, _ in progress_calls][-1] == 300_001
     (tmp_path / "in" / "pipe").unlink()
-    assert seen(tmp_path / "out") == seen(tmp_path / "in")
+    assert listing_of(tmp_path / "out") == listing_of(tmp_path / "in")
 
 
 def test_a_tree_that_cannot_be_read_is_not_sent(
@@ -165,7 +165,10 @@ def test_a_name_that_points_outside_is_an_error(tmp_path: Path, name: str, form:
             unpack(tar(entry("ok", b"1"), one, form=form), tmp_path / "out")
         assert caught.value.code == "unsafe_name"
     assert [path.name for path in tmp_path.iterdir()] in (["out"], [])
-    assert seen(tmp_path / "out" if (tmp_path / "out").exists() else tmp_path) in ({"ok": b"1"}, {})
+    assert listing_of(tmp_path / "out" if (tmp_path / "out").exists() else tmp_path) in (
+        {"ok": b"1"},
+        {},
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_a_name_that_points_outside_is_an_error(tmp_path: Path, name: str, form:
 )
 def test_a_link_that_could_point_outside_is_skipped(tmp_path: Path, target: str) -> None:
     done = unpack(tar(link("l", target), link("hard", target, tarfile.LNKTYPE)), tmp_path / "out")
-    assert seen(tmp_path / "out") == {}
+    assert listing_of(tmp_path / "out") == {}
     assert [text.partition(":")[0] for text in done.left_out] == ["l", "hard"]
 
 
@@ -188,12 +191,12 @@ def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path) -> Non
         with_link = tar(*entries)
         if entries[-1][0].name == "l":
             unpack(with_link, tmp_path / "b")
-            assert seen(tmp_path / "b") == {"d": "dir", "d/x": b"good", "l": b"evil"}
+            assert listing_of(tmp_path / "b") == {"d": "dir", "d/x": b"good", "l": b"evil"}
         else:
             with pytest.raises(InvalidRequest) as caught:
                 unpack(with_link, tmp_path / "a")
             assert caught.value.code == "local_conflict"
-            assert seen(tmp_path / "a") == {"d": "dir", "l": "-> d"}
+            assert listing_of(tmp_path / "a") == {"d": "dir", "l": "-> d"}
 
 
 def test_nothing_is_written_through_an_existing_link(tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def test_nothing_is_written_through_an_existing_link(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         unpack(tar(entry("d/kept", b"evil")), tmp_path / "out")
     assert caught.value.code == "local_conflict"
-    assert seen(tmp_path / "elsewhere") == {"kept": b"kept"}
+    assert listing_of(tmp_path / "elsewhere") == {"kept": b"kept"}
 
 
 def test_a_file_does_not_replace_a_directory_nor_the_other_way_round(tmp_path: Path) -> None:
@@ -217,7 +220,7 @@ def test_a_file_does_not_replace_a_directory_nor_the_other_way_round(tmp_path: P
         with pytest.raises(InvalidRequest) as caught:
             unpack(tar(one), tmp_path)
         assert caught.value.code == "local_conflict"
-    assert seen(tmp_path) == {"d": "dir", "f": b"f"}
+    assert listing_of(tmp_path) == {"d": "dir", "f": b"f"}
 
 
 def test_set_user_id_bits_are_dropped_and_rights_are_not_widened(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_set_user_id_bits_are_dropped_and_rights_are_not_widened(tmp_path: Path)
 @pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
 def test_devices_and_pipes_are_skipped(tmp_path: Path, kind: bytes) -> None:
     done = unpack(tar(entry("p", type=kind), entry("x", b"x")), tmp_path)
-    assert seen(tmp_path) == {"x": b"x"}
+    assert listing_of(tmp_path) == {"x": b"x"}
     assert done.left_out == ["p: not a file, directory or link"]
 
 
@@ -284,7 +287,7 @@ def test_a_server_cannot_write_elsewhere(
     fake_server.archive = tar(entry("fine", b"1"), entry("../evil", b"2"))
     with atoll.session() as session, pytest.raises(InvalidRequest):
         session.files.download_tree("d", tmp_path / "out")
-    assert seen(tmp_path) == {"out": "dir", "out/fine": b"1"}
+    assert listing_of(tmp_path) == {"out": "dir", "out/fine": b"1"}
 
 
 def test_a_truncated_archive_is_an_error(
@@ -293,7 +296,7 @@ def test_a_truncated_archive_is_an_error(
     fake_server.archive = tar(entry("x", b"x" * 5000))[:3000]
     with atoll.session() as session, pytest.raises((PermanentError, TemporaryError)):
         session.files.download_tree("d", tmp_path / "out")
-    assert seen(tmp_path / "out") == {}
+    assert listing_of(tmp_path / "out") == {}
 
 
 async def test_a_cancelled_tree_leaves_no_partial_file(
@@ -314,4 +317,4 @@ async def test_a_cancelled_tree_leaves_no_partial_file(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert seen(tmp_path / "out") == {"a": b"a"}
+    assert listing_of(tmp_path / "out") == {"a": b"a"}

@@ -1,4 +1,4 @@
-"""Keys: known a while longer than the database, gone when they were removed."""
+"""API keys: cached beyond an outage of the database, and refused once they are removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Slow:
         self.answers.set()
 
     def hold(self) -> asyncio.Event:
-        """Let reads that begin from now on wait for what is returned."""
+        """Block reads that start from now on until the returned event is set."""
         self.asked.clear()
         self.answers = asyncio.Event()
         return self.answers
@@ -56,7 +56,7 @@ class Slow:
         return await self._keys.remove(key_id)
 
 
-class Ground:
+class Environment:
     def __init__(self, store: SqlStore) -> None:
         self.store = store
         self.clock = ManualClock()
@@ -83,134 +83,136 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def ground(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Ground]:
+async def environment(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Environment]:
     url = f"sqlite:///{tmp_path / 'atoll.db'}"
     store = SqlStore([url], sqlite=SqliteSettings(), database=DatabaseSettings())
     await store.open()
-    yield Ground(store)
+    yield Environment(store)
     await store.close()
 
 
-async def test_a_key_is_found_by_its_secret_alone(ground: Ground) -> None:
-    key, secret = await ground.made()
-    other, other_secret = await ground.keys.create("b", Scope.READ)
-    assert await ground.keys.find(secret) == key
-    assert await ground.keys.find(other_secret) == other
-    assert await ground.keys.find(ids.api_key()) is None
-    assert await ground.keys.find("") is None
+async def test_a_key_is_found_only_by_its_secret(environment: Environment) -> None:
+    key, secret = await environment.made()
+    other, other_secret = await environment.keys.create("b", Scope.READ)
+    assert await environment.keys.find(secret) == key
+    assert await environment.keys.find(other_secret) == other
+    assert await environment.keys.find(ids.api_key()) is None
+    assert await environment.keys.find("") is None
 
 
-async def test_keys_are_not_read_for_every_request(ground: Ground) -> None:
-    _, secret = await ground.made()
-    reads = ground.database.reads
+async def test_keys_are_not_read_for_every_request(environment: Environment) -> None:
+    _, secret = await environment.made()
+    reads = environment.database.reads
     for _ in range(10):
-        await ground.keys.find(secret)
-        ground.later(REFRESH_SECONDS / 10)
-    assert ground.database.reads == reads
+        await environment.keys.find(secret)
+        environment.later(REFRESH_SECONDS / 10)
+    assert environment.database.reads == reads
 
-    ground.later()
-    await asyncio.gather(*(ground.keys.find(secret) for _ in range(10)))
-    assert ground.database.reads == reads + 1
+    environment.later()
+    await asyncio.gather(*(environment.keys.find(secret) for _ in range(10)))
+    assert environment.database.reads == reads + 1
 
 
-async def test_what_another_process_made_or_removed_counts_within_seconds(ground: Ground) -> None:
-    _, secret = await ground.made()
-    there = ground.another()
+async def test_keys_created_or_removed_by_another_process_apply_within_seconds(
+    environment: Environment,
+) -> None:
+    _, secret = await environment.made()
+    there = environment.another()
     key, other_secret = await there.create("b", Scope.FULL)
-    assert await ground.keys.find(other_secret) is None
-    ground.later()
-    assert await ground.keys.find(other_secret) == key
+    assert await environment.keys.find(other_secret) is None
+    environment.later()
+    assert await environment.keys.find(other_secret) == key
 
     assert await there.remove(key.id)
-    ground.later()
-    assert await ground.keys.find(other_secret) is None
-    assert await ground.keys.find(secret) is not None
+    environment.later()
+    assert await environment.keys.find(other_secret) is None
+    assert await environment.keys.find(secret) is not None
 
 
-async def test_keys_stay_known_while_the_database_is_away_and_others_unknown(
-    ground: Ground,
+async def test_known_keys_stay_valid_while_the_database_is_unavailable(
+    environment: Environment,
 ) -> None:
-    key, secret = await ground.made()
-    await ground.store.close()
+    key, secret = await environment.made()
+    await environment.store.close()
     for _ in range(10):
-        ground.later()
-        assert await ground.keys.find(secret) == key
-        assert await ground.keys.find(ids.api_key()) is None
+        environment.later()
+        assert await environment.keys.find(secret) == key
+        assert await environment.keys.find(ids.api_key()) is None
 
 
-async def test_not_for_longer_than_other_things_are_remembered(ground: Ground) -> None:
-    key, secret = await ground.made()
-    await ground.store.close()
-    ground.later(TTL.total_seconds())
-    assert await ground.keys.find(secret) == key
+async def test_known_keys_expire_after_the_limit_of_the_cache(environment: Environment) -> None:
+    key, secret = await environment.made()
+    await environment.store.close()
+    environment.later(TTL.total_seconds())
+    assert await environment.keys.find(secret) == key
 
-    ground.later()
+    environment.later()
     for one in (secret, ids.api_key()):
         with pytest.raises(TemporaryError) as refused:
-            await ground.keys.find(one)
+            await environment.keys.find(one)
         assert refused.value.code == "database_unavailable"
 
-    await ground.store.open()
-    assert await ground.keys.find(secret) == key
+    await environment.store.open()
+    assert await environment.keys.find(secret) == key
 
 
-async def test_a_removed_key_is_unknown_at_once_and_stays_so(ground: Ground) -> None:
-    key, secret = await ground.made()
-    assert await ground.keys.remove(key.id)
-    assert await ground.keys.find(secret) is None
+async def test_a_removed_key_is_refused_at_once_and_for_good(environment: Environment) -> None:
+    key, secret = await environment.made()
+    assert await environment.keys.remove(key.id)
+    assert await environment.keys.find(secret) is None
 
-    await ground.store.close()
-    ground.later()
-    assert await ground.keys.find(secret) is None
+    await environment.store.close()
+    environment.later()
+    assert await environment.keys.find(secret) is None
 
 
-async def test_a_list_that_was_read_before_a_key_was_removed_does_not_bring_it_back(
-    ground: Ground,
+async def test_a_list_read_before_a_removal_does_not_restore_the_key(
+    environment: Environment,
 ) -> None:
-    key, secret = await ground.made()
-    _, kept = await ground.keys.create("b", Scope.FULL)
-    ground.later()
-    late = ground.database.hold()
-    slow = asyncio.create_task(ground.keys.find(kept))
-    await ground.database.asked.wait()
-    assert await ground.keys.remove(key.id)
-    ground.database.hold().set()
-    after = asyncio.create_task(ground.keys.find(secret))
+    key, secret = await environment.made()
+    _, kept = await environment.keys.create("b", Scope.FULL)
+    environment.later()
+    late = environment.database.hold()
+    slow = asyncio.create_task(environment.keys.find(kept))
+    await environment.database.asked.wait()
+    assert await environment.keys.remove(key.id)
+    environment.database.hold().set()
+    after = asyncio.create_task(environment.keys.find(secret))
     # Done already, unless it waits for the one before it.
     await asyncio.wait([after], timeout=0.2)
     late.set()
     assert await slow is not None
     assert await after is None
-    assert await ground.keys.find(secret) is None
+    assert await environment.keys.find(secret) is None
 
-    await ground.store.close()
-    ground.later()
-    assert await ground.keys.find(secret) is None
+    await environment.store.close()
+    environment.later()
+    assert await environment.keys.find(secret) is None
 
 
-async def test_a_database_that_does_not_answer_holds_up_nobody_for_long(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+async def test_a_silent_database_delays_requests_only_briefly(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.01)
-    key, secret = await ground.made()
-    ground.database.hold()
-    ground.later()
+    key, secret = await environment.made()
+    environment.database.hold()
+    environment.later()
     async with asyncio.timeout(30):
-        assert await ground.keys.find(secret) == key
-    reads = ground.database.reads
-    assert await ground.keys.find(secret) == key
-    assert ground.database.reads == reads
+        assert await environment.keys.find(secret) == key
+    reads = environment.database.reads
+    assert await environment.keys.find(secret) == key
+    assert environment.database.reads == reads
 
 
-async def test_the_first_read_takes_the_time_that_it_takes(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+async def test_the_first_read_has_no_timeout(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, secret = await ground.made()
-    fresh = ground.another()
+    key, secret = await environment.made()
+    fresh = environment.another()
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.0)
-    late = ground.database.hold()
+    late = environment.database.hold()
     found = asyncio.create_task(fresh.find(secret))
-    await ground.database.asked.wait()
+    await environment.database.asked.wait()
     # Longer than the patience that others have.
     await asyncio.sleep(0.05)
     assert not found.done()
@@ -218,29 +220,29 @@ async def test_the_first_read_takes_the_time_that_it_takes(
     assert await found == key
 
 
-async def test_without_a_first_read_every_key_is_refused(ground: Ground) -> None:
-    _, secret = await ground.made()
-    fresh = ground.another()
-    await ground.store.close()
+async def test_without_a_first_read_every_key_is_refused(environment: Environment) -> None:
+    _, secret = await environment.made()
+    fresh = environment.another()
+    await environment.store.close()
     with pytest.raises(TemporaryError) as refused:
         await fresh.find(secret)
     assert refused.value.code == "database_unavailable"
 
 
-async def test_all_who_wait_are_refused_with_the_first(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+async def test_all_waiting_requests_are_refused_with_the_first(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 0.05)
-    _, secret = await ground.made()
-    ground.later(TTL.total_seconds() + 1)
-    ground.database.hold()
-    reads = ground.database.reads
-    told = await asyncio.gather(
-        *(ground.keys.find(secret) for _ in range(20)), return_exceptions=True
+    _, secret = await environment.made()
+    environment.later(TTL.total_seconds() + 1)
+    environment.database.hold()
+    reads = environment.database.reads
+    errors = await asyncio.gather(
+        *(environment.keys.find(secret) for _ in range(20)), return_exceptions=True
     )
-    assert all(isinstance(error, TemporaryError) for error in told)
-    assert ground.database.reads == reads + 1
+    assert all(isinstance(error, TemporaryError) for error in errors)
+    assert environment.database.reads == reads + 1
 
     monkeypatch.setattr(module, "REFRESH_TIMEOUT", 60.0)
-    ground.database.hold().set()
-    assert await ground.keys.find(secret) is not None
+    environment.database.hold().set()
+    assert await environment.keys.find(secret) is not None

@@ -1,4 +1,4 @@
-"""What is left of a build's log when somebody else has written to the blob store."""
+"""Build logs after an attacker has written to the blob store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
         pytest.param(b"0\n" + bytes(MAX_READ), 0, b"", id="too large"),
     ],
 )
-async def test_what_is_no_log_is_an_empty_one(
+async def test_invalid_data_in_the_blob_store_is_read_as_an_empty_log(
     tmp_path: Path, stored: bytes, begin: int, data: bytes
 ) -> None:
     blobs, template = LocalBlobs(tmp_path), make_template()

@@ -63,7 +63,7 @@ class Site:
         await self.leases.heartbeat()
 
     async def built(self) -> None:
-        """Begin what is due, up to its end."""
+        """Start due builds and wait for their end."""
         await self.loop.once()
         await settled()
 
@@ -84,9 +84,9 @@ async def settled() -> None:
 
 
 @asynccontextmanager
-async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Site]:
+async def site(place: Path, index_url: str, **options: object) -> AsyncIterator[Site]:
     settings = Settings.model_validate(
-        {"data_dir": place, "packages": {"index_url": index_url}, "template": given}
+        {"data_dir": place, "packages": {"index_url": index_url}, "template": options}
     )
     clock, tasks = ManualClock(), BackgroundTasks()
     url = f"sqlite:///{place / 'atoll.db'}"
@@ -117,7 +117,7 @@ async def site(place: Path, index_url: str, **given: object) -> AsyncIterator[Si
 
 
 @pytest.mark.slow
-async def test_a_fault_that_may_pass_is_tried_again_a_second_later_each_time(
+async def test_a_temporary_fault_is_retried_with_growing_delays(
     bubblewrap: str, tmp_path: Path, nowhere: str
 ) -> None:
     async with site(tmp_path, f"{nowhere}/simple", build_retries=2) as here:
@@ -141,14 +141,14 @@ async def test_a_fault_that_may_pass_is_tried_again_a_second_later_each_time(
         assert template.status is FAILED
         assert template.build is not None
         assert "Gave up after 3 attempts" in (template.build.message or "")
-        said = (await here.builds.log("t")).decode()
-        assert [f"Attempt {n} to build" in said for n in (1, 2, 3)] == [True] * 3
+        log = (await here.builds.log("t")).decode()
+        assert [f"Attempt {n} to build" in log for n in (1, 2, 3)] == [True] * 3
         with pytest.raises(Conflict, match="Gave up") as caught:
             await here.templates.ready("t")
         assert caught.value.code == "template_not_ready"
 
 
-async def test_a_build_whose_replica_died_is_made_by_the_next(
+async def test_a_build_of_a_dead_replica_is_continued_by_the_next(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -165,7 +165,7 @@ async def test_a_build_whose_replica_died_is_made_by_the_next(
             assert template.build.installed == ("greet==1.0",)
 
 
-async def test_a_version_that_is_replaced_while_it_is_to_be_built_is_given_up(
+async def test_a_version_replaced_before_its_build_is_abandoned(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -197,7 +197,7 @@ async def test_a_change_that_needs_no_build_is_ready_at_once(
             assert (await here.templates.replace(here.template("greet==2.0"))).status is PENDING
 
 
-async def test_a_node_that_lacks_what_was_built_elsewhere_builds_it(
+async def test_a_node_without_a_build_of_another_node_repeats_it(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     with Index() as index:
@@ -220,7 +220,7 @@ async def test_a_node_that_lacks_what_was_built_elsewhere_builds_it(
             await here.builds.provide(template)
 
 
-async def test_the_sweep_removes_layers_and_versions_that_nobody_needs(
+async def test_the_sweep_removes_unused_layers_and_versions(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     async with site(tmp_path, "http://127.0.0.1:1/simple", versions=2) as here:

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import NotFound, PermanentError, TemporaryError
 from atoll.model.checkpoint import CheckpointRef, retained
-from tests.component.service.test_checkpoints import MEGABYTE, SESSION, Ground, made, tree
+from tests.component.service.test_checkpoints import MEGABYTE, SESSION, Environment, made, tree
 from tests.contract.stores.store_entities import NOW
 
 if TYPE_CHECKING:
@@ -23,33 +23,33 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def ground(tmp_path: Path, bubblewrap: str) -> AsyncIterator[Ground]:
-    async with made(tmp_path, bubblewrap) as ground:
-        yield ground
+async def environment(tmp_path: Path, bubblewrap: str) -> AsyncIterator[Environment]:
+    async with made(tmp_path, bubblewrap) as environment:
+        yield environment
 
 
-async def saved(ground: Ground) -> tuple[Path, Link]:
-    workspace, link = await ground.node("one")
+async def saved(environment: Environment) -> tuple[Path, Link]:
+    workspace, link = await environment.node("one")
     for number in range(3):
         content = random.Random(number).randbytes(MEGABYTE)
         (workspace / f"large {number}").write_bytes(content)
     (workspace / "small").write_text("small")
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
     return workspace, link
 
 
-async def test_what_is_whole_is_verified(ground: Ground) -> None:
-    await saved(ground)
+async def test_a_complete_backup_is_verified(environment: Environment) -> None:
+    await saved(environment)
 
-    verified = await ground.checkpoints.verify(SESSION)
+    verified = await environment.checkpoints.verify(SESSION)
 
-    assert verified == await ground.checkpoints.get(SESSION)
-    assert await ground.checkpoints.is_synced(SESSION)
+    assert verified == await environment.checkpoints.get(SESSION)
+    assert await environment.checkpoints.is_synced(SESSION)
 
 
-async def test_what_was_never_saved_cannot_be_verified(ground: Ground) -> None:
+async def test_a_missing_backup_cannot_be_verified(environment: Environment) -> None:
     with pytest.raises(NotFound) as refused:
-        await ground.checkpoints.verify(SESSION)
+        await environment.checkpoints.verify(SESSION)
     assert refused.value.code == "checkpoint_not_found"
 
 
@@ -73,116 +73,118 @@ def harm(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HARM)
-async def test_each_object_and_page_that_is_not_as_it_was_is_found(
-    ground: Ground, how: str
+async def test_every_changed_object_and_page_is_detected(
+    environment: Environment, how: str
 ) -> None:
-    await saved(ground)
-    for path in list(ground.blobs.glob("*/*/data/*")):
+    await saved(environment)
+    for path in list(environment.blobs.glob("*/*/data/*")):
         kept = path.read_bytes()
         harm(path, how)
         with pytest.raises(PermanentError) as refused:
-            await ground.checkpoints.verify(SESSION)
+            await environment.checkpoints.verify(SESSION)
         assert refused.value.code == "checkpoint_damaged"
         assert path.name in refused.value.message
         path.write_bytes(kept)
-    await ground.checkpoints.verify(SESSION)
+    await environment.checkpoints.verify(SESSION)
 
 
-def data(ground: Ground) -> set[Path]:
-    return set(ground.blobs.glob("*/*/data/*"))
+def data(environment: Environment) -> set[Path]:
+    return set(environment.blobs.glob("*/*/data/*"))
 
 
-async def two(ground: Ground) -> tuple[Path, Link, set[Path], dict[str, tuple[object, ...]]]:
+async def two(
+    environment: Environment,
+) -> tuple[Path, Link, set[Path], dict[str, tuple[object, ...]]]:
     """Two backups; what only the second has, and the tree of the first."""
-    workspace, link = await ground.node("one")
+    workspace, link = await environment.node("one")
     (workspace / "shared").write_bytes(random.Random(1).randbytes(MEGABYTE))
     (workspace / "file").write_bytes(random.Random(2).randbytes(MEGABYTE))
     (workspace / "only in the first").write_text("x")
-    await ground.checkpoints.take(SESSION, link)
-    first, before = tree(workspace), data(ground)
+    await environment.checkpoints.take(SESSION, link)
+    first, before = tree(workspace), data(environment)
     (workspace / "file").write_bytes(random.Random(3).randbytes(MEGABYTE))
     (workspace / "only in the first").unlink()
     (workspace / "a new one").write_text("y")
-    await ground.checkpoints.take(SESSION, link)
-    return workspace, link, data(ground) - before, first
+    await environment.checkpoints.take(SESSION, link)
+    return workspace, link, data(environment) - before, first
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HARM)
-async def test_what_is_restored_is_the_older_one_when_the_newest_is_harmed(
-    ground: Ground, how: str
+async def test_the_previous_backup_is_restored_when_the_newest_is_damaged(
+    environment: Environment, how: str
 ) -> None:
-    workspace, link, only, first = await two(ground)
-    manifest = max(ground.blobs.glob("*/*/manifests/*"))
+    workspace, link, only, first = await two(environment)
+    manifest = max(environment.blobs.glob("*/*/manifests/*"))
     for number, path in enumerate([manifest, *sorted(only)]):
         kept = path.read_bytes()
         harm(path, how)
-        restored = await ground.restored(f"{number}")
+        restored = await environment.restored(f"{number}")
         assert tree(restored) == first, "all of it, and nothing of the other"
-        assert ground.last is not None
-        assert (ground.last.backup.number, ground.last.older) == (1, True)
+        assert environment.last is not None
+        assert (environment.last.backup.number, environment.last.older) == (1, True)
         path.write_bytes(kept)
-    # All is there again, but nobody can know: the next one relies on nothing of it.
-    assert tree(await ground.restored("whole")) == tree(workspace)
+    # All objects exist again, but that cannot be known: the next save relies on none of them.
+    assert tree(await environment.restored("whole")) == tree(workspace)
     harm(sorted(only)[0], how)
-    await ground.checkpoints.take(SESSION, link)
-    await ground.checkpoints.verify(SESSION)
-    assert tree(await ground.restored("after")) == tree(workspace)
-    assert ground.last is not None
-    assert (ground.last.backup.number, ground.last.older) == (3, False)
+    await environment.checkpoints.take(SESSION, link)
+    await environment.checkpoints.verify(SESSION)
+    assert tree(await environment.restored("after")) == tree(workspace)
+    assert environment.last is not None
+    assert (environment.last.backup.number, environment.last.older) == (3, False)
 
 
-async def test_when_no_backup_is_whole_that_is_said(ground: Ground) -> None:
-    workspace, link, _, _ = await two(ground)
-    for path in data(ground):
+async def test_an_error_reports_that_no_backup_is_complete(environment: Environment) -> None:
+    workspace, link, _, _ = await two(environment)
+    for path in data(environment):
         harm(path, "flipped")
 
     with pytest.raises(PermanentError) as refused:
-        await ground.restored("two")
+        await environment.restored("two")
     assert refused.value.code == "checkpoint_damaged"
 
     # The workspace is on its node still: the next save makes all good.
-    await ground.checkpoints.take(SESSION, link)
-    await ground.checkpoints.verify(SESSION)
-    assert tree(await ground.restored("three")) == tree(workspace)
+    await environment.checkpoints.take(SESSION, link)
+    await environment.checkpoints.verify(SESSION)
+    assert tree(await environment.restored("three")) == tree(workspace)
 
 
-async def test_what_was_verified_as_damaged_is_stored_again_by_the_next_save(
-    ground: Ground,
+async def test_damaged_objects_are_stored_again_by_the_next_save(
+    environment: Environment,
 ) -> None:
-    workspace, link = await saved(ground)
-    harm(max(data(ground), key=lambda path: path.stat().st_size), "flipped")
+    workspace, link = await saved(environment)
+    harm(max(data(environment), key=lambda path: path.stat().st_size), "flipped")
     with pytest.raises(PermanentError):
-        await ground.checkpoints.verify(SESSION)
+        await environment.checkpoints.verify(SESSION)
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    await ground.checkpoints.verify(SESSION)
-    assert tree(await ground.restored("two")) == tree(workspace)
+    await environment.checkpoints.verify(SESSION)
+    assert tree(await environment.restored("two")) == tree(workspace)
 
 
 @pytest.mark.slow
-async def test_so_many_settled_backups_are_kept_and_share_what_did_not_change(
+async def test_the_configured_number_of_backups_is_kept_and_shares_unchanged_data(
     tmp_path: Path, bubblewrap: str
 ) -> None:
-    async with made(tmp_path, bubblewrap, backups=3) as ground:
-        workspace, link = await ground.node("one")
+    async with made(tmp_path, bubblewrap, backups=3) as environment:
+        workspace, link = await environment.node("one")
         (workspace / "large").write_bytes(random.Random(1).randbytes(4 * MEGABYTE))
         trees = []
         for number in range(6):
             (workspace / "file").write_text(f"{number}")
             # Code runs during every other one.
             quiet = functools.partial(bool, number % 2)
-            await ground.checkpoints.take(SESSION, link, quiet=quiet)
+            await environment.checkpoints.take(SESSION, link, quiet=quiet)
             trees.append(tree(workspace))
-        last = await ground.checkpoints.get(SESSION)
+        last = await environment.checkpoints.get(SESSION)
         assert last is not None
         assert [one.number for one in last.backups] == [6, 5, 4, 2]
-        assert sum(ground.objects().values()) < 4.2 * MEGABYTE
-        manifests = sorted(ground.blobs.glob("*/*/manifests/*"))
+        assert sum(environment.objects().values()) < 4.2 * MEGABYTE
+        manifests = sorted(environment.blobs.glob("*/*/manifests/*"))
         assert len(manifests) == 4
         for manifest, expected in zip(manifests[::-1], (5, 4, 3, 1), strict=True):
-            assert tree(await ground.restored(f"{expected}")) == trees[expected]
+            assert tree(await environment.restored(f"{expected}")) == trees[expected]
             manifest.unlink()
 
 
@@ -197,7 +199,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("given", "settled", "backups", "stay"), CASES.values(), ids=CASES.keys())
-async def test_which_older_ones_stay(
+async def test_older_backups_are_retained_by_the_rules(
     given: list[tuple[int, bool]], settled: bool, backups: int, stay: list[int]
 ) -> None:
     candidates = [CheckpointRef(n, f"m{n}", NOW, 0, 0, "node", of) for n, of in given]
@@ -207,24 +209,24 @@ async def test_which_older_ones_stay(
     assert [one.number for one in kept] == stay
 
 
-async def test_a_save_that_is_broken_off_at_any_put_leaves_the_last_one_whole(
-    ground: Ground,
+async def test_a_save_interrupted_at_any_put_keeps_the_last_backup_complete(
+    environment: Environment,
 ) -> None:
-    workspace, link, _, _ = await two(ground)
+    workspace, link, _, _ = await two(environment)
     expected = tree(workspace)
     for number in range(3):
         (workspace / f"more {number}").write_bytes(random.Random(number).randbytes(MEGABYTE))
-    puts, broken = ground.breaking, 0
+    puts, broken = environment.breaking, 0
     while True:
         puts.left = broken
         try:
-            await ground.checkpoints.take(SESSION, link)
+            await environment.checkpoints.take(SESSION, link)
             break
         except TemporaryError:
             broken += 1
         puts.left = None
-        await ground.checkpoints.verify(SESSION)
-        assert tree(await ground.restored(f"after {broken}")) == expected
+        await environment.checkpoints.verify(SESSION)
+        assert tree(await environment.restored(f"after {broken}")) == expected
     puts.left = None
     assert broken > 3
-    assert tree(await ground.restored("last")) == tree(workspace)
+    assert tree(await environment.restored("last")) == tree(workspace)

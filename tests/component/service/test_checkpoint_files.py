@@ -1,4 +1,4 @@
-"""Files of sessions that are away, as they were kept."""
+"""Files of unavailable sessions, read from their checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENT = b"0123456789"
 ENTRY = FileInfo("a", "file", 10, 0o644, datetime(2026, 1, 1, tzinfo=UTC), "tag")
 
 
-class Shelf:
+class StoredFiles:
     """What was kept: one file of every session."""
 
     async def open(
@@ -52,7 +52,9 @@ async def read(files: Files, session_id: str, part: ByteRange | None = None) -> 
 
 
 @pytest.mark.parametrize("away", ["ended", "elsewhere"])
-async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, away: str) -> None:
+async def test_files_of_an_unavailable_session_are_read_from_the_checkpoint(
+    tmp_path: Path, away: str
+) -> None:
     async with parts(tmp_path, SystemClock()) as found:
         fields = {"status": SessionStatus.TERMINATED} if away == "ended" else {}
         session = make_session(runtime_node="another", **fields)
@@ -62,7 +64,7 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
             found.access,
             found.driver,
             work_timeout=work_timeout,
-            checkpoint_files=cast("CheckpointFiles", Shelf()),
+            checkpoint_files=cast("CheckpointFiles", StoredFiles()),
         )
 
         assert await read(files, session.id) == CONTENT
@@ -73,7 +75,8 @@ async def test_what_was_kept_is_read_when_the_session_is_away(tmp_path: Path, aw
         page = await files.list(session.id, "", cursor=None, limit=10)
         assert page.items == (ENTRY,)
         assert (await files.list(session.id, "", cursor=page.next_cursor, limit=10)).items == ()
-        # What was not kept, and without a shelf everything, is as far away as the session.
+        # Files that were not saved, and all files without a blob store, are as unavailable as the
+        # session.
         for call in (
             files.read(session.id, "b"),
             Files(found.access, found.driver, work_timeout=work_timeout).read(session.id, "a"),

@@ -1,4 +1,4 @@
-"""A workspace goes to the blob store and comes back, by real executors."""
+"""Workspaces are saved to the blob store and restored by real executors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MEGABYTE = 1 << 20
 
 
 class Breaking(LocalBlobs):
-    """A blob store that can go away after so many puts."""
+    """A blob store that can become unavailable after a number of puts."""
 
     left: int | None = None
 
@@ -64,8 +64,8 @@ class Breaking(LocalBlobs):
         await super().put(key, data)
 
 
-class Ground:
-    """A blob store, and as many nodes as are asked for."""
+class Environment:
+    """A blob store and any number of nodes."""
 
     def __init__(
         self, place: Path, bubblewrap: str, checkpoints: Checkpoints, breaking: Breaking
@@ -79,7 +79,7 @@ class Ground:
         self.last: Restored | None = None
 
     async def node(self, name: str) -> tuple[Path, Link]:
-        """An executor of its own; its workspace, and the link to it."""
+        """Start an executor; returns its workspace and the link to it."""
         home = self.place / name
         home.mkdir()
         started = self._stack.enter_context(executors.executor(self._bubblewrap, home))
@@ -109,7 +109,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterator[Ground]:
+async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterator[Environment]:
     given, clock = Settings(data_dir=place), ManualClock()
     store = SqlStore(
         [f"sqlite:///{place / 'atoll.db'}"], sqlite=given.sqlite, database=given.database
@@ -121,19 +121,19 @@ async def made(place: Path, bubblewrap: str, *, backups: int = 2) -> AsyncIterat
     await leases.start()
     blobs = Breaking(place / "blobs")
     checkpoints = checkpoints_on(store, blobs, leases, clock, "node_1", backups=backups)
-    ground = Ground(place, bubblewrap, checkpoints, blobs)
+    environment = Environment(place, bubblewrap, checkpoints, blobs)
     try:
-        yield ground
+        yield environment
     finally:
-        await ground.close()
+        await environment.close()
         await coordination.close()
         await store.close()
 
 
 @pytest.fixture
-async def ground(tmp_path: Path, bubblewrap: str) -> AsyncIterator[Ground]:
-    async with made(tmp_path, bubblewrap) as ground:
-        yield ground
+async def environment(tmp_path: Path, bubblewrap: str) -> AsyncIterator[Environment]:
+    async with made(tmp_path, bubblewrap) as environment:
+        yield environment
 
 
 def tree(top: Path) -> dict[str, tuple[object, ...]]:
@@ -155,8 +155,8 @@ def tree(top: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-async def test_everything_comes_back_as_it_was(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_restored_workspace_equals_the_saved_one(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "deep" / "er").mkdir(parents=True)
     (workspace / "deep" / "er" / "file").write_text("content")
     (workspace / "empty").touch()
@@ -175,26 +175,28 @@ async def test_everything_comes_back_as_it_was(ground: Ground) -> None:
     os.mkfifo(workspace / "pipe")
     os.utime(workspace / "run", ns=(1_000_000_007, 1_000_000_007))
 
-    taken = await ground.checkpoints.take(SESSION, link)
+    taken = await environment.checkpoints.take(SESSION, link)
 
     assert taken is not None
     assert (taken.number, taken.files) == (1, 7)
-    other = await ground.restored("two")
+    other = await environment.restored("two")
     expected = tree(workspace)
     assert tree(other) == expected
     assert "pipe" not in {path.name for path in other.iterdir()}
 
 
-async def test_what_has_no_rights_for_its_owner_is_kept_too(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_files_without_permissions_for_their_owner_are_saved_too(
+    environment: Environment,
+) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "shut").mkdir()
     (workspace / "shut" / "secret").write_text("kept")
     (workspace / "shut" / "secret").chmod(0)
     (workspace / "shut").chmod(0)
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    other = await ground.restored("two")
+    other = await environment.restored("two")
     assert stat.S_IMODE((other / "shut").stat().st_mode) == 0
     (other / "shut").chmod(0o700)
     assert stat.S_IMODE((other / "shut" / "secret").stat().st_mode) == 0
@@ -203,43 +205,45 @@ async def test_what_has_no_rights_for_its_owner_is_kept_too(ground: Ground) -> N
     assert stat.S_IMODE((workspace / "shut").stat().st_mode) == 0
 
 
-async def test_an_empty_workspace_needs_no_checkpoint(ground: Ground) -> None:
-    _, link = await ground.node("one")
+async def test_an_empty_workspace_needs_no_checkpoint(environment: Environment) -> None:
+    _, link = await environment.node("one")
 
-    assert await ground.checkpoints.take(SESSION, link) is None
+    assert await environment.checkpoints.take(SESSION, link) is None
     with pytest.raises(NotFound) as refused:
-        await ground.restored("two")
+        await environment.restored("two")
     assert refused.value.code == "checkpoint_not_found"
 
 
-async def test_a_workspace_that_did_not_change_is_not_written_again(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_an_unchanged_workspace_is_not_written_again(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "a").write_text("1")
-    first = await ground.checkpoints.take(SESSION, link)
-    stored = ground.objects()
+    first = await environment.checkpoints.take(SESSION, link)
+    stored = environment.objects()
 
-    assert await ground.checkpoints.take(SESSION, link) == first
-    assert ground.objects() == stored
+    assert await environment.checkpoints.take(SESSION, link) == first
+    assert environment.objects() == stored
 
 
-async def test_of_two_at_the_same_time_the_second_builds_on_the_first(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_of_two_concurrent_checkpoints_the_second_builds_on_the_first(
+    environment: Environment,
+) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "file").write_text("first")
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
     (workspace / "file").write_text("second")
-    taken = await asyncio.gather(*(ground.checkpoints.take(SESSION, link) for _ in range(3)))
+    taken = await asyncio.gather(*(environment.checkpoints.take(SESSION, link) for _ in range(3)))
     assert [each.number for each in taken if each is not None] == [2, 2, 2]
-    assert tree(await ground.restored("two")) == tree(workspace)
+    assert tree(await environment.restored("two")) == tree(workspace)
 
 
-async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_only_changed_data_is_stored_again(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     content = random.Random(2).randbytes(3 * MAX_OBJECT)
     (workspace / "large").write_bytes(content)
     for number in range(300):
         (workspace / f"{number}").write_text(f"small {number}")
-    await ground.checkpoints.take(SESSION, link)
-    before = ground.objects()
+    await environment.checkpoints.take(SESSION, link)
+    before = environment.objects()
 
     with (workspace / "large").open("r+b") as file:
         file.seek(MAX_OBJECT + 5)
@@ -247,91 +251,93 @@ async def test_only_what_changed_is_stored_anew(ground: Ground) -> None:
     (workspace / "7").write_text("another seven")
     (workspace / "8").unlink()
     (workspace / "9").rename(workspace / "nine")
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    added = {name: size for name, size in ground.objects().items() if name not in before}
+    added = {name: size for name, size in environment.objects().items() if name not in before}
     assert sum(added.values()) < 1.1 * MAX_OBJECT
-    assert tree(await ground.restored("two")) == tree(workspace)
+    assert tree(await environment.restored("two")) == tree(workspace)
 
 
-async def test_what_is_no_longer_needed_goes_with_the_checkpoint_after_the_next(
-    ground: Ground,
+async def test_unused_objects_are_removed_with_the_next_but_one_checkpoint(
+    environment: Environment,
 ) -> None:
-    workspace, link = await ground.node("one")
+    workspace, link = await environment.node("one")
     for round_ in range(12):
         (workspace / "file").write_bytes(random.Random(round_).randbytes(2 * MEGABYTE))
-        await ground.checkpoints.take(SESSION, link)
+        await environment.checkpoints.take(SESSION, link)
 
-    assert sum(ground.objects().values()) < 5 * MEGABYTE
-    assert len(list(ground.blobs.glob("*/*/manifests/*"))) <= 2
+    assert sum(environment.objects().values()) < 5 * MEGABYTE
+    assert len(list(environment.blobs.glob("*/*/manifests/*"))) <= 2
 
 
-async def test_content_that_comes_back_is_not_removed_with_what_went(ground: Ground) -> None:
-    workspace, link = await ground.node("a")
+async def test_content_that_was_restored_is_not_removed(environment: Environment) -> None:
+    workspace, link = await environment.node("a")
     for content in ("first", "second", "first", "third", "first"):
         (workspace / "file").write_text(content)
-        await ground.checkpoints.take(SESSION, link)
-    restored = await ground.restored("b")
+        await environment.checkpoints.take(SESSION, link)
+    restored = await environment.restored("b")
     assert (restored / "file").read_text() == "first"
 
 
-async def test_objects_that_are_mostly_out_of_use_are_left_behind(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_mostly_unused_objects_are_rewritten(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     for number in range(100):
         (workspace / f"{number}").write_bytes(random.Random(number).randbytes(10_000))
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
     for number in range(90):
         (workspace / f"{number}").unlink()
     for round_ in range(3):
         (workspace / "other").write_text(f"{round_}")
-        await ground.checkpoints.take(SESSION, link)
+        await environment.checkpoints.take(SESSION, link)
 
-    assert sum(ground.objects().values()) < 250_000
-    assert tree(await ground.restored("two")) == tree(workspace)
+    assert sum(environment.objects().values()) < 250_000
+    assert tree(await environment.restored("two")) == tree(workspace)
 
 
-async def test_the_same_content_is_stored_once(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_the_same_content_is_stored_once(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     block, piece = random.Random(3).randbytes(MAX_OBJECT), random.Random(4).randbytes(50_000)
     for number in range(3):
         (workspace / f"large {number}").write_bytes(block)
         (workspace / f"small {number}").write_bytes(piece)
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    assert sum(ground.objects().values()) < MAX_OBJECT + 60_000
-    assert tree(await ground.restored("two")) == tree(workspace)
+    assert sum(environment.objects().values()) < MAX_OBJECT + 60_000
+    assert tree(await environment.restored("two")) == tree(workspace)
 
 
-async def test_a_file_of_holes_takes_no_room_and_keeps_its_holes(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_sparse_file_uses_no_space_and_keeps_its_holes(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     with (workspace / "sparse").open("wb") as file:
         file.truncate(3 << 30)
         file.seek(1 << 30)
         file.write(b"here")
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    assert sum(ground.objects().values()) < MEGABYTE
-    status = (await ground.restored("two") / "sparse").stat()
+    assert sum(environment.objects().values()) < MEGABYTE
+    status = (await environment.restored("two") / "sparse").stat()
     assert (status.st_size, status.st_blocks * 512 < MEGABYTE) == (3 << 30, True)
-    with (ground.place / "two" / "workspace" / "sparse").open("rb") as file:
+    with (environment.place / "two" / "workspace" / "sparse").open("rb") as file:
         file.seek((1 << 30) - 1)
         assert file.read(6) == b"\0here\0"
 
 
-async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_database_in_the_workspace_is_restored_consistently(
+    environment: Environment,
+) -> None:
+    workspace, link = await environment.node("one")
     database = sqlite3.connect(workspace / "data.db")
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("CREATE TABLE numbers (value INTEGER)")
     with database:
         database.executemany("INSERT INTO numbers VALUES (?)", [(n,) for n in range(20_000)])
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
     database.close()
-    copy = sqlite3.connect(await ground.restored("two") / "data.db")
+    copy = sqlite3.connect(await environment.restored("two") / "data.db")
     assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert copy.execute("SELECT count(*), sum(value) FROM numbers").fetchone() == (
         20_000,
@@ -341,48 +347,50 @@ async def test_a_database_in_the_workspace_is_whole_on_the_other_side(ground: Gr
 
 
 @pytest.mark.slow
-async def test_twenty_thousand_small_files_come_back(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_twenty_thousand_small_files_are_restored(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     for number in range(20):
         directory = workspace / f"d{number}"
         directory.mkdir()
         for each in range(1000):
             (directory / f"f{each}").write_bytes(b"%d" % (number * each))
 
-    taken = await ground.checkpoints.take(SESSION, link)
+    taken = await environment.checkpoints.take(SESSION, link)
 
     assert taken is not None
     assert taken.files == 20_000
-    assert len(ground.objects()) < 200
-    other = await ground.restored("two")
+    assert len(environment.objects()) < 200
+    other = await environment.restored("two")
     assert sum(len(files) for _, _, files in os.walk(other)) == 20_000
     assert (other / "d19" / "f999").read_bytes() == b"%d" % (19 * 999)
 
 
-async def test_damage_in_the_blob_store_is_noticed(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_damage_in_the_blob_store_is_detected(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "file").write_bytes(random.Random(5).randbytes(MEGABYTE))
-    await ground.checkpoints.take(SESSION, link)
-    largest = max(ground.blobs.glob("*/*/data/*"), key=lambda path: path.stat().st_size)
+    await environment.checkpoints.take(SESSION, link)
+    largest = max(environment.blobs.glob("*/*/data/*"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[100] ^= 1
     largest.write_bytes(data)
 
     with pytest.raises(PermanentError) as refused:
-        await ground.restored("two")
+        await environment.restored("two")
     assert refused.value.code == "checkpoint_damaged"
     # And it is no reason not to take another.
-    manifest = next(ground.blobs.glob("*/*/manifests/*"))
+    manifest = next(environment.blobs.glob("*/*/manifests/*"))
     manifest.unlink()
     (workspace / "more").write_text("x")
     largest.unlink()
-    await ground.checkpoints.take(SESSION, link)
-    assert tree(await ground.restored("three")) == tree(workspace)
+    await environment.checkpoints.take(SESSION, link)
+    assert tree(await environment.restored("three")) == tree(workspace)
 
 
 @pytest.mark.slow
-async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_files_changed_during_a_checkpoint_do_not_damage_others(
+    environment: Environment,
+) -> None:
+    workspace, link = await environment.node("one")
     for number in range(200):
         (workspace / f"{number:03}").write_bytes(random.Random(number).randbytes(200_000))
     stop = workspace / "stop"
@@ -405,59 +413,59 @@ async def test_code_that_changes_files_meanwhile_spoils_nothing_else(ground: Gro
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", churn)
     try:
         for _ in range(3):
-            assert await ground.checkpoints.take(SESSION, link) is not None
+            assert await environment.checkpoints.take(SESSION, link) is not None
     finally:
         stop.touch()
         await process.wait()
-    assert await ground.checkpoints.take(SESSION, link) is not None
-    other = tree(await ground.restored("two"))
+    assert await environment.checkpoints.take(SESSION, link) is not None
+    other = tree(await environment.restored("two"))
     assert other == tree(workspace)
     assert b"root:" not in b"".join(item[3] for item in other.values() if item[0] == "file")  # type: ignore[misc]
 
 
 @pytest.mark.slow
-async def test_one_file_can_be_read_out_of_a_checkpoint(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_single_file_can_be_read_from_a_checkpoint(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     content = random.Random(6).randbytes(MAX_OBJECT + 12_345)
     (workspace / "a" / "b").mkdir(parents=True)
     (workspace / "a" / "b" / "large").write_bytes(content)
     for number in range(3000):
         (workspace / "a" / f"{number}").write_text(str(number))
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    entry = await ground.checkpoints.find(SESSION, "a/b/large")
+    entry = await environment.checkpoints.find(SESSION, "a/b/large")
     assert entry is not None
-    pieces = [piece async for piece in ground.checkpoints.content(SESSION, entry)]
+    pieces = [piece async for piece in environment.checkpoints.content(SESSION, entry)]
     assert b"".join(pieces) == content
     middle = [
         piece
-        async for piece in ground.checkpoints.content(
+        async for piece in environment.checkpoints.content(
             SESSION, entry, MAX_OBJECT - 10, MAX_OBJECT + 10
         )
     ]
     assert b"".join(middle) == content[MAX_OBJECT - 10 : MAX_OBJECT + 10]
     for name in ("a/0", "a/1234", "a/2999"):
-        found = await ground.checkpoints.find(SESSION, name)
+        found = await environment.checkpoints.find(SESSION, name)
         assert found is not None
-        (text,) = [piece async for piece in ground.checkpoints.content(SESSION, found)]
+        (text,) = [piece async for piece in environment.checkpoints.content(SESSION, found)]
         assert text.decode() == name[2:]
     for name in ("a/absent", "absent", "z", "a/b/large/x"):
-        assert await ground.checkpoints.find(SESSION, name) is None
-    listed = [entry.path async for entry in ground.checkpoints.entries(SESSION)]
+        assert await environment.checkpoints.find(SESSION, name) is None
+    listed = [entry.path async for entry in environment.checkpoints.entries(SESSION)]
     assert len(listed) == 3003
     assert listed == sorted(listed, key=lambda path: path.split("/"))
 
 
-async def test_what_is_forgotten_leaves_nothing(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_removed_checkpoint_leaves_nothing(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     (workspace / "file").write_text("x")
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    await ground.checkpoints.forget(SESSION)
+    await environment.checkpoints.forget(SESSION)
 
-    assert ground.objects() == {}
-    assert await ground.checkpoints.get(SESSION) is None
-    assert await ground.checkpoints.find(SESSION, "file") is None
+    assert environment.objects() == {}
+    assert await environment.checkpoints.get(SESSION) is None
+    assert await environment.checkpoints.find(SESSION, "file") is None
 
 
 # The manifest
@@ -497,7 +505,7 @@ _entries = st.builds(_with_parts, _bare_entries, _parts)
 
 @given(st.lists(_entries, max_size=50))
 @settings(deadline=None, max_examples=50)
-async def test_pages_give_back_what_was_written(entries: list[Entry]) -> None:
+async def test_pages_return_the_written_entries(entries: list[Entry]) -> None:
     writer, pages = PageWriter(), []
     for entry in entries:
         page = writer.add(entry)
@@ -514,7 +522,7 @@ async def test_pages_give_back_what_was_written(entries: list[Entry]) -> None:
     st.integers(0, 60),
     st.integers(0, 60),
 )
-async def test_a_span_is_what_a_slice_is(lengths: list[int], start: int, end: int) -> None:
+async def test_a_span_equals_a_slice(lengths: list[int], start: int, end: int) -> None:
     content = bytes(range(sum(lengths)))
     parts, place = [], 0
     for length in lengths:
@@ -538,8 +546,10 @@ async def test_a_manifest_of_another_version_is_refused() -> None:
 
 
 @pytest.mark.slow
-async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_a_file_of_very_many_parts_is_restored_from_few_objects(
+    environment: Environment,
+) -> None:
+    workspace, link = await environment.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(15_000):
             file.seek(number * 3 * 4096)
@@ -551,10 +561,10 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
             file.seek(number * MAX_OBJECT - 4)
             file.write(b"here")
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    assert len(ground.objects()) < 30
-    other = await ground.restored("two")
+    assert len(environment.objects()) < 30
+    other = await environment.restored("two")
     for name in ("sparse", "wide"):
         same = await asyncio.create_subprocess_exec("cmp", workspace / name, other / name)
         assert await same.wait() == 0
@@ -562,25 +572,25 @@ async def test_a_file_of_very_many_pieces_comes_back_from_few_objects(ground: Gr
         assert (other / name).stat().st_blocks * 512 < 200 * MEGABYTE
 
 
-async def test_a_file_of_more_pieces_than_a_checkpoint_has_is_left_out_and_told(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+async def test_a_file_with_too_many_parts_is_omitted_and_reported(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming_file, "MAX_PARTS", 100)
-    workspace, link = await ground.node("one")
+    workspace, link = await environment.node("one")
     with (workspace / "sparse").open("wb") as file:
         for number in range(200):
             file.seek(number * 3 * 4096)
             file.write(b"%d" % number)
     (workspace / "other").write_text("kept")
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    assert ground.manifest().cut
-    assert tree(await ground.restored("two")) == {"other": tree(workspace)["other"]}
+    assert environment.manifest().cut
+    assert tree(await environment.restored("two")) == {"other": tree(workspace)["other"]}
 
 
-async def test_sizes_that_no_number_holds_are_no_obstacle(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_sizes_beyond_the_range_of_numbers_are_handled(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     largest = 1 << 40
     with contextlib.suppress(OSError):
         for each in (41, 42, 43, 50, 60, 62):
@@ -592,20 +602,20 @@ async def test_sizes_that_no_number_holds_are_no_obstacle(ground: Ground) -> Non
         with (workspace / f"{number}").open("wb") as file:
             file.truncate(largest)
 
-    taken = await ground.checkpoints.take(SESSION, link)
+    taken = await environment.checkpoints.take(SESSION, link)
 
     assert taken is not None
     assert taken.size == min(4 * largest, 2**63 - 1)
 
 
-async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Ground) -> None:
-    workspace, link = await ground.node("one")
+async def test_paths_longer_than_the_kernel_accepts_are_saved(environment: Environment) -> None:
+    workspace, link = await environment.node("one")
     _down(workspace, "\udcff" * 250, 40, {"end": b"deep"})
 
-    await ground.checkpoints.take(SESSION, link)
+    await environment.checkpoints.take(SESSION, link)
 
-    assert not ground.manifest().cut
-    other = await ground.restored("two")
+    assert not environment.manifest().cut
+    other = await environment.restored("two")
     here = os.open(other, os.O_RDONLY)
     for _ in range(40):
         here = os.open("\udcff" * 250, os.O_RDONLY, dir_fd=here)
@@ -613,19 +623,19 @@ async def test_paths_longer_than_the_kernel_takes_at_once_are_kept(ground: Groun
 
 
 @pytest.mark.slow
-async def test_many_names_at_the_end_of_a_very_long_path_do_not_break_the_link(
-    ground: Ground,
+async def test_many_names_in_a_very_long_path_do_not_break_the_link(
+    environment: Environment,
 ) -> None:
-    workspace, link = await ground.node("one")
+    workspace, link = await environment.node("one")
     _down(workspace, "\udcff" * 255, 60, {f"{number}": b"x" for number in range(2500)})
     _down(workspace, "d" * 255, 150, {f"{number}": b"x" for number in range(2500)})
 
-    taken = await ground.checkpoints.take(SESSION, link)
+    taken = await environment.checkpoints.take(SESSION, link)
 
     assert link.alive
     assert taken is not None
     assert taken.files == 2500
-    assert ground.manifest().cut
+    assert environment.manifest().cut
 
 
 def _down(top: Path, name: str, levels: int, files: dict[str, bytes]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OLD, NEW = os.urandom(32).hex(), base64.b64encode(os.urandom(32)).decode()
 
 
-def test_what_was_sealed_opens_for_the_same_thing_only() -> None:
+def test_sealed_text_can_be_opened_only_for_the_same_purpose() -> None:
     sealing = Encryption([NEW])
     sealed = sealing.seal("the value", "session a, name X")
 
@@ -31,17 +31,17 @@ def test_what_was_sealed_opens_for_the_same_thing_only() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ünïcödé\n", "\udc80 no text", "x" * 65536])
-def test_any_text_comes_back_as_it_was(text: str) -> None:
+def test_any_text_is_restored_unchanged(text: str) -> None:
     sealing = Encryption([NEW])
     assert sealing.open(sealing.seal(text, "it"), "it") == text
 
 
-def test_the_same_text_is_never_sealed_to_the_same() -> None:
+def test_the_same_text_is_sealed_differently_each_time() -> None:
     sealing = Encryption([NEW])
     assert len({sealing.seal("text", "it") for _ in range(100)}) == 100
 
 
-def test_a_key_that_was_replaced_still_opens_and_seals_no_more() -> None:
+def test_a_replaced_key_still_opens_but_no_longer_seals() -> None:
     before = Encryption([OLD]).seal("text", "it")
     both = Encryption([NEW, OLD])
 
@@ -51,11 +51,11 @@ def test_a_key_that_was_replaced_still_opens_and_seals_no_more() -> None:
 
 
 @pytest.mark.parametrize("sealed", ["", "1:", "1:AAAA", "1:not base64", "2:AAAA", "ü"])
-def test_what_is_no_sealed_text_does_not_open(sealed: str) -> None:
+def test_invalid_sealed_text_cannot_be_opened(sealed: str) -> None:
     assert Encryption([NEW]).open(sealed, "it") is None
 
 
-def test_one_changed_byte_is_noticed() -> None:
+def test_one_changed_byte_is_detected() -> None:
     sealing = Encryption([NEW])
     data = bytearray(base64.b64decode(sealing.seal("text", "it")[2:]))
     for place in range(len(data)):
@@ -63,7 +63,7 @@ def test_one_changed_byte_is_noticed() -> None:
         assert sealing.open("1:" + base64.b64encode(changed).decode(), "it") is None
 
 
-def test_a_key_file_is_made_when_it_is_needed_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_key_file_is_created_on_demand_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "secret-key"
     assert Encryption(file=file).open("1:AAAA", "it") is None
     assert not file.exists()
@@ -74,7 +74,7 @@ def test_a_key_file_is_made_when_it_is_needed_and_is_its_owners_alone(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["secret-key"]
 
 
-def test_a_key_file_that_is_there_is_never_replaced(tmp_path: Path) -> None:
+def test_an_existing_key_file_is_never_replaced(tmp_path: Path) -> None:
     file = tmp_path / "secret-key"
     first, second = Encryption(file=file), Encryption(file=file)
     sealed = first.seal("text", "it")
@@ -82,18 +82,18 @@ def test_a_key_file_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert second.open(sealed, "it") == "text"
 
     file.write_text("no key\n")
-    with pytest.raises(PermanentError, match="secret-key does not contain a key") as told:
+    with pytest.raises(PermanentError, match="secret-key does not contain a key") as caught:
         Encryption(file=file).open(sealed, "it")
-    assert told.value.code == "secret_unreadable"
+    assert caught.value.code == "secret_unreadable"
 
 
-def test_without_a_key_nothing_is_sealed_and_the_setting_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="ATOLL_SECRETS__KEY") as told:
+def test_the_error_for_a_missing_key_contains_the_setting() -> None:
+    with pytest.raises(InvalidRequest, match="ATOLL_SECRETS__KEY") as caught:
         Encryption().seal("text", "it")
-    assert told.value.code == "secrets_not_configured"
+    assert caught.value.code == "secrets_not_configured"
 
 
-def test_keys_are_taken_in_the_usual_spellings() -> None:
+def test_keys_are_accepted_in_the_usual_encodings() -> None:
     key = bytes(range(224, 256))
     plain = base64.b64encode(key).decode()
     for text in (key.hex(), key.hex().upper(), plain, plain.rstrip("="), f" {plain}\n",
@@ -102,15 +102,15 @@ def test_keys_are_taken_in_the_usual_spellings() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "0" * 63, base64.b64encode(b"x" * 31).decode()])
-def test_what_is_no_key_is_refused_and_not_repeated(text: str) -> None:
+def test_an_invalid_key_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         parse_key(text)
-    with pytest.raises(ValueError, match="32 bytes") as told:
+    with pytest.raises(ValueError, match="32 bytes") as caught:
         SecretSettings(key=text)
-    assert not text or f"'{text}'" not in str(told.value)
+    assert not text or f"'{text}'" not in str(caught.value)
 
 
-def test_neither_keys_nor_settings_show_themselves() -> None:
+def test_keys_and_settings_do_not_show_secrets() -> None:
     settings = SecretSettings(key=NEW, old_keys=OLD)
     assert [key.get_secret_value() for key in settings.old_keys] == [OLD]
     for shown in (repr(settings), str(settings), repr(Encryption([NEW, OLD]))):

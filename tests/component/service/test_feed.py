@@ -40,31 +40,31 @@ async def feeding() -> AsyncIterator[tuple[SqlStore, Feed]]:
         await store.close()
 
 
-async def tell(store: SqlStore, count: int = 1, type_: str = "session.x") -> None:
+async def add_events(store: SqlStore, count: int = 1, type_: str = "session.x") -> None:
     for _ in range(count):
         await store.executions.add(make_execution(), event=Event(type_, "s", NOW))
 
 
 async def allowed() -> None:
-    """It may go on."""
+    """The follower may continue."""
 
 
 @pytest.mark.parametrize(
     "text", ["", "a", "a.", ".b", "a.b.c", "a.*.*", "*.b", "A.b", "a.b,", "a b"]
 )
-def test_what_is_no_type_is_refused(text: str) -> None:
+def test_an_invalid_event_type_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         types_of(text)
 
 
-def test_types_are_told_once_each() -> None:
+def test_repeated_types_are_listed_once() -> None:
     assert types_of("a.b,a.*,a.b,*") == ("a.b", "a.*", "*")
     assert types_of(None) == ()
 
 
-async def test_a_page_has_all_that_was_stored_before() -> None:
+async def test_a_page_contains_all_events_stored_before() -> None:
     async with feeding() as (store, feed):
-        await tell(store, 3)
+        await add_events(store, 3)
 
         page = await feed.page(None, (), None, limit=2, wait=0)
         following = await feed.page(page.through, (), None, limit=2, wait=0)
@@ -72,9 +72,11 @@ async def test_a_page_has_all_that_was_stored_before() -> None:
         assert [one.number for one in (*page.events, *following.events)] == [1, 2, 3]
 
 
-async def test_those_at_one_place_share_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_reads_at_one_position_share_a_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with feeding() as (store, feed):
-        await tell(store)
+        await add_events(store)
         await feed.number()
         reads, after = 0, store.events.after
 
@@ -91,9 +93,9 @@ async def test_those_at_one_place_share_a_read(monkeypatch: pytest.MonkeyPatch) 
         assert feed._reads == {}
 
 
-async def test_one_who_gives_up_takes_the_read_from_nobody() -> None:
+async def test_a_cancelled_reader_does_not_cancel_the_shared_read() -> None:
     async with feeding() as (store, feed):
-        await tell(store)
+        await add_events(store)
         await feed.number()
         first, second = (asyncio.create_task(feed.read(0)) for _ in range(2))
         await asyncio.sleep(0)
@@ -109,7 +111,7 @@ async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -
             stretches = feed.follow(0, ("session.*",), None, allowed)
             assert (await anext(stretches)).events == ()
             coming = asyncio.ensure_future(anext(stretches))
-            await tell(store, 1)
+            await add_events(store, 1)
             feed.event_stored()
             assert [one.number for one in (await coming).events] == [1]
             last = asyncio.ensure_future(anext(stretches))
@@ -124,7 +126,7 @@ async def test_a_follower_is_woken_by_the_sequencer_and_ends_with_the_server() -
 
 async def test_a_follower_that_fell_behind_gets_events_expired() -> None:
     async with feeding() as (store, feed):
-        await tell(store, 5)
+        await add_events(store, 5)
         await feed.number()
         settings = EventSettings(keep=timedelta(0))
         await EventSweep(store, SystemClock(), settings).once()

@@ -37,35 +37,35 @@ def index() -> Iterator[Index]:
 
 
 class World:
-    def __init__(self, client: httpx.AsyncClient, said: list[str], gateway: IndexProxy) -> None:
+    def __init__(self, client: httpx.AsyncClient, messages: list[str], gateway: IndexProxy) -> None:
         self.client = client
         self.gateway = gateway
-        self.said = said
+        self.messages = messages
 
     async def link(self, name: str = "plain") -> str:
-        """Where the gateway says that the first file of a package is."""
+        """URL of the first file of a package, according to the gateway."""
         page = (await self.client.get(f"/simple/{name}/")).json()
         return str(page["files"][0]["url"])
 
 
 @asynccontextmanager
 async def gateway(index: Index, place: Path, **settings: Any) -> AsyncIterator[World]:
-    said: list[str] = []
+    messages: list[str] = []
     given = PackageSettings(**settings)
     downloads = Path(tempfile.mkdtemp(dir=place))
-    async with IndexProxy(index_at(index.url, None), given, said.append, downloads) as running:
+    async with IndexProxy(index_at(index.url, None), given, messages.append, downloads) as running:
         server = await asyncio.start_unix_server(running.answer, str(place / "socket"))
         way = httpx.AsyncHTTPTransport(uds=str(place / "socket"))
         try:
             async with httpx.AsyncClient(
                 transport=way, base_url="http://gateway", timeout=60
             ) as client:
-                yield World(client, said, running)
+                yield World(client, messages, running)
         finally:
             server.close()
 
 
-async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -> None:
+async def test_links_of_a_page_lead_to_the_gateway_only(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         answer = await world.client.get("/simple/plain/")
         assert answer.headers["content-type"] == JSON_PAGE
@@ -81,7 +81,7 @@ async def test_a_page_links_to_the_gateway_alone(index: Index, tmp_path: Path) -
         assert metadata.content == index.metadata[WHEEL]
 
 
-async def test_html_becomes_the_same(tmp_path: Path) -> None:
+async def test_html_pages_are_converted_to_the_same_format(tmp_path: Path) -> None:
     with Index(html=True) as index:
         index.add("plain", "1.0")
         async with gateway(index, tmp_path) as world:
@@ -91,7 +91,7 @@ async def test_html_becomes_the_same(tmp_path: Path) -> None:
             assert (await world.client.get(file["url"])).status_code == 200
 
 
-async def test_parts_and_sizes_of_files_can_be_asked_for(index: Index, tmp_path: Path) -> None:
+async def test_parts_and_sizes_of_files_can_be_requested(index: Index, tmp_path: Path) -> None:
     content = index.packages["plain"][WHEEL]
     async with gateway(index, tmp_path) as world:
         link = await world.link()
@@ -118,13 +118,15 @@ async def test_parts_and_sizes_of_files_can_be_asked_for(index: Index, tmp_path:
         ("DELETE", "/simple/plain/"),
     ],
 )
-async def test_all_else_is_refused(index: Index, tmp_path: Path, method: str, path: str) -> None:
+async def test_all_other_requests_are_refused(
+    index: Index, tmp_path: Path, method: str, path: str
+) -> None:
     async with gateway(index, tmp_path) as world:
         assert (await world.client.request(method, path)).status_code == 403
         assert index.asked == []
 
 
-async def test_a_link_is_for_its_file_alone(index: Index, tmp_path: Path) -> None:
+async def test_a_link_is_valid_for_its_file_only(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         link = await world.link()
         asked = len(index.asked)
@@ -133,7 +135,7 @@ async def test_a_link_is_for_its_file_alone(index: Index, tmp_path: Path) -> Non
         assert len(index.asked) == asked
 
 
-async def test_what_is_not_there_is_not_found(index: Index, tmp_path: Path) -> None:
+async def test_missing_packages_and_files_are_not_found(index: Index, tmp_path: Path) -> None:
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/absent/")).status_code == 404
         link = await world.link()
@@ -141,7 +143,7 @@ async def test_what_is_not_there_is_not_found(index: Index, tmp_path: Path) -> N
         assert (await world.client.get(link)).status_code == 404
 
 
-async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path: Path) -> None:
+async def test_redirects_stay_on_the_requested_host(index: Index, tmp_path: Path) -> None:
     with Index() as elsewhere:
         elsewhere.add("moved", "1.0")
         index.odd["/simple/moved/"] = (302, {"Location": "/simple/plain/"}, b"")
@@ -155,11 +157,11 @@ async def test_redirects_stay_on_the_host_that_was_asked(index: Index, tmp_path:
             file = (302, {"Location": f"{elsewhere.url}{WHEEL}"}, b"")
             index.odd[f"/files/{WHEEL}"] = file
             assert (await world.client.get(link)).status_code == 403
-            assert any("redirects" in words for words in world.said)
+            assert any("redirects" in words for words in world.messages)
         assert elsewhere.asked == []
 
 
-async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
+async def test_the_password_is_sent_to_the_index_but_not_to_linked_hosts(
     index: Index, tmp_path: Path
 ) -> None:
     with Index(password="another") as elsewhere:
@@ -169,7 +171,7 @@ async def test_the_password_goes_to_the_index_and_not_where_it_links_to(
         index.odd["/simple/plain/"] = (200, {"Content-Type": JSON_PAGE}, page.encode())
         allowed = f"127.0.0.1:{elsewhere.port}"
         async with gateway(index, tmp_path, private_hosts=allowed) as world:
-            # It asks for a password, and was given none.
+            # It requires a password, and was given none.
             assert (await world.client.get(await world.link())).status_code == 502
         assert elsewhere.asked == [f"/files/{WHEEL}"]
         elsewhere.password = None
@@ -184,27 +186,27 @@ async def test_a_file_that_is_too_large_is_refused(
     index.add("large", "1.0", files={"large.txt": "x" * (2 * 1024 * 1024)})
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get(await world.link("large"))).status_code == 413
-        assert any("larger than" in words for words in world.said)
+        assert any("larger than" in words for words in world.messages)
 
 
-async def test_an_index_that_lies_about_the_size_is_cut_off(index: Index, tmp_path: Path) -> None:
+async def test_a_download_larger_than_announced_is_aborted(index: Index, tmp_path: Path) -> None:
     index.add("large", "1.0", files={"large.txt": "x" * (40 * 1024 * 1024)})
     async with gateway(index, tmp_path, disk=16 * 1024 * 1024) as world:
         with pytest.raises(httpx.HTTPError):
             await world.client.get(await world.link("large"))
         assert any(
             "limit was exceeded" in words or "larger than the allowed" in words
-            for words in world.said
+            for words in world.messages
         )
 
 
-async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Path) -> None:
+async def test_a_broken_index_is_reported(index: Index, tmp_path: Path) -> None:
     index.odd["/simple/broken/"] = (500, {}, b"oh")
     index.odd["/simple/garbled/"] = (200, {"Content-Type": JSON_PAGE}, b"[")
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/broken/")).status_code == 502
         assert (await world.client.get("/simple/garbled/")).status_code == 502
-        assert len(world.said) == 2
+        assert len(world.messages) == 2
         assert (await world.client.get("/simple/plain/")).status_code == 200
 
 
@@ -212,7 +214,7 @@ async def test_an_index_that_is_broken_is_said_to_be(index: Index, tmp_path: Pat
     "url",
     ["http://[", "http://127.0.0.1:99999999/x", "http://127.0.0.1:port/x", "http://\x01/x", "//"],
 )
-async def test_a_link_to_what_is_no_address_is_answered_as_such(
+async def test_a_link_with_an_invalid_address_is_reported(
     index: Index, tmp_path: Path, url: str
 ) -> None:
     page = {"files": [{"filename": WHEEL, "url": url, "hashes": {}}]}
@@ -222,17 +224,17 @@ async def test_a_link_to_what_is_no_address_is_answered_as_such(
         if answer.status_code == 200 and (listed := answer.json()["files"]):
             answer = await world.client.get(listed[0]["url"])
         assert answer.status_code in (200, 502)
-        assert (answer.status_code == 200) == (not world.said)
+        assert (answer.status_code == 200) == (not world.messages)
 
 
-async def test_a_page_that_is_nested_without_end_is_refused(index: Index, tmp_path: Path) -> None:
+async def test_a_deeply_nested_page_is_refused(index: Index, tmp_path: Path) -> None:
     deep = b"[" * 1_000_000
     index.odd["/simple/plain/"] = 200, {"Content-Type": JSON_PAGE}, deep
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
 
 
-async def test_a_page_that_takes_too_much_to_read_stops_nothing_else(
+async def test_a_page_that_is_slow_to_parse_blocks_nothing_else(
     index: Index, tmp_path: Path
 ) -> None:
     hostile = b'{"files": [' + b"[]," * (PAGE_LIMIT // 3 - 10) + b"[]]}"
@@ -243,7 +245,7 @@ async def test_a_page_that_takes_too_much_to_read_stops_nothing_else(
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/hostile/")).status_code == 502
         assert (await world.client.get("/simple/larger/")).status_code == 413
-        assert "hostile" in world.said[0]
+        assert "hostile" in world.messages[0]
     after = resource.getrusage(resource.RUSAGE_SELF)
     # KiB: what reading it here would have taken is a gigabyte.
     assert after.ru_maxrss - used.ru_maxrss < 300 * 1024
@@ -274,11 +276,11 @@ async def test_a_link_to_an_address_that_is_not_public_is_refused(
             assert (await world.client.get(link_)).status_code == 403
             assert (await world.client.head(link_)).status_code == 403
             assert (await world.client.get(link_ + ".metadata")).status_code == 403
-            assert "whose address is not public" in world.said[0]
+            assert "whose address is not public" in world.messages[0]
         assert elsewhere.asked == []
 
 
-async def test_a_wheel_is_kept_when_it_is_what_the_index_says(index: Index, tmp_path: Path) -> None:
+async def test_a_wheel_is_kept_if_it_matches_its_hash(index: Index, tmp_path: Path) -> None:
     content = index.packages["plain"][WHEEL]
     async with gateway(index, tmp_path) as world:
         link = await world.link()
@@ -297,7 +299,7 @@ async def test_a_wheel_is_kept_when_it_is_what_the_index_says(index: Index, tmp_
         with pytest.raises(httpx.HTTPError):
             await world.client.get(link)
         assert world.gateway.wheels() == []
-        assert "hashes" in world.said[0]
+        assert "hashes" in world.messages[0]
 
 
 async def test_a_silent_index_is_reported(
@@ -307,7 +309,7 @@ async def test_a_silent_index_is_reported(
     monkeypatch.setattr(package_proxy, "READ_TIMEOUT", 0.2)
     async with gateway(index, tmp_path) as world:
         assert (await world.client.get("/simple/plain/")).status_code == 502
-        assert world.said == ["The package index does not answer (ReadTimeout)."]
+        assert world.messages == ["The package index does not answer (ReadTimeout)."]
 
 
 async def test_data_that_is_not_http_gets_no_response(index: Index, tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ async def test_data_that_is_not_http_gets_no_response(index: Index, tmp_path: Pa
 # Which index
 
 
-async def test_settings_name_the_index_and_nobody_is_shown_its_password() -> None:
+async def test_settings_select_the_index_and_never_show_its_password() -> None:
     settings = PackageSettings(index_url="http://me:a%20word@host.invalid:8080/simple/")
     found = await find_index(settings)
     assert found.url == "http://host.invalid:8080/simple"
@@ -334,7 +336,7 @@ async def test_settings_name_the_index_and_nobody_is_shown_its_password() -> Non
     assert "word" not in repr(found) + repr(settings)
 
 
-async def test_uvs_and_pips_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variables_of_uv_and_pip_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "http://pip.invalid/simple")
@@ -343,7 +345,7 @@ async def test_uvs_and_pips_variables_are_heard(monkeypatch: pytest.MonkeyPatch)
     assert (await find_index(PackageSettings())).url == "http://uv.invalid/simple"
 
 
-def test_links_of_a_page_are_those_that_can_be_fetched() -> None:
+def test_only_links_that_can_be_fetched_are_kept() -> None:
     page = (
         b'<base href="/deep/"><a href="a-1.tar.gz#sha256=ab">a</a>'
         b'<a href="javascript:alert(1)">b</a><a href="file:///etc/passwd">c</a>'

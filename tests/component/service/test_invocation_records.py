@@ -1,4 +1,4 @@
-"""Invocations as they are made of executions that other replicas record at the same time."""
+"""Invocations whose executions are recorded concurrently by other replicas."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def with_session(place: Path) -> AsyncIterator[tuple[Parts, Invocations, S
         assert found.runner.count == 0
 
 
-async def failed(found: Parts, session: Session, **given: Any) -> Execution:
-    first = invoked(session_id=session.id, holder=OTHER, **given)
+async def failed(found: Parts, session: Session, **options: Any) -> Execution:
+    first = invoked(session_id=session.id, holder=OTHER, **options)
     await found.store.executions.add(first)
     return await found.store.executions.save(ended(first))
 
@@ -60,7 +60,7 @@ async def refused(call: Awaitable[object], code: str) -> Conflict:
     return caught.value
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, found: Parts, writes: Awaitable[None]) -> None:
+def write_first(monkeypatch: pytest.MonkeyPatch, found: Parts, writes: Awaitable[None]) -> None:
     """What another replica writes between this one's next look and what it does then."""
     page = found.store.executions.page
 
@@ -73,12 +73,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, found: Parts, writes: Awaitable[N
     monkeypatch.setattr(found.store.executions, "page", too_early)
 
 
-async def test_one_whose_first_execution_another_replica_records_is_that(
+async def test_a_first_execution_recorded_by_another_replica_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         theirs = invoked(session_id=session.id, holder=OTHER, request=REQUEST)
-        meanwhile(monkeypatch, found, found.store.executions.add(theirs))
+        write_first(monkeypatch, found, found.store.executions.add(theirs))
 
         running = await invocations.submit(
             session.id, REQUEST, invocation_id=theirs.invocation_id, execution_id=None
@@ -92,7 +92,7 @@ async def test_the_second_of_two_concurrent_executions_is_a_conflict(
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         theirs = invoked(session_id=session.id, holder=OTHER)
-        meanwhile(monkeypatch, found, found.store.executions.add(theirs))
+        write_first(monkeypatch, found, found.store.executions.add(theirs))
 
         call = invocations.submit(
             session.id, REQUEST, invocation_id=theirs.invocation_id, execution_id="mine"
@@ -103,13 +103,13 @@ async def test_the_second_of_two_concurrent_executions_is_a_conflict(
         assert await found.store.executions.get("mine") is None
 
 
-async def test_one_that_another_replica_runs_again_at_the_same_time_is_not_run_twice(
+async def test_an_invocation_retried_by_another_replica_is_not_run_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         first = await failed(found, session)
         theirs = following(first, holder=OTHER)
-        meanwhile(monkeypatch, found, found.store.executions.add_after(theirs, first))
+        write_first(monkeypatch, found, found.store.executions.add_after(theirs, first))
 
         call = invocations.submit(
             session.id, REQUEST, invocation_id=first.invocation_id, execution_id="mine"
@@ -119,7 +119,7 @@ async def test_one_that_another_replica_runs_again_at_the_same_time_is_not_run_t
         assert await found.store.executions.get("mine") is None
 
 
-async def test_an_id_that_is_taken_is_refused(tmp_path: Path) -> None:
+async def test_a_used_id_is_refused(tmp_path: Path) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         first = await failed(found, session)
         elsewhere = make_execution(session_id=session.id, invocation_id="inv_other")
@@ -144,7 +144,7 @@ async def test_an_id_that_is_taken_is_refused(tmp_path: Path) -> None:
         await refused(call, "invocation_id_in_use")
 
 
-async def test_an_invocation_that_was_run_again_is_as_the_latest_but_as_old_as_the_first(
+async def test_a_retried_invocation_has_the_latest_status_and_the_first_time(
     tmp_path: Path,
 ) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
@@ -167,7 +167,7 @@ async def test_an_invocation_that_was_run_again_is_as_the_latest_but_as_old_as_t
         assert await invocations.of(stored) == await invocations.of(second) == got
 
 
-async def test_an_execution_of_before_there_were_invocations_is_none(tmp_path: Path) -> None:
+async def test_an_execution_without_an_invocation_id_is_not_an_invocation(tmp_path: Path) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         old = make_execution(session_id=session.id)
         await found.store.executions.add(old)
@@ -178,7 +178,9 @@ async def test_an_execution_of_before_there_were_invocations_is_none(tmp_path: P
         assert page.items == ()
 
 
-async def test_failed_ones_are_all_that_did_not_succeed_page_by_page(tmp_path: Path) -> None:
+async def test_failed_invocations_include_every_unsuccessful_status_across_pages(
+    tmp_path: Path,
+) -> None:
     async with with_session(tmp_path) as (found, invocations, session):
         made = []
         for number, status in enumerate([*ExecutionStatus] * 3):
@@ -205,7 +207,7 @@ async def test_failed_ones_are_all_that_did_not_succeed_page_by_page(tmp_path: P
             await invocations.list(session_id=None, status=None, cursor="x", limit=2)
 
 
-def test_every_execution_id_has_an_invocation_id_of_its_own() -> None:
+def test_every_execution_id_has_its_own_invocation_id() -> None:
     several = ["a", "exec_a", "inv_a", "x" * 64, "x" * 63 + "y", "exec_" + "x" * 59, "exec_"]
 
     found = {ids.invocation_id(execution_id) for execution_id in several}

@@ -1,4 +1,4 @@
-"""What an executor tells of a workspace is taken for what it may be: lies."""
+"""Messages of an executor about its workspace are not trusted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines(*entries: Any) -> bytes:
 async def liar(
     place: Path, scan: list[Said], collect: list[Said], patience: float = 30
 ) -> AsyncIterator[Link]:
-    """A link to something that greets as an executor does, and then says what it likes."""
+    """A link to a fake executor that sends a valid hello, and then the configured messages."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = frames.Decoder()
@@ -54,12 +54,12 @@ async def liar(
                 elif kind == frames.OPEN:
                     op = frames.decode_json(payload)["op"]
                     if op == "populate":
-                        continue  # It takes nothing, and says nothing.
-                    for said in scan if op == "scan" else collect:
-                        if isinstance(said, bytes):
-                            writer.write(frames.encode(stream, frames.DATA, said))
+                        continue  # It neither reads nor answers.
+                    for output in scan if op == "scan" else collect:
+                        if isinstance(output, bytes):
+                            writer.write(frames.encode(stream, frames.DATA, output))
                         else:
-                            writer.write(frames.encode_json(stream, frames.EVENT, said))
+                            writer.write(frames.encode_json(stream, frames.EVENT, output))
                     writer.write(frames.encode_json(stream, frames.END, {}))
             await writer.drain()
         writer.close()
@@ -125,7 +125,7 @@ async def captured(place: Path, scan: list[Said], collect: list[Said]) -> Checkp
 
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS.keys())
-async def test_a_scan_that_is_none_is_an_error_of_the_executor(
+async def test_an_invalid_scan_is_an_error_of_the_executor(
     tmp_path: Path, scan: list[Said]
 ) -> None:
     with pytest.raises(AtollError) as refused:
@@ -134,7 +134,7 @@ async def test_a_scan_that_is_none_is_an_error_of_the_executor(
 
 
 @pytest.mark.parametrize("collect", COLLECTS.values(), ids=COLLECTS.keys())
-async def test_contents_that_are_none_are_an_error_of_the_executor(
+async def test_invalid_contents_are_an_error_of_the_executor(
     tmp_path: Path, collect: list[Said]
 ) -> None:
     with pytest.raises(AtollError) as refused:
@@ -148,7 +148,7 @@ async def test_a_valid_message_is_accepted(tmp_path: Path) -> None:
     assert (capture.files, capture.size, capture.settled) == (1, 5, True)
 
 
-async def test_an_executor_that_takes_no_files_is_not_waited_for(tmp_path: Path) -> None:
+async def test_an_executor_that_does_not_accept_files_times_out(tmp_path: Path) -> None:
     async def content() -> AsyncIterator[bytes]:
         while True:
             yield bytes(2**20)

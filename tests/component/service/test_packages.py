@@ -72,8 +72,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(place: Path, index: Index, **given: Any) -> AsyncIterator[World]:
-    settings = Settings(data_dir=place, packages={"index_url": index.url, **given})
+async def world(place: Path, index: Index, **options: Any) -> AsyncIterator[World]:
+    settings = Settings(data_dir=place, packages={"index_url": index.url, **options})
     clock = ShiftedClock()
     coordination = MemoryCoordination("me", settings.coordination, timedelta(hours=1), clock)
     leases = Leases(coordination, clock, settings.coordination)
@@ -91,7 +91,7 @@ async def world(place: Path, index: Index, **given: Any) -> AsyncIterator[World]
         await coordination.close()
 
 
-async def test_a_set_is_installed_once_and_known_after_a_restart(
+async def test_a_set_is_installed_once_and_reused_after_a_restart(
     index: Index, tmp_path: Path
 ) -> None:
     async with world(tmp_path, index) as found:
@@ -101,12 +101,12 @@ async def test_a_set_is_installed_once_and_known_after_a_restart(
         assert await found.install("two") == first
     async with world(tmp_path, index) as found:
         assert await found.install("two") == first
-        # Another set that comes to the same packages is the same directory.
+        # Another set that resolves to the same packages uses the same directory.
         again = await found.install("one", "two ==1.0")
         assert (again.environment, len(index.asked) > asked) == (first.environment, True)
 
 
-async def test_a_set_that_leaves_versions_open_is_looked_up_anew_after_a_day(
+async def test_a_set_with_open_versions_is_resolved_again_after_a_day(
     index: Index, tmp_path: Path
 ) -> None:
     async with world(tmp_path, index) as found:
@@ -122,9 +122,7 @@ async def test_a_set_that_leaves_versions_open_is_looked_up_anew_after_a_day(
         assert len(index.asked) == asked
 
 
-async def test_one_that_takes_too_long_is_ended_and_leaves_nothing(
-    index: Index, tmp_path: Path
-) -> None:
+async def test_an_installation_that_times_out_leaves_nothing(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index) as found:
         held = index.hold("/simple/one/")
         for seconds in (1, 5, 25):
@@ -164,9 +162,7 @@ async def test_a_cancelled_installation_leaves_nothing(index: Index, tmp_path: P
             await installing
 
 
-async def test_what_was_left_by_a_process_that_is_no_more_is_removed(
-    index: Index, tmp_path: Path
-) -> None:
+async def test_leftovers_of_a_dead_process_are_removed(index: Index, tmp_path: Path) -> None:
     left = tmp_path / "node" / "installs" / "install_0000"
     left.mkdir(parents=True)
     (left / "owner").write_text("999999999 1")
@@ -176,7 +172,7 @@ async def test_what_was_left_by_a_process_that_is_no_more_is_removed(
         assert found.driver.packages
 
 
-async def test_packages_are_made_again_on_a_node_that_lacks_them(
+async def test_packages_are_installed_again_on_a_node_without_them(
     index: Index, tmp_path: Path
 ) -> None:
     async with world(tmp_path / "a", index) as found:
@@ -187,11 +183,11 @@ async def test_packages_are_made_again_on_a_node_that_lacks_them(
         name = first.environment
         assert name is not None
         assert await found.driver.packages.use(name)
-        place = tmp_path / "b" / "node" / "packages" / name
-        assert "1.0" in (place / "one.py").read_text()
+        directory = tmp_path / "b" / "node" / "packages" / name
+        assert "1.0" in (directory / "one.py").read_text()
 
 
-async def test_all_parts_of_a_wheel_are_where_installers_put_them(
+async def test_all_parts_of_a_wheel_are_in_their_usual_directories(
     index: Index, tmp_path: Path
 ) -> None:
     data = "with_parts-1.0.data"
@@ -211,8 +207,10 @@ async def test_all_parts_of_a_wheel_are_where_installers_put_them(
         done = await found.install("with-parts")
         assert done.message is None
         assert done.environment is not None
-        place = found.driver.packages.directory / done.environment
-        there = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+        directory = found.driver.packages.directory / done.environment
+        there = {
+            str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+        }
         assert there >= {
             "with_parts.py", "with_parts_more.py", "with_parts_data/__init__.py", "share/doc.txt",
             "include/with-parts/parts.h", "bin/tool.py", "bin/plain", "bin/say",
@@ -221,9 +219,9 @@ async def test_all_parts_of_a_wheel_are_where_installers_put_them(
         assert not [path for path in there if ".data" in path]
         assert any(path.startswith("__pycache__/with_parts.") for path in there)
         for name in ("tool.py", "plain", "say"):
-            assert (place / "bin" / name).stat().st_mode & 0o777 == 0o755
-        assert "print('a tool')" in (place / "bin/tool.py").read_text()
-        assert "python" not in (place / "bin/tool.py").read_text().splitlines()[0].split("/")[0]
+            assert (directory / "bin" / name).stat().st_mode & 0o777 == 0o755
+        assert "print('a tool')" in (directory / "bin/tool.py").read_text()
+        assert "python" not in (directory / "bin/tool.py").read_text().splitlines()[0].split("/")[0]
 
 
 @pytest.mark.slow
@@ -239,25 +237,25 @@ async def test_packages_of_a_source_build_are_not_shared(index: Index, tmp_path:
             assert await elsewhere.driver.packages.use(each.environment)
 
 
-async def test_another_database_gives_other_names(index: Index, tmp_path: Path) -> None:
+async def test_names_of_environments_depend_on_the_database(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index) as found:
         mine = (await found.install("one")).environment
         found.packages._secret = b"another"
         assert (await found.install("one")).environment != mine
 
 
-async def test_conflicts_are_told_by_package(index: Index, tmp_path: Path) -> None:
+async def test_conflicts_are_reported_by_package(index: Index, tmp_path: Path) -> None:
     async with world(tmp_path, index) as found:
         has = (await found.driver.packages.interpreter(TEMPLATE)).packages["pip"]
         with pytest.raises(Conflict) as raised:
             await found.install("pip <1")
         assert raised.value.code == "version_conflict"
-        told = [{"name": "pip", "requested": "<1", "template_has": has}]
-        assert raised.value.details["conflicts"] == told
+        expected = [{"name": "pip", "requested": "<1", "template_has": has}]
+        assert raised.value.details["conflicts"] == expected
 
 
 @pytest.mark.slow
-async def test_what_the_machines_own_python_happens_to_have_gives_way(
+async def test_packages_of_the_system_python_do_not_conflict(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(TEMPLATE, id=DEFAULT_TEMPLATE)
@@ -283,24 +281,24 @@ async def test_what_the_machines_own_python_happens_to_have_gives_way(
 
 
 @pytest.mark.slow
-async def test_a_log_without_end_keeps_its_beginning_and_its_end(
+async def test_a_very_long_log_keeps_its_beginning_and_its_end(
     index: Index, tmp_path: Path
 ) -> None:
     code = "for i in range(60000): print('line', i)\nraise SystemExit(1)"
     index.add_source("talks", code=code)
     async with world(tmp_path, index, allow_source_builds=True) as found:
         assert (await found.install("talks")).status is InstallStatus.FAILED
-        said = await found.packages.log("sess_1")
-        assert said.startswith(b"Looking for talks")
-        assert b"line 59999" in said
-        assert len(said) < 300 * 1024
+        log = await found.packages.log("sess_1")
+        assert log.startswith(b"Looking for talks")
+        assert b"line 59999" in log
+        assert len(log) < 300 * 1024
 
 
-# What is kept
+# Removal of unused sets
 
 
 @pytest.mark.slow
-async def test_the_least_recently_used_go_first_and_those_in_use_never(
+async def test_the_least_recently_used_sets_are_removed_first_and_used_ones_never(
     index: Index, tmp_path: Path
 ) -> None:
     for name in ("a", "b", "c"):
@@ -323,16 +321,16 @@ async def test_the_least_recently_used_go_first_and_those_in_use_never(
             small,
         )
 
-        async def left() -> set[str | None]:
+        async def remaining() -> set[str | None]:
             await sweep.once()
             return {info.name for info in await found.driver.packages.listed()}
 
-        assert len(await left()) == 3  # All were used a moment ago.
+        assert len(await remaining()) == 3  # All were used a moment ago.
         found.clock.ahead = ORPHAN_AGE + timedelta(seconds=5)
-        assert await left() == {names["a"], names["c"]}
+        assert await remaining() == {names["a"], names["c"]}
         assert await found.install("b ==1.0") == made["b"]  # Installed again.
         ended = replace(session, status=SessionStatus.TERMINATED, ended_at=found.clock.now())
         await store.sessions.save(ended)
         found.clock.ahead *= 2
-        assert await left() == {names["c"], names["b"]}
+        assert await remaining() == {names["c"], names["b"]}
         await store.close()

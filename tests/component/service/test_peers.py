@@ -1,4 +1,4 @@
-"""Other nodes are found whatever becomes of what brings the news of them."""
+"""Other nodes are found even without notifications."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Deaf(MemoryCoordination):
         if self.refused < 2:
             self.refused += 1
             raise CoordinationUnavailable("The connection is lost.")
-        async with super().listen(topic) as heard:
-            yield heard
+        async with super().listen(topic) as listener:
+            yield listener
 
 
 async def test_a_new_node_is_found_without_notifications(tmp_path: Path) -> None:

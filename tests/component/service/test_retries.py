@@ -56,7 +56,7 @@ async def adoptable(place: Path) -> AsyncIterator[tuple[Parts, Execution]]:
             await found.driver.close()
 
 
-async def ended(found: Parts, execution: Execution) -> Execution:
+async def ended_record(found: Parts, execution: Execution) -> Execution:
     """The record, when the execution that is adopted now has ended."""
     running = await found.runner.start_from_record(execution, 1)
     await running.wait(SECONDS)
@@ -66,7 +66,7 @@ async def ended(found: Parts, execution: Execution) -> Execution:
     return stored
 
 
-async def test_one_that_is_recorded_as_running_while_its_session_is_reached_is_retried(
+async def test_an_execution_recorded_as_running_while_its_session_connects_is_retried(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with adoptable(tmp_path) as (found, execution):
@@ -85,12 +85,12 @@ async def test_one_that_is_recorded_as_running_while_its_session_is_reached_is_r
         monkeypatch.setattr(found.driver, "connect", connect_late)
         monkeypatch.setattr(found.store.executions, "save", saved)
         found.connections.disconnect(execution.session_id)
-        stored = await ended(found, execution)
+        stored = await ended_record(found, execution)
         assert stored.status is ExecutionStatus.COMPLETED
         assert stored.retry_count == 1
 
 
-async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
+async def test_a_retry_continues_after_an_unconfirmed_write_of_its_record(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with adoptable(tmp_path) as (found, execution):
@@ -104,7 +104,7 @@ async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
             return stored
 
         monkeypatch.setattr(found.store.executions, "save", cut_off)
-        stored = await ended(found, execution)
+        stored = await ended_record(found, execution)
         assert stored.status is ExecutionStatus.COMPLETED
         assert stored.retry_count == 1
 
@@ -112,7 +112,7 @@ async def test_a_retry_whose_record_was_written_without_an_answer_goes_on(
 async def test_an_execution_is_not_retried_while_its_instances_state_is_unknown(
     tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that does not answer says nothing about the instances that it runs."""
+    """An engine that does not answer gives no information about its instances."""
     async with adoptable(tmp_path) as (found, other):
         observe, unknown = found.driver.observe, 0
 

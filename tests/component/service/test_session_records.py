@@ -1,4 +1,4 @@
-"""Sessions whose record was written, or was not, without the database saying so."""
+"""Sessions whose record was written, or not, without a confirmation of the database."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_two_concurrent_creations_return_the_same_session(
         assert (await create(sessions, first.id)).instance_id == first.instance_id
 
 
-async def test_a_change_is_accepted_though_the_session_ends_right_after_it(
+async def test_a_change_is_accepted_even_if_the_session_ends_right_after_it(
     tmp_path: Path, bubblewrap: str
 ) -> None:
     """A time-out that has passed already ends the session before the change is announced."""

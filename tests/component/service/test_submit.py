@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 OTHER = "replica-other"
 
 
-async def test_what_another_replica_has_recorded_is_that_one(tmp_path: Path) -> None:
+async def test_an_execution_recorded_by_another_replica_is_returned(tmp_path: Path) -> None:
     clock = SystemClock()
     async with parts(tmp_path, clock) as found:
         session = make_session()
@@ -43,7 +43,7 @@ async def test_what_another_replica_has_recorded_is_that_one(tmp_path: Path) -> 
         assert found.runner.count == 0
 
 
-async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
+async def test_a_result_replaces_a_record_that_this_replica_wrote_without_confirmation(
     tmp_path: Path,
 ) -> None:
     clock = SystemClock()
@@ -62,7 +62,7 @@ async def test_an_end_is_written_over_what_this_replica_wrote_without_knowing(
         assert running.finished
 
 
-async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_path: Path) -> None:
+async def test_a_result_does_not_replace_a_record_of_another_replica(tmp_path: Path) -> None:
     clock = SystemClock()
     async with parts(tmp_path, clock) as found:
         execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
@@ -74,7 +74,7 @@ async def test_an_end_is_not_written_over_what_another_replica_has_taken(tmp_pat
             await found.commit.commit(running, ended)
 
 
-async def test_an_execution_that_was_repeated_meanwhile_is_not_revoked(
+async def test_an_execution_repeated_concurrently_is_not_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()

@@ -54,7 +54,7 @@ async def sending(settings: EventSettings = PRIVATE) -> AsyncIterator[Callable[[
 
 
 def lead(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """What the name system says, answer by answer; the names that were asked for."""
+    """Responses of the name system, in order; returns the resolved names."""
     asked, left, really = [], list(answers), socket.getaddrinfo
 
     def look(host: str, port: int, *more: Any, **named: Any) -> list[Any]:
@@ -68,14 +68,14 @@ def lead(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
     return asked
 
 
-def test_a_signature_is_that_of_the_specification() -> None:
+def test_a_signature_matches_the_specification() -> None:
     """The example of Standard Webhooks."""
     body = b'{"test": 2432232314}'
     made = signature(SECRET, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
     assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_a_name_that_leads_elsewhere_since_it_was_registered_is_not_followed(
+async def test_a_name_that_resolves_to_a_private_address_now_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Receiver() as receiver:
@@ -88,10 +88,10 @@ async def test_a_name_that_leads_elsewhere_since_it_was_registered_is_not_follow
         assert receiver.received == []
 
 
-async def test_the_name_is_looked_up_once_and_the_connection_goes_to_what_was_found(
+async def test_a_name_is_resolved_once_and_the_connection_uses_that_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second look, by whoever connects, could be told another address."""
+    """A second lookup for the connection could return another address."""
     with Receiver() as receiver:
         asked = lead(monkeypatch, ["127.0.0.1"], ["192.0.2.1"])
         url = receiver.url.replace("127.0.0.1", "named.example")
@@ -106,7 +106,7 @@ async def test_the_name_is_looked_up_once_and_the_connection_goes_to_what_was_fo
         assert verify_webhook(received.body, received.headers, SECRET).number == 7
 
 
-async def test_an_address_that_does_not_answer_is_followed_by_the_next(
+async def test_the_next_address_is_tried_when_one_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Receiver() as receiver:
@@ -118,7 +118,7 @@ async def test_an_address_that_does_not_answer_is_followed_by_the_next(
 
 
 @pytest.mark.parametrize("name", ["right.example", "wrong.example"])
-async def test_the_certificate_must_be_that_of_the_name(
+async def test_the_certificate_must_match_the_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, name: str
 ) -> None:
     authority = trustme.CA()
@@ -155,7 +155,7 @@ async def test_the_certificate_must_be_that_of_the_name(
         pytest.param(b"", "Error", id="nothing"),
     ],
 )
-async def test_only_the_head_of_an_answer_counts(said: bytes, error: str | None) -> None:
+async def test_only_the_head_of_a_response_counts(said: bytes, error: str | None) -> None:
     """The one without an end is not waited for."""
     gone = asyncio.Event()
 
@@ -177,7 +177,7 @@ async def test_only_the_head_of_an_answer_counts(said: bytes, error: str | None)
     assert error is None or error in answered.error
 
 
-async def test_a_webhook_that_does_not_answer_is_a_failure(
+async def test_a_webhook_that_does_not_answer_counts_as_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(f"{delivery.__name__}.TIMEOUT", 0.05)
@@ -190,7 +190,7 @@ async def test_a_webhook_that_does_not_answer_is_a_failure(
     assert "No response" in answered.error
 
 
-async def test_a_secret_that_no_key_opens_is_a_failure() -> None:
+async def test_a_secret_that_cannot_be_decrypted_counts_as_a_failure() -> None:
     line = await WebhookSender(Encryption(["43" * 32]), SystemClock(), PRIVATE).client()
     answered = await line.send(webhook("http://127.0.0.1:1/"), EVENT, "x")
     await line.close()
@@ -216,6 +216,6 @@ def test_pauses_double_up_to_five_minutes() -> None:
         ),
     ],
 )
-def test_what_is_not_signed_now_is_refused(headers: dict[str, str]) -> None:
+def test_an_invalid_or_old_signature_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
         verify_webhook(b"{}", headers, SECRET)

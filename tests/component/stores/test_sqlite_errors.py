@@ -25,7 +25,7 @@ def failure(database: str, *statements: str, uri: bool = False) -> sqlite3.Error
     pytest.fail("SQLite found nothing wrong.")
 
 
-def test_a_full_disk_is_called_full() -> None:
+def test_a_full_disk_is_reported_as_full() -> None:
     error = failure(
         ":memory:",
         "CREATE TABLE t (x)",
@@ -41,7 +41,7 @@ def test_a_full_disk_is_called_full() -> None:
     assert translated.__cause__ is error
 
 
-def test_a_database_that_may_only_be_read_is_called_so(tmp_path: Path) -> None:
+def test_a_read_only_database_is_reported_as_read_only(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
     error = failure(f"file:{tmp_path}/a.db?mode=ro", "CREATE TABLE t (x)", uri=True)
 
@@ -51,14 +51,14 @@ def test_a_database_that_may_only_be_read_is_called_so(tmp_path: Path) -> None:
     assert "may not write to" in translated.message
 
 
-def test_a_missing_directory_is_called_unavailable(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_as_unavailable(tmp_path: Path) -> None:
     translated = translate(failure(f"{tmp_path}/none/a.db"), "atoll.db")
 
     assert isinstance(translated, TemporaryError)
     assert "cannot be opened" in translated.message
 
 
-def test_a_file_that_is_no_database_is_damaged(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(b"no database" * 1000)
 
     translated = translate(failure(f"{tmp_path}/a.db", "CREATE TABLE t (x)"), "atoll.db")
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_database_is_damaged(tmp_path: Path) -> None:
     assert translated.code == "database_damaged"
 
 
-def test_a_defect_of_ours_is_not_dressed_up() -> None:
+def test_an_error_of_our_own_is_not_translated() -> None:
     error = failure(":memory:", "CREATE TABLE t (x NOT NULL)", "INSERT INTO t VALUES (NULL)")
 
     assert translate(error, "atoll.db") is error

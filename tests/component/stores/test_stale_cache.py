@@ -1,4 +1,4 @@
-"""The cache of sessions and executions: bounded, with ages, never used unless asked for."""
+"""The cache of sessions and executions: bounded, with ages, used only on request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cache_of(clock: ManualClock, **limits: int) -> StaleCache[Execution]:
     return StaleCache(clock, RecallSettings(ttl=TTL), **limits)
 
 
-def known(cache: StaleCache[Any], *entities: Session | Execution) -> list[bool]:
+def are_cached(cache: StaleCache[Any], *entities: Session | Execution) -> list[bool]:
     return [cache.get(entity.id) is not None for entity in entities]
 
 
@@ -102,24 +102,24 @@ def test_entities_expire() -> None:
     cache, execution = cache_of(clock), make_execution()
     cache.put(execution)
     clock.time += TTL.total_seconds()
-    assert known(cache, execution) == [True]
+    assert are_cached(cache, execution) == [True]
 
     clock.time += 0.001
-    assert known(cache, execution) == [False]
+    assert are_cached(cache, execution) == [False]
     clock.time -= 1
-    assert known(cache, execution) == [False]
+    assert are_cached(cache, execution) == [False]
 
 
-def test_the_least_recent_entity_is_evicted_when_there_are_too_many() -> None:
+def test_the_least_recent_entity_is_evicted_from_a_full_cache() -> None:
     cache = cache_of(ManualClock(), max_items=3)
     a, b, c, d = (make_execution() for _ in range(4))
     for execution in (a, b, c):
         cache.put(execution)
-    assert known(cache, a, b, c) == [True, True, True]
+    assert are_cached(cache, a, b, c) == [True, True, True]
 
     cache.put(a)
     cache.put(d)
-    assert known(cache, a, b, c, d) == [True, False, True, True]
+    assert are_cached(cache, a, b, c, d) == [True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -157,21 +157,23 @@ def test_the_least_recent_entity_is_evicted_when_there_are_too_many() -> None:
         ),
     ],
 )
-def test_the_least_recent_entities_are_evicted_when_they_are_too_large(large: Execution) -> None:
+def test_the_least_recent_entities_are_evicted_from_a_cache_of_limited_size(
+    large: Execution,
+) -> None:
     cache = cache_of(ManualClock(), max_size=2 * BASE_SIZE + 5000)
     small, other = make_execution(), make_execution()
     cache.put(small)
     cache.put(other)
-    assert known(cache, small, other) == [True, True]
+    assert are_cached(cache, small, other) == [True, True]
 
     cache.put(large)
-    assert known(cache, small, other, large) == [False, False, True]
+    assert are_cached(cache, small, other, large) == [False, False, True]
 
     # Dropping it frees its space.
     cache.drop(large.id)
     cache.put(small)
     cache.put(other)
-    assert known(cache, small, other, large) == [True, True, False]
+    assert are_cached(cache, small, other, large) == [True, True, False]
 
 
 def test_an_entity_larger_than_the_cache_is_not_cached() -> None:
@@ -180,7 +182,7 @@ def test_an_entity_larger_than_the_cache_is_not_cached() -> None:
     large = make_execution(request=Request(code="x" * 10_000))
     cache.put(small)
     cache.put(large)
-    assert known(cache, large) == [False]
+    assert are_cached(cache, large) == [False]
 
 
 def test_the_environment_of_a_session_counts_towards_its_size() -> None:
@@ -189,14 +191,14 @@ def test_the_environment_of_a_session_counts_towards_its_size() -> None:
     )
     session = make_session(env_vars={"a": "x" * 5000})
     cache.put(session)
-    assert known(cache, session) == [False]
+    assert are_cached(cache, session) == [False]
 
 
 @pytest.mark.parametrize("off", [{"max_items": 0}, {"max_size": 0}], ids=["no items", "no bytes"])
-def test_a_cache_of_size_zero_keeps_nothing(off: dict[str, Any]) -> None:
+def test_a_cache_of_size_zero_stores_nothing(off: dict[str, Any]) -> None:
     cache, execution = cache_of(ManualClock(), **off), make_execution()
     cache.put(execution)
-    assert known(cache, execution) == [False]
+    assert are_cached(cache, execution) == [False]
 
 
 # The store

@@ -1,4 +1,4 @@
-"""The blobs that the contract is held against. Another store joins with another parameter."""
+"""The blob stores under test. Another store is added as another parameter."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def blobs(request: pytest.FixtureRequest, directory: Path) -> Blobs:
         settings = server.settings(secrets.token_hex(4))
         place, clock = directory / "spool", SystemClock()
         return Spool(S3Blobs(settings), place, settings, clock, prefixes=("a/", "x/"))
-    # What is common to all stores, without the care that local files take.
+    # Shared behaviour of all stores, without the precautions of local files.
     return memory_blobs()
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where the blobs of a test are, when they are files; not there yet."""
+    """Directory of the blobs of a test, for stores of files; it does not exist yet."""
     return tmp_path / "data" / "blobs"
 
 
@@ -50,7 +50,7 @@ def on_s3(server: S3Server, kind: str) -> S3Blobs:
     if kind == "s3-encrypted":
         return S3Blobs(server.settings(prefix, encryption="AES256"))
     if kind == "s3-virtual-host":
-        # The server is the proxy as well, so that nobody has to know the host.
+        # The server is also the proxy, so that its host name needs no resolution.
         return S3Blobs(
             server.settings(
                 prefix,

@@ -1,4 +1,4 @@
-"""Bytes by key: whole or not at all, whoever else is at it."""
+"""Objects by key: read and written completely or not at all, also concurrently."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RANGES = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize("size", [0, 1, 4096, 3 * 2**20])
-async def test_an_object_comes_back(blobs: Blobs, size: int) -> None:
+async def test_a_stored_object_is_returned_unchanged(blobs: Blobs, size: int) -> None:
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
 
     await blobs.put("a/b/c", data)
@@ -63,7 +63,7 @@ async def test_an_object_comes_back(blobs: Blobs, size: int) -> None:
 
 
 @pytest.mark.quick
-async def test_an_object_that_is_larger_than_allowed_is_not_read(blobs: Blobs) -> None:
+async def test_an_object_larger_than_the_limit_is_not_read(blobs: Blobs) -> None:
     await blobs.put("a", b"0123456789")
 
     assert await blobs.get("a", limit=10) == b"0123456789"
@@ -74,7 +74,7 @@ async def test_an_object_that_is_larger_than_allowed_is_not_read(blobs: Blobs) -
         assert refused.value.code == "blob_damaged"
 
 
-async def test_get_of_a_missing_object_is_none(blobs: Blobs) -> None:
+async def test_get_of_a_missing_object_returns_null(blobs: Blobs) -> None:
     assert await blobs.get("nothing/here") is None
     assert await blobs.get("nothing/here", start=1, end=2) is None
     await blobs.put("dir/a", b"1")
@@ -95,7 +95,7 @@ async def test_a_range_is_clipped(blobs: Blobs, start: int, end: int | None, par
     assert await blobs.get("a", start=start, end=end) == part
 
 
-async def test_removing_twice_is_removing_once(blobs: Blobs) -> None:
+async def test_removing_an_object_twice_is_harmless(blobs: Blobs) -> None:
     await blobs.put("a/b", b"1")
     await blobs.put("a/c", b"2")
 
@@ -123,7 +123,7 @@ async def test_remove_all_removes_exactly_the_prefix(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS.keys())
-async def test_a_key_that_is_not_ours_is_refused(blobs: Blobs, key: str) -> None:
+async def test_an_invalid_key_is_refused(blobs: Blobs, key: str) -> None:
     beneath = f"{key}/"
     calls = (
         blobs.put(key, b""),
@@ -154,7 +154,7 @@ async def test_a_prefix_matches_complete_names_only(blobs: Blobs) -> None:
     assert await blobs.get("x/1") == b"1"
 
 
-async def test_a_reader_never_sees_two_writers_mixed(blobs: Blobs) -> None:
+async def test_a_reader_never_sees_a_mixture_of_two_writes(blobs: Blobs) -> None:
     whole = [bytes([letter]) * 300_000 for letter in b"abcdefgh"]
     await blobs.put("a", whole[0])
 
@@ -171,7 +171,7 @@ async def test_a_reader_never_sees_two_writers_mixed(blobs: Blobs) -> None:
     assert await blobs.get("a") in whole
 
 
-async def test_many_keys_at_once(blobs: Blobs) -> None:
+async def test_many_keys_can_be_written_concurrently(blobs: Blobs) -> None:
     keys = [f"many/{number % 7}/{number}" for number in range(500)]
 
     await asyncio.gather(*(blobs.put(key, key.encode()) for key in keys))
@@ -181,8 +181,8 @@ async def test_many_keys_at_once(blobs: Blobs) -> None:
     assert set(await asyncio.gather(*(blobs.get(key) for key in keys))) == {None}
 
 
-async def test_puts_and_removals_of_neighbours_do_not_disturb_each_other(blobs: Blobs) -> None:
-    async def come_and_go(number: int) -> None:
+async def test_puts_and_removals_of_adjacent_keys_are_independent(blobs: Blobs) -> None:
+    async def put_and_remove(number: int) -> None:
         for _ in range(20):
             await blobs.put(f"day/{number}/a", b"1")
             assert await blobs.get(f"day/{number}/a") == b"1"
@@ -193,4 +193,4 @@ async def test_puts_and_removals_of_neighbours_do_not_disturb_each_other(blobs: 
 
     async with asyncio.TaskGroup() as group:
         for number in range(8):
-            group.create_task(come_and_go(number))
+            group.create_task(put_and_remove(number))

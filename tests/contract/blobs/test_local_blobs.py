@@ -42,14 +42,14 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no mounts here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
 
 
 def kill_in_the_middle(directory: Path, known: set[str]) -> None:
@@ -70,7 +70,7 @@ def unfinished(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("big/*#*")}
 
 
-async def test_a_kill_in_the_middle_of_a_put_leaves_the_old_or_the_new(directory: Path) -> None:
+async def test_a_kill_during_a_put_leaves_the_old_or_the_new_object(directory: Path) -> None:
     blobs = LocalBlobs(directory)
     old, new = b"old", b"n" * SIZE
     await blobs.put("big/object", old)
@@ -116,7 +116,7 @@ async def test_a_full_disk_is_a_temporary_error_and_keeps_the_old_object(tiny: P
     assert await blobs.get("a/old") == b"room again"
 
 
-async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_created_is_a_temporary_error(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_text("in the way")
     blobs = LocalBlobs(tmp_path / "blobs")
 
@@ -130,7 +130,7 @@ async def test_a_directory_that_cannot_be_made_is_temporary(tmp_path: Path) -> N
     assert await blobs.get("a") == b"1"
 
 
-async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path) -> None:
+async def test_another_process_finds_the_blobs_and_other_users_do_not(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     await open_blobs(settings, SystemClock()).put("a/b", b"1")
 
@@ -138,13 +138,13 @@ async def test_another_process_finds_them_and_other_users_do_not(tmp_path: Path)
     assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
 
 
-async def test_nothing_is_made_before_the_first_use(tmp_path: Path) -> None:
+async def test_no_directory_is_created_before_the_first_use(tmp_path: Path) -> None:
     await open_blobs(Settings(data_dir=tmp_path), SystemClock()).remove_all("a/")
 
     assert os.listdir(tmp_path) == []
 
 
-def test_obstore_is_imported_by_the_first_use_only() -> None:
+def test_obstore_is_imported_only_by_the_first_use() -> None:
     program = (
         "import sys, atoll, atoll.app.application, atoll.service.executions.offload\n"
         "from atoll.app.backends import open_blobs\n"

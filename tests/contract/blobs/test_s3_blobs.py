@@ -159,7 +159,7 @@ async def test_every_operation_works_encrypted_and_with_a_host_for_each_bucket(
     assert await blobs.list("a/", limit=10) == []
 
 
-async def test_a_link_reads_one_object_and_another_writes_one(s3: S3Server) -> None:
+async def test_one_link_reads_an_object_and_another_writes_one(s3: S3Server) -> None:
     blobs = S3Blobs(s3.settings(secrets.token_hex(4)))
     await blobs.put("a/b", b"0123456789")
     await blobs.put("a/c", b"another")
@@ -198,7 +198,7 @@ async def test_a_link_expires(s3: S3Server) -> None:
         assert (await anybody.get(link)).status_code == 403
 
 
-async def test_objects_are_encrypted_when_that_is_asked_for(s3: S3Server) -> None:
+async def test_objects_are_encrypted_on_request(s3: S3Server) -> None:
     prefix = secrets.token_hex(4)
     blobs = S3Blobs(s3.settings(prefix, encryption="AES256"))
     plain = S3Blobs(s3.settings(prefix))
@@ -260,7 +260,7 @@ async def test_credentials_come_from_the_environment_when_settings_have_none(
     assert await S3Blobs(s3.settings(prefix)).get("a/b") == b"1"
 
 
-async def test_settings_go_over_all_of_the_environment(
+async def test_settings_override_the_environment(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
@@ -307,7 +307,7 @@ async def test_a_silent_server_is_reported_in_time(tmp_path: Path) -> None:
         await patient.put("kept/c", b"1")
         server.pause()
 
-        # Far longer than they may take, and far shorter than the server stands still.
+        # Far longer than the time-out, and far shorter than the server is suspended.
         async with asyncio.timeout(60):
             for error in await asyncio.gather(*map(failure, calls_of(blobs))):
                 assert "no answer" in error.message
@@ -340,7 +340,7 @@ async def test_memory_does_not_grow_with_an_object(
     assert int(used) < MEMORY
 
 
-async def test_a_kill_in_the_middle_of_a_write_leaves_the_old(s3: S3Server) -> None:
+async def test_a_kill_during_a_write_keeps_the_old_object(s3: S3Server) -> None:
     prefix = secrets.token_hex(4)
     blobs = S3Blobs(s3.settings(prefix))
     await blobs.put("big/object", b"old")

@@ -49,7 +49,7 @@ async def keys_of(blobs: Blobs, prefix: str, limit: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_SIZE - 1, PART_SIZE, PART_SIZE + 1, LARGE])
-async def test_chunks_that_are_written_can_be_streamed_back(blobs: Blobs, size: int) -> None:
+async def test_written_chunks_can_be_streamed_back(blobs: Blobs, size: int) -> None:
     written = await blobs.write("a/large", pieces_of(size))
     opened = await blobs.open("a/large")
 
@@ -148,7 +148,7 @@ async def test_a_range_over_several_pieces(blobs: Blobs) -> None:
     assert b"".join([piece async for piece in opened.chunks]) == data[5 : 2 * CHUNK_SIZE + 6]
 
 
-async def test_an_open_stream_may_be_abandoned(blobs: Blobs) -> None:
+async def test_an_open_stream_can_be_abandoned(blobs: Blobs) -> None:
     await blobs.put("a/b", b"1" * (CHUNK_SIZE + 1))
 
     never = await blobs.open("a/b")
@@ -162,7 +162,7 @@ async def test_an_open_stream_may_be_abandoned(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "removed"])
-async def test_a_reader_never_gets_pieces_of_two_objects(blobs: Blobs, replaced: bool) -> None:
+async def test_a_reader_never_gets_chunks_of_two_objects(blobs: Blobs, replaced: bool) -> None:
     await blobs.put("a/b", b"o" * (3 * CHUNK_SIZE))
     opened = await blobs.open("a/b")
     assert opened is not None
@@ -200,7 +200,7 @@ async def test_head_describes_an_object(blobs: Blobs) -> None:
     assert await blobs.list("a/") == [after]
 
 
-async def test_head_and_open_of_a_missing_object_are_none(blobs: Blobs) -> None:
+async def test_head_and_open_of_a_missing_object_return_null(blobs: Blobs) -> None:
     assert await blobs.head("a/b") is None
     assert await blobs.open("a/b") is None
     assert await blobs.open("a/b", start=3, end=5) is None
@@ -227,7 +227,7 @@ async def test_create_keeps_an_existing_object(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])
-async def test_a_list_comes_by_page_in_the_order_of_keys(blobs: Blobs, limit: int) -> None:
+async def test_a_list_is_paged_in_the_order_of_keys(blobs: Blobs, limit: int) -> None:
     keys = [f"x/{number:03}" for number in range(30)] + [f"x/d{n}/{m}" for n in "abc" for m in "12"]
     others = ["y/1", "x-y/1", "xx/1", "w/1"]
     await asyncio.gather(*(blobs.put(key, b"1") for key in [*keys, *others]))
@@ -237,7 +237,7 @@ async def test_a_list_comes_by_page_in_the_order_of_keys(blobs: Blobs, limit: in
     assert await keys_of(blobs, "x/none/", limit) == []
 
 
-async def test_a_list_begins_behind_a_key_that_is_not_there(blobs: Blobs) -> None:
+async def test_a_list_can_start_after_a_missing_key(blobs: Blobs) -> None:
     for key in ("x/a/1", "x/b/1", "x/c/1"):
         await blobs.put(key, b"1")
 
@@ -247,12 +247,12 @@ async def test_a_list_begins_behind_a_key_that_is_not_there(blobs: Blobs) -> Non
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])
-async def test_a_page_has_bounds(blobs: Blobs, limit: int) -> None:
+async def test_the_size_of_a_page_is_limited(blobs: Blobs, limit: int) -> None:
     with pytest.raises(ValueError, match="page"):
         await blobs.list("x/", limit=limit)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 7 * 24 * 3600 + 1])
-async def test_a_link_lasts_for_a_time_that_s3_takes(blobs: Blobs, seconds: int) -> None:
+async def test_the_life_of_a_link_is_limited_to_what_s3_accepts(blobs: Blobs, seconds: int) -> None:
     with pytest.raises(ValueError, match="link"):
         await blobs.presign("GET", "a/b", timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""The back-ends that the contract is held against."""
+"""The back-ends under test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.redis import RedisServer
 
-from .ground import LONG, Ground, memory_ground, redis_ground
+from .backend import LONG, Backend, memory_backend, redis_backend
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +31,14 @@ def presence() -> timedelta:
 
 
 @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.quick), "redis", "redis-cluster"])
-async def ground(
+async def backend(
     request: pytest.FixtureRequest, presence: timedelta, anyio_backend: str
-) -> AsyncIterator[Ground]:
+) -> AsyncIterator[Backend]:
     if request.param == "memory":
-        async with memory_ground() as memory:
+        async with memory_backend() as memory:
             yield memory
         return
     fixture = {"redis": "redis_server", "redis-cluster": "redis_cluster"}[request.param]
     server: RedisServer = request.getfixturevalue(fixture)
-    async with redis_ground(server.url, presence_ttl=presence) as redis:
+    async with redis_backend(server.url, presence_ttl=presence) as redis:
         yield redis

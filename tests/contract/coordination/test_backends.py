@@ -1,4 +1,4 @@
-"""What is not the same on every back-end: speed in memory, keys and addresses of Redis."""
+"""Differences between the back-ends: speed in memory, keys and addresses of Redis."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from atoll.coordination.redis.commands import complete
 from atoll.errors import InvalidRequest, TemporaryError
 from tests.servers.redis import RedisServer
 
-from .ground import EXECUTION_TTL, LONG, memory_ground, redis_ground, settings, until
+from .backend import EXECUTION_TTL, LONG, memory_backend, redis_backend, settings, until
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_in_memory_a_free_lease_is_taken_without_giving_up_the_turn() -> None:
-    async with memory_ground() as ground:
-        for call in (ground.a.acquire("s", "x", wait=LONG), ground.a.release("s", "x")):
+async def test_in_memory_a_free_lease_is_acquired_without_suspending() -> None:
+    async with memory_backend() as backend:
+        for call in (backend.a.acquire("s", "x", wait=LONG), backend.a.release("s", "x")):
             with pytest.raises(StopIteration):
                 call.send(None)
 
 
 async def test_expired_entries_in_memory_are_removed() -> None:
-    async with memory_ground() as ground:
-        await ground.a.cancel("e", "user")
-        ground.clock.time += EXECUTION_TTL.total_seconds()
-        await ground.a.heartbeat()
-        assert await ground.a.cancelled("e") is None
+    async with memory_backend() as backend:
+        await backend.a.cancel("e", "user")
+        backend.clock.time += EXECUTION_TTL.total_seconds()
+        await backend.a.heartbeat()
+        assert await backend.a.cancelled("e") is None
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
@@ -73,31 +73,31 @@ async def test_a_replica_without_heartbeats_is_lost(redis_server: RedisServer) -
         await b.close()
 
 
-async def test_every_key_has_its_tag_and_expires(redis_server: RedisServer) -> None:
-    async with redis_ground(redis_server.url) as ground:
-        await ground.a.acquire("s", "e")
-        waiter = asyncio.create_task(ground.b.acquire("s", "f", wait=LONG))
-        await ground.until_in_line("s", 1)
-        await ground.a.cancel("e", "user")
-        await ground.a.ask("e", {}, timeout=LONG)
-        assert not await ground.nothing_left()
-        kinds = {key.partition("}:")[2] for key in await ground.keys("*")}
+async def test_every_key_has_a_hash_tag_and_expires(redis_server: RedisServer) -> None:
+    async with redis_backend(redis_server.url) as backend:
+        await backend.a.acquire("s", "e")
+        waiter = asyncio.create_task(backend.b.acquire("s", "f", wait=LONG))
+        await backend.until_in_line("s", 1)
+        await backend.a.cancel("e", "user")
+        await backend.a.ask("e", {}, timeout=LONG)
+        assert not await backend.is_empty()
+        kinds = {key.partition("}:")[2] for key in await backend.keys("*")}
         assert kinds == {"alive", "approval", "cancel", "lease", "line", "places"}
-        await ground.a.release("s", "e")
+        await backend.a.release("s", "e")
         assert await waiter is None
 
 
-async def test_a_server_that_forgot_the_scripts_learns_them_again(
+async def test_scripts_are_loaded_again_after_the_server_forgot_them(
     redis_server: RedisServer,
 ) -> None:
-    async with redis_ground(redis_server.url) as ground:
-        await ground.a.acquire("s", "x")
+    async with redis_backend(redis_server.url) as backend:
+        await backend.a.acquire("s", "x")
         async with Redis.from_url(redis_server.url) as client:
             await client.script_flush()
-        assert await ground.b.acquire("s", "y") == LeaseHolder("a", "x")
+        assert await backend.b.acquire("s", "y") == LeaseHolder("a", "x")
 
 
-async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
+async def test_a_claim_with_a_lost_response_is_undone_by_a_heartbeat(
     redis_server: RedisServer,
 ) -> None:
     hasty = settings(
@@ -121,14 +121,14 @@ async def test_a_claim_whose_answer_was_lost_is_undone_with_a_heartbeat(
                     await a.acquire("s", owner, wait=LONG)
         finally:
             redis_server.resume()
-        # It got the lease when the server went on, or will not get it.
+        # It got the lease when the server resumed, or will not get it.
         await until(taken_back)
         await a.release("s", "z")
     finally:
         await a.close()
 
 
-async def test_a_socket_is_an_address_too(tmp_path: Path) -> None:
+async def test_the_address_of_a_server_can_be_a_socket(tmp_path: Path) -> None:
     with RedisServer(tmp_path, password="secret", socket=True) as server:
         a = RedisCoordination("a", server.socket_url, settings(), EXECUTION_TTL)
         await a.open()

@@ -35,7 +35,7 @@ async def _lost(wire: Any) -> None:
 
 
 async def _reset(wire: Any) -> None:
-    """As the server does; nobody has noticed yet."""
+    """Reset by the server, and not noticed yet."""
     wire._writer.transport.abort()
 
 
@@ -48,7 +48,7 @@ async def listens(coordination: RedisCoordination, topic: str) -> None:
 
 
 @pytest.mark.parametrize("breaks", BREAKS)
-async def test_starting_or_ending_to_listen_fails_while_redis_is_unavailable(
+async def test_starting_or_stopping_to_listen_fails_while_redis_is_unavailable(
     redis_server: RedisServer, breaks: Callable[[Any], Awaitable[None]]
 ) -> None:
     long = timedelta(seconds=10)

@@ -9,7 +9,7 @@ import pytest
 from atoll.coordination.base import Coordination, LeaseHolder
 from atoll.errors import TemporaryError
 
-from .ground import LONG, Ground
+from .backend import LONG, Backend
 
 pytestmark = pytest.mark.anyio
 
@@ -35,87 +35,87 @@ def cancellations_of(*replicas: Coordination) -> asyncio.Queue[tuple[str, str]]:
     return requests
 
 
-async def test_every_replica_is_notified_of_a_cancellation_and_the_first_reason_stays(
-    ground: Ground,
+async def test_every_replica_is_notified_of_a_cancellation_with_the_first_reason(
+    backend: Backend,
 ) -> None:
-    cancellations = cancellations_of(ground.a, ground.b)
-    assert await ground.a.cancelled("e") is None
-    await ground.a.cancel("e", "user")
+    cancellations = cancellations_of(backend.a, backend.b)
+    assert await backend.a.cancelled("e") is None
+    await backend.a.cancel("e", "user")
     async with asyncio.timeout(LONG):
         assert {await cancellations.get(), await cancellations.get()} == {("a", "e"), ("b", "e")}
-    await ground.b.cancel("e", "timeout")
-    assert await ground.a.cancelled("e") == await ground.b.cancelled("e") == "user"
-    assert await ground.a.cancelled("f") is None
+    await backend.b.cancel("e", "timeout")
+    assert await backend.a.cancelled("e") == await backend.b.cancelled("e") == "user"
+    assert await backend.a.cancelled("f") is None
 
 
-async def test_notifications_arrive_while_listening(ground: Ground) -> None:
-    async with ground.a.listen("t") as here, ground.b.listen("t") as there:
+async def test_notifications_arrive_while_listening(backend: Backend) -> None:
+    async with backend.a.listen("t") as here, backend.b.listen("t") as there:
         assert not await here.wait(0.01)
-        await ground.b.notify("t")
-        await ground.b.notify("t")
+        await backend.b.notify("t")
+        await backend.b.notify("t")
         assert await here.wait(LONG)
         assert await there.wait(LONG)
-        async with ground.a.listen("u") as other:
-            await ground.a.notify("u")
+        async with backend.a.listen("u") as other:
+            await backend.a.notify("u")
             assert await other.wait(LONG)
-            await ground.a.notify("another")
+            await backend.a.notify("another")
             assert not await other.wait(0.01)
         waiting = asyncio.create_task(there.wait(LONG))
-        await ground.a.notify("t")
+        await backend.a.notify("t")
         assert await waiting
-    await ground.a.notify("t")
+    await backend.a.notify("t")
 
 
-async def test_one_of_two_listeners_may_leave(ground: Ground) -> None:
-    async with ground.a.listen("t") as stays:
+async def test_a_listener_can_leave_while_another_stays(backend: Backend) -> None:
+    async with backend.a.listen("t") as stays:
         for _ in range(5):
-            async with ground.a.listen("t"):
+            async with backend.a.listen("t"):
                 pass
-            await ground.b.notify("t")
+            await backend.b.notify("t")
             assert await stays.wait(LONG)
 
 
-async def test_shutdown_releases_all_leases_and_leaves_all_queues(ground: Ground) -> None:
+async def test_shutdown_releases_all_leases_and_leaves_all_queues(backend: Backend) -> None:
     for number in range(20):
-        await ground.a.acquire(f"s{number}", "x")
-    await ground.b.acquire("t", "y")
-    waiter = asyncio.create_task(ground.a.acquire("t", "x", wait=LONG))
-    await ground.until_in_line("t", 1)
-    next_ = asyncio.create_task(ground.b.acquire("s0", "y", wait=LONG))
-    await ground.until_in_line("s0", 1)
+        await backend.a.acquire(f"s{number}", "x")
+    await backend.b.acquire("t", "y")
+    waiter = asyncio.create_task(backend.a.acquire("t", "x", wait=LONG))
+    await backend.until_in_line("t", 1)
+    next_ = asyncio.create_task(backend.b.acquire("s0", "y", wait=LONG))
+    await backend.until_in_line("s0", 1)
 
-    await ground.a.shutdown()
-    await ground.a.shutdown()
-    assert not await ground.b.alive("a")
+    await backend.a.shutdown()
+    await backend.a.shutdown()
+    assert not await backend.b.alive("a")
     assert await next_ is None
     for number in range(1, 20):
-        assert await ground.b.acquire(f"s{number}", "y") is None
+        assert await backend.b.acquire(f"s{number}", "y") is None
     with pytest.raises(TemporaryError):
         await waiter
-    assert await ground.in_line("t") == 0
-    assert await ground.holder("t") == LeaseHolder("b", "y")
+    assert await backend.in_line("t") == 0
+    assert await backend.holder("t") == LeaseHolder("b", "y")
     with pytest.raises(TemporaryError):
-        await ground.a.acquire("u", "x")
-    assert not await ground.a.heartbeat()
+        await backend.a.acquire("u", "x")
+    assert not await backend.a.heartbeat()
 
 
-async def test_nothing_is_left_after_all_was_given_back(ground: Ground) -> None:
-    await ground.a.acquire("s", "e")
-    await ground.b.acquire("s", "f", wait=0.05)
-    assert await ground.a.ask("e", {}, timeout=0.05) is None
-    async with ground.a.listen("t"):
-        await ground.a.notify("t")
-    assert not await ground.nothing_left()
-    await ground.a.shutdown()
-    await ground.b.shutdown()
-    assert await ground.nothing_left()
+async def test_no_keys_remain_after_everything_was_released(backend: Backend) -> None:
+    await backend.a.acquire("s", "e")
+    await backend.b.acquire("s", "f", wait=0.05)
+    assert await backend.a.ask("e", {}, timeout=0.05) is None
+    async with backend.a.listen("t"):
+        await backend.a.notify("t")
+    assert not await backend.is_empty()
+    await backend.a.shutdown()
+    await backend.b.shutdown()
+    assert await backend.is_empty()
 
 
-async def test_opening_and_closing_twice_is_harmless(ground: Ground) -> None:
-    await ground.a.open()
-    await ground.a.acquire("s", "x")
-    await ground.a.close()
-    await ground.a.close()
-    assert await ground.holder("s") == LeaseHolder("a", "x")
-    await ground.a.open()
-    assert await ground.a.renew("s", "x")
+async def test_opening_and_closing_twice_is_harmless(backend: Backend) -> None:
+    await backend.a.open()
+    await backend.a.acquire("s", "x")
+    await backend.a.close()
+    await backend.a.close()
+    assert await backend.holder("s") == LeaseHolder("a", "x")
+    await backend.a.open()
+    assert await backend.a.renew("s", "x")

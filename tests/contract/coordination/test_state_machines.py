@@ -1,4 +1,4 @@
-"""Any order of calls on two replicas, against simple models of what they should say."""
+"""Any sequence of calls on two replicas, compared with simple models."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hypothesis.stateful import (
 from atoll.coordination.base import CANCELLED, Coordination, LeaseHolder
 from tests.servers.redis import RedisServer
 
-from .ground import LONG, Ground, memory_ground, redis_ground, until
+from .backend import LONG, Backend, memory_backend, redis_backend, until
 
 T = TypeVar("T")
 
-Opener = Callable[[], AbstractAsyncContextManager[Ground]]
+Opener = Callable[[], AbstractAsyncContextManager[Backend]]
 
 REPLICAS = ("a", "b")
 OWNERS = [LeaseHolder(replica, owner) for replica in REPLICAS for owner in ("x", "y", "z")]
@@ -36,7 +36,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        self.ground = self.run(self.stack.enter_async_context(opener()))
+        self.backend = self.run(self.stack.enter_async_context(opener()))
         self.tasks: list[asyncio.Task[Any]] = []
 
     def teardown(self) -> None:
@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
         return await task
 
     def replica(self, name: str) -> Coordination:
-        return {"a": self.ground.a, "b": self.ground.b}[name]
+        return {"a": self.backend.a, "b": self.backend.b}[name]
 
 
 class LeaseMachine(Machine):
@@ -82,7 +82,7 @@ class LeaseMachine(Machine):
         return any(me == waiter for waiter, _ in self.line)
 
     def ask_for(self, me: LeaseHolder) -> LeaseHolder | None:
-        """Who has it before `me`, by the model."""
+        """The holder before a request of `me`, in the model."""
         holder = self.holder
         if holder is not None and holder.replica in self.lost - {me.replica}:
             holder = None
@@ -101,8 +101,8 @@ class LeaseMachine(Machine):
     @rule(me=st.sampled_from(OWNERS))
     def acquire(self, me: LeaseHolder) -> None:
         if not self.waits(me):
-            told = self.run(self.replica(me.replica).acquire("s", me.owner))
-            assert told == self.ask_for(me)
+            holder = self.run(self.replica(me.replica).acquire("s", me.owner))
+            assert holder == self.ask_for(me)
 
     @rule(me=st.sampled_from(OWNERS))
     def wait(self, me: LeaseHolder) -> None:
@@ -113,7 +113,7 @@ class LeaseMachine(Machine):
             assert self.run(self.result(task)) is None
         else:
             self.line.append((me, task))
-            self.run(self.ground.until_in_line("s", len(self.line)))
+            self.run(self.backend.until_in_line("s", len(self.line)))
 
     @precondition(lambda self: self.line)
     @rule(place=st.integers(0, 5))
@@ -134,15 +134,15 @@ class LeaseMachine(Machine):
         assert self.run(self.replica(me.replica).renew("s", me.owner)) == (self.holder == me)
 
     def nudge(self, replica: str) -> None:
-        """Somebody asks, who finds what nobody has noticed; but those in line come first."""
+        """A request may find a lost holder that was not noticed yet; but waiters come first."""
         if self.line:
-            told = self.run(self.replica(replica).acquire("s", "nudge"))
-            assert told == self.line[0][0]
+            holder = self.run(self.replica(replica).acquire("s", "nudge"))
+            assert holder == self.line[0][0]
             self.free()
 
     @rule(replica=st.sampled_from(REPLICAS))
     def expire(self, replica: str) -> None:
-        self.run(self.ground.leases_expire())
+        self.run(self.backend.leases_expire())
         self.holder = None
         self.nudge(replica)
 
@@ -150,7 +150,7 @@ class LeaseMachine(Machine):
     def lose(self, replica: str) -> None:
         if any(waiter.replica == replica for waiter, _ in self.line):
             return
-        self.run(self.ground.lose(self.replica(replica)))
+        self.run(self.backend.lose(self.replica(replica)))
         self.lost.add(replica)
         if self.holder is not None and self.holder.replica == replica:
             self.nudge(next(iter(set(REPLICAS) - {replica})))
@@ -162,10 +162,10 @@ class LeaseMachine(Machine):
 
     @invariant()
     def all_agree(self) -> None:
-        assert self.run(self.ground.holder("s")) == self.holder
+        assert self.run(self.backend.holder("s")) == self.holder
         for replica in REPLICAS:
-            assert self.run(self.ground.a.alive(replica)) == (replica not in self.lost)
-        assert self.run(self.ground.in_line("s")) == len(self.line)
+            assert self.run(self.backend.a.alive(replica)) == (replica not in self.lost)
+        assert self.run(self.backend.in_line("s")) == len(self.line)
 
 
 class ExecutionMachine(Machine):
@@ -205,7 +205,7 @@ class ExecutionMachine(Machine):
             return
 
         async def put() -> bool:
-            return await self.ground.a.question(self.execution) == self.question
+            return await self.backend.a.question(self.execution) == self.question
 
         self.run(until(put))
         assert former is None or former.done()
@@ -282,10 +282,10 @@ MACHINES = pytest.mark.parametrize("machine", [LeaseMachine, ExecutionMachine])
 
 @pytest.mark.quick
 @MACHINES
-def test_memory_follows_the_model(machine: type[Machine]) -> None:
-    check(machine, memory_ground, 100)
+def test_memory_matches_the_model(machine: type[Machine]) -> None:
+    check(machine, memory_backend, 100)
 
 
 @MACHINES
-def test_redis_follows_the_model(machine: type[Machine], redis_server: RedisServer) -> None:
-    check(machine, lambda: redis_ground(redis_server.url), 30)
+def test_redis_matches_the_model(machine: type[Machine], redis_server: RedisServer) -> None:
+    check(machine, lambda: redis_backend(redis_server.url), 30)

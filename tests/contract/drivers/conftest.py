@@ -1,8 +1,8 @@
 """
-A driver of each kind on a node of its own.
+A driver of each kind on its own node.
 
-A test that takes `node` runs on `USUAL` kinds; `on` names others for it. Another kind is added to
-`make_driver`, and to `Node` what the host sees of it.
+A test with the fixture `node` runs on the `USUAL` kinds; `on` selects others. Another kind is added
+to `make_driver`, and to `Node` for the view of the host.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def opened(driver: AnyDriver) -> AsyncIterator[AnyDriver]:
 
 
 class Node:
-    """A machine with a driver on it, which can be let go of and taken over by a new one."""
+    """A machine with a driver, which can be closed and replaced by a new one."""
 
     def __init__(self, kind: str, data_dir: Path, engine: Dockerd | None) -> None:
         self.kind = kind
@@ -198,7 +198,7 @@ class Node:
 
 @pytest.fixture(params=[_parameter(kind) for kind in USUAL])
 async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Node]:
-    """With whatever this kind takes."""
+    """With the arguments of this kind."""
     engine = None
     if request.param == "local":
         request.getfixturevalue("bubblewrap")
@@ -212,8 +212,8 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     await made.clear()
 
 
-class Heard:
-    """What a run said, in the order it came."""
+class RunOutput:
+    """Output of a run, in order."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, int, bytes]] = []
@@ -246,10 +246,10 @@ def job(driver: Driver, code: str, **fields: Any) -> dict[str, Any]:
 
 
 async def printed(driver: Driver, link: Link, code: str) -> str:
-    heard = Heard()
-    result = await run_over(link, job(driver, code), heard)
-    assert result["exit_code"] == 0, (result, heard.pieces)
-    return heard.stdout.decode().strip()
+    output = RunOutput()
+    result = await run_over(link, job(driver, code), output)
+    assert result["exit_code"] == 0, (result, output.pieces)
+    return output.stdout.decode().strip()
 
 
 async def started(driver: Driver, wanted: InstanceSpec) -> tuple[Handle, Link]:

@@ -91,10 +91,10 @@ async def copied(node: Node, workspace: str, name: str = "copy") -> Link:
     return link
 
 
-async def test_a_copy_has_all_that_the_workspace_had(copying: Node) -> None:
+async def test_a_copy_contains_everything_in_the_workspace(copying: Node) -> None:
     handle, link = await started(copying.driver, spec())
     await printed(copying.driver, link, FILL)
-    told = await printed(copying.driver, link, TELL)
+    output = await printed(copying.driver, link, TELL)
     link.close()
     workspace = copying.driver.workspaces.of(handle)
     await copying.driver.destroy(handle)
@@ -102,16 +102,16 @@ async def test_a_copy_has_all_that_the_workspace_had(copying: Node) -> None:
         assert await copying.driver.workspaces.copy(workspace, "copy")
     assert sorted(await copying.driver.workspaces.names()) == sorted([workspace, "copy"])
     _, link = await started(copying.driver, spec(workspace="copy"))
-    assert await printed(copying.driver, link, TELL) == told
+    assert await printed(copying.driver, link, TELL) == output
     # Another's from here on.
     await printed(copying.driver, link, "open('a/b/file', 'w').write('mine'); open('new', 'w')")
     link.close()
     _, first = await started(copying.driver, spec(workspace=workspace))
-    assert await printed(copying.driver, first, TELL) == told
+    assert await printed(copying.driver, first, TELL) == output
     first.close()
 
 
-async def test_a_copy_has_a_host_uid_of_its_own_and_so_has_its_copy(copying: Node) -> None:
+async def test_a_copy_of_a_copy_has_its_own_host_uid(copying: Node) -> None:
     driver = copying.driver
     if "own_uid" not in driver.capabilities.provides:
         pytest.skip("instances share a uid here")
@@ -136,7 +136,7 @@ async def test_a_copy_has_a_host_uid_of_its_own_and_so_has_its_copy(copying: Nod
     assert len(uids - {0}) == 3
 
 
-async def test_a_paused_instance_is_copied_with_what_it_wrote_last(copying: Node) -> None:
+async def test_a_copy_of_a_paused_instance_contains_the_last_writes(copying: Node) -> None:
     driver = copying.driver
     handle, link = await started(driver, spec())
     workspace = driver.workspaces.of(handle)
@@ -171,7 +171,7 @@ async def test_unacknowledged_results_are_not_copied(copying: Node) -> None:
     other.close()
 
 
-async def test_an_instance_that_was_killed_leaves_a_workspace_that_can_be_copied(
+async def test_a_workspace_of_a_killed_instance_can_be_copied(
     copying: Node,
 ) -> None:
     driver = copying.driver
@@ -185,7 +185,7 @@ async def test_an_instance_that_was_killed_leaves_a_workspace_that_can_be_copied
     other.close()
 
 
-async def test_what_is_not_there_cannot_be_copied(copying: Node) -> None:
+async def test_a_missing_workspace_cannot_be_copied(copying: Node) -> None:
     assert not await copying.driver.workspaces.copy("nothing", "copy")
     assert await copying.driver.workspaces.names() == []
 
@@ -193,7 +193,7 @@ async def test_what_is_not_there_cannot_be_copied(copying: Node) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.ENOSPC, "node_full"), (errno.EIO, "workspace_not_copied")]
 )
-async def test_a_copy_that_fails_leaves_nothing(
+async def test_a_failed_copy_leaves_nothing(
     copying: Node, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
     driver = copying.driver

@@ -23,9 +23,9 @@ from atoll.model.session import Cause
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    RunOutput,
     job,
     on,
     printed,
@@ -49,7 +49,7 @@ UNAVAILABLE = "engine_unavailable"
 
 @pytest.fixture
 async def mortal(own_dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with an engine of its own."""
+    """A node with its own engine."""
     node = Node("docker", tmp_path / "data", own_dockerd)
     await node.driver.open()
     yield node
@@ -165,7 +165,7 @@ async def test_a_container_that_was_never_started_is_replaced(node: Node) -> Non
 
 
 @on("docker")
-async def test_a_container_that_got_no_configuration_is_replaced(node: Node) -> None:
+async def test_a_container_without_a_configuration_is_replaced(node: Node) -> None:
     wanted = spec()
     handle = await node.driver.ensure(wanted)
     # As if the driver was killed before it sent the configuration.
@@ -366,12 +366,12 @@ async def test_opening_a_driver_without_an_engine_fails_with_the_socket_path(
 async def test_a_memory_limit_below_usage_is_refused_and_changes_nothing(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     code = "held = bytearray(80 << 20)\nprint('on', flush=True)\nimport sys; sys.stdin.readline()"
-    heard = Heard()
+    output = RunOutput()
     request = job(node.driver, code, stdin_open=True)
-    running = asyncio.create_task(run_over(link, request, heard))
+    running = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     if await resizing_of(node.driver).resize(handle, replace(LIMITS, memory=40 * MiB)):

@@ -41,9 +41,9 @@ NODE = "n0de"
 SIZE = 3_000_000
 
 
-class Ground(NamedTuple):
+class Environment(NamedTuple):
     templates: DockerImages
-    said: list[bytes]
+    output: list[bytes]
 
     @property
     def images(self) -> EngineImages:
@@ -55,16 +55,16 @@ class Ground(NamedTuple):
 
     @property
     def text(self) -> str:
-        return b"".join(self.said).decode()
+        return b"".join(self.output).decode()
 
 
 @pytest.fixture
-async def ground(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Ground]:
+async def environment(dockerd: Dockerd, tmp_path: Path) -> AsyncIterator[Environment]:
     settings = DockerSettings(url=dockerd.url, image=PYTHON, build_args={"WORD": "something"})
     engine = Engine(settings)
     await engine.open()
     templates = DockerImages(engine, settings, NODE, tmp_path)
-    yield Ground(templates, [])
+    yield Environment(templates, [])
     for name in await templates.images.own_names():
         await templates.images.remove(name)
     await engine.close()
@@ -141,46 +141,48 @@ def refused(kind: type[AtollError], code: str) -> Any:
 # Existing images
 
 
-async def test_the_configuration_of_an_image_is_read(ground: Ground, tiny: str) -> None:
-    found = await ground.images.find(tiny)
+async def test_the_configuration_of_an_image_is_read(environment: Environment, tiny: str) -> None:
+    found = await environment.images.find(tiny)
 
     assert found is not None
     assert found.id.startswith("sha256:")
     assert (found.entrypoint, found.cmd) == (("/bin/tool",), ("--help",))
     assert found.size >= SIZE
-    assert await ground.images.find("nobody/nothing:1") is None
+    assert await environment.images.find("nobody/nothing:1") is None
 
 
 async def test_the_interpreter_is_found_without_running_the_image(
-    ground: Ground, dockerd: Dockerd
+    environment: Environment, dockerd: Dockerd
 ) -> None:
-    python, shell = await ground.images.find(PYTHON), await ground.images.find(SHELL)
+    python, shell = await environment.images.find(PYTHON), await environment.images.find(SHELL)
     assert python is not None
     assert shell is not None
 
-    assert (await ground.templates.pythons.find(python) or "").rpartition("/")[2] in (
+    assert (await environment.templates.pythons.find(python) or "").rpartition("/")[2] in (
         "python3",
         "python",
     )
-    assert await ground.templates.pythons.find(python, "/no/python") is None
-    assert await ground.templates.pythons.find(python, "/usr") is None
-    assert await ground.templates.pythons.find(shell) is None
+    assert await environment.templates.pythons.find(python, "/no/python") is None
+    assert await environment.templates.pythons.find(python, "/usr") is None
+    assert await environment.templates.pythons.find(shell) is None
     assert dockerd.containers(label=["atoll.probe"]) == []
 
 
 async def test_a_search_that_is_cancelled_leaves_no_container(
-    ground: Ground, dockerd: Dockerd
+    environment: Environment, dockerd: Dockerd
 ) -> None:
-    image = await ground.images.find(PYTHON)
+    image = await environment.images.find(PYTHON)
     assert image is not None
     for turns in range(0, 40, 4):
-        looking = asyncio.ensure_future(ground.templates.pythons.find(image, f"/not/there/{turns}"))
+        looking = asyncio.ensure_future(
+            environment.templates.pythons.find(image, f"/not/there/{turns}")
+        )
         for _ in range(turns):
             await asyncio.sleep(0)
         looking.cancel()
         await asyncio.wait([looking])
 
-    await ground.templates.pythons.remove_probes()
+    await environment.templates.pythons.remove_probes()
     assert dockerd.containers(label=["atoll.probe"]) == []
 
 
@@ -188,20 +190,20 @@ async def test_a_search_that_is_cancelled_leaves_no_container(
 
 
 async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
-    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
+    environment: Environment, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
-    found = await ground.puller.pull_and_tag(
-        pulled, "abc", right(registry), timeout=LONG, on_output=ground.said.append
+    found = await environment.puller.pull_and_tag(
+        pulled, "abc", right(registry), timeout=LONG, on_output=environment.output.append
     )
 
     assert found.entrypoint == ("/bin/tool",)
-    assert await ground.images.own_names() == ["abc"]
+    assert await environment.images.own_names() == ["abc"]
     assert pulled not in images_of(dockerd)
-    assert 3 <= ground.text.count("\n") <= 20, ground.text
-    assert "Pull complete" in ground.text
-    assert PASSWORD not in ground.text
-    assert await ground.images.remove("abc")
-    assert await ground.images.find(found.id) is None
+    assert 3 <= environment.text.count("\n") <= 20, environment.text
+    assert "Pull complete" in environment.text
+    assert PASSWORD not in environment.text
+    assert await environment.images.remove("abc")
+    assert await environment.images.find(found.id) is None
 
 
 @pytest.mark.parametrize(
@@ -214,54 +216,61 @@ async def test_a_pulled_image_has_only_the_name_that_atoll_keeps(
     ],
 )
 async def test_a_failed_pull_reports_its_cause(
-    ground: Ground, registry: Registry, pulled: str, name: str, password: str | None, code: str
+    environment: Environment,
+    registry: Registry,
+    pulled: str,
+    name: str,
+    password: str | None,
+    code: str,
 ) -> None:
     auth = None if password is None else right(registry, password)
     with refused(PermanentError, code) as caught:
-        await ground.puller.pull(
-            f"{registry.server}/{name}", auth, timeout=LONG, on_output=ground.said.append
+        await environment.puller.pull(
+            f"{registry.server}/{name}", auth, timeout=LONG, on_output=environment.output.append
         )
     assert PASSWORD not in str(caught.value)
 
 
 async def test_credentials_are_only_sent_to_their_own_server(
-    ground: Ground, registry: Registry, pulled: str
+    environment: Environment, registry: Registry, pulled: str
 ) -> None:
     """The credentials are correct, and the registry would accept them."""
     with refused(PermanentError, "image_denied"):
-        await ground.puller.pull(
+        await environment.puller.pull(
             pulled,
             RegistryAuth("elsewhere.example.com", USER, PASSWORD),
             timeout=LONG,
-            on_output=ground.said.append,
+            on_output=environment.output.append,
         )
 
 
 async def test_an_unreachable_registry_is_a_temporary_error(
-    ground: Ground, registry: Registry, pulled: str
+    environment: Environment, registry: Registry, pulled: str
 ) -> None:
     registry.stop()
     with refused(TemporaryError, "registry_unavailable"):
-        await ground.puller.pull(
-            pulled, right(registry), timeout=LONG, on_output=ground.said.append
+        await environment.puller.pull(
+            pulled, right(registry), timeout=LONG, on_output=environment.output.append
         )
     registry.start()
-    await ground.puller.pull_and_tag(
-        pulled, "a", right(registry), timeout=LONG, on_output=ground.said.append
+    await environment.puller.pull_and_tag(
+        pulled, "a", right(registry), timeout=LONG, on_output=environment.output.append
     )
 
 
 async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
-    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str
+    environment: Environment, dockerd: Dockerd, registry: Registry, pulled: str
 ) -> None:
     registry.pause()
     short = timedelta(milliseconds=200)
     with refused(PermanentError, "build_failed"):
-        await ground.puller.pull(
-            pulled, right(registry), timeout=short, on_output=ground.said.append
+        await environment.puller.pull(
+            pulled, right(registry), timeout=short, on_output=environment.output.append
         )
     pulling = asyncio.ensure_future(
-        ground.puller.pull(pulled, right(registry), timeout=LONG, on_output=ground.said.append)
+        environment.puller.pull(
+            pulled, right(registry), timeout=LONG, on_output=environment.output.append
+        )
     )
     await asyncio.sleep(0.2)
     pulling.cancel()
@@ -275,14 +284,14 @@ async def test_a_pull_ends_when_it_is_cancelled_or_times_out(
 
 
 def building(
-    ground: Ground, dockerfile: str, context: BuildFiles | None = None, **given: Any
+    environment: Environment, dockerfile: str, context: BuildFiles | None = None, **fields: Any
 ) -> Any:
     build = ImageBuild(dockerfile, "built", ImageInputs(files=context), fresh=False)
-    options: dict[str, Any] = {"timeout": LONG, "on_output": ground.said.append}
-    return ground.templates.builder.build(build, **options | given)
+    options: dict[str, Any] = {"timeout": LONG, "on_output": environment.output.append}
+    return environment.templates.builder.build(build, **options | fields)
 
 
-async def test_a_dockerfile_is_built_with_its_build_files(ground: Ground) -> None:
+async def test_a_dockerfile_is_built_with_its_build_files(environment: Environment) -> None:
     name = "ä" * 100 + ".txt"
     data = tar_of(
         {"./a/b": b"1", "Dockerfile": b"FROM nothing", name: b"2"},
@@ -292,37 +301,37 @@ async def test_a_dockerfile_is_built_with_its_build_files(ground: Ground) -> Non
     look = f"cat /x/l /x/h /x/{name} && echo said-$WORD"
 
     await building(
-        ground,
+        environment,
         f"FROM {SHELL}\nARG WORD\nCOPY . /x/\nRUN {look}\nENTRYPOINT []\nCMD ls\n",
         context_of(data),
     )
 
-    found = await ground.images.find_own("built")
+    found = await environment.images.find_own("built")
     assert found is not None
     assert found.cmd == ("/bin/sh", "-c", "ls")
-    assert "112said-something" in "".join(ground.text.split())
+    assert "112said-something" in "".join(environment.text.split())
 
 
 async def test_the_error_of_a_failed_build_contains_its_last_output(
-    ground: Ground, dockerd: Dockerd
+    environment: Environment, dockerd: Dockerd
 ) -> None:
     with refused(PermanentError, "build_failed") as caught:
-        await building(ground, f"FROM {SHELL}\nRUN echo so far; exit 7\n")
+        await building(environment, f"FROM {SHELL}\nRUN echo so far; exit 7\n")
 
     assert "so far" in caught.value.message
     assert "7" in caught.value.message
-    assert await ground.images.find_own("built") is None
+    assert await environment.images.find_own("built") is None
     assert dockerd.containers() == []
 
 
-async def test_commands_of_a_build_have_no_network(ground: Ground) -> None:
+async def test_commands_of_a_build_have_no_network(environment: Environment) -> None:
     with refused(PermanentError, "build_failed"):
-        await building(ground, f"FROM {SHELL}\nRUN exec 3<>/dev/tcp/127.0.0.1/9\n")
+        await building(environment, f"FROM {SHELL}\nRUN exec 3<>/dev/tcp/127.0.0.1/9\n")
 
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=10), None], ids=["late", "cancelled"])
 async def test_a_build_ends_when_it_is_cancelled_or_times_out(
-    ground: Ground, dockerd: Dockerd, timeout: timedelta | None
+    environment: Environment, dockerd: Dockerd, timeout: timedelta | None
 ) -> None:
     begun = asyncio.Event()
 
@@ -332,7 +341,10 @@ async def test_a_build_ends_when_it_is_cancelled_or_times_out(
 
     made = asyncio.ensure_future(
         building(
-            ground, f"FROM {SHELL}\nRUN sleep 600\n", on_output=on_output, timeout=timeout or LONG
+            environment,
+            f"FROM {SHELL}\nRUN sleep 600\n",
+            on_output=on_output,
+            timeout=timeout or LONG,
         )
     )
     first = asyncio.ensure_future(begun.wait())
@@ -399,67 +411,71 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_malicious_build_files_are_refused(
-    ground: Ground, hostile: Callable[[], bytes]
+    environment: Environment, hostile: Callable[[], bytes]
 ) -> None:
     with refused(PermanentError, "build_context_invalid"):
-        await building(ground, f"FROM {SHELL}\nCOPY . /x\n", context_of(hostile()))
+        await building(environment, f"FROM {SHELL}\nCOPY . /x\n", context_of(hostile()))
 
 
-async def test_build_files_with_the_wrong_digest_are_not_built(ground: Ground) -> None:
+async def test_build_files_with_the_wrong_digest_are_not_built(environment: Environment) -> None:
     given = context_of(tar_of({"a": b""}))
     wrong = BuildFiles("0" * 64, given.open)
     with refused(TemporaryError, "blobs_unavailable"):
-        await building(ground, f"FROM {SHELL}\n", wrong)
+        await building(environment, f"FROM {SHELL}\n", wrong)
 
 
 # Templates
 
 
-def settled(ground: Ground, template: Template, fresh: str = "") -> Template:
+def settled(environment: Environment, template: Template, fresh: str = "") -> Template:
     from dataclasses import replace
 
-    layer = ground.templates.image_layer(template, fresh=fresh)
+    layer = environment.templates.image_layer(template, fresh=fresh)
     return replace(template, build=Build(layers=(layer,), anew=bool(fresh)))
 
 
-async def build(ground: Ground, template: Template, inputs: ImageInputs | None = None) -> None:
-    await ground.templates.build(
-        template, timeout=LONG, on_output=ground.said.append, inputs=inputs or ImageInputs()
+async def build(
+    environment: Environment, template: Template, inputs: ImageInputs | None = None
+) -> None:
+    await environment.templates.build(
+        template, timeout=LONG, on_output=environment.output.append, inputs=inputs or ImageInputs()
     )
 
 
-async def test_an_image_loaded_by_another_client_is_used(ground: Ground, tiny: str) -> None:
-    template = settled(ground, make_template(image=tiny))
+async def test_an_image_loaded_by_another_client_is_used(
+    environment: Environment, tiny: str
+) -> None:
+    template = settled(environment, make_template(image=tiny))
 
-    assert await ground.templates.is_built(template)
-    assert await ground.templates.names() == [template.layers[-1].name]
-    found = await ground.templates.inspect(template)
+    assert await environment.templates.is_built(template)
+    assert await environment.templates.names() == [template.layers[-1].name]
+    found = await environment.templates.inspect(template)
     assert (found.digest, found.entrypoint, found.command) == (None, ("/bin/tool",), ("--help",))
 
 
 async def test_a_template_keeps_its_image_when_its_name_is_removed(
-    ground: Ground, dockerd: Dockerd, tiny: str
+    environment: Environment, dockerd: Dockerd, tiny: str
 ) -> None:
-    template = settled(ground, make_template(image=tiny))
-    before = await ground.templates.find(template)
+    template = settled(environment, make_template(image=tiny))
+    before = await environment.templates.find(template)
     dockerd.ask("DELETE", f"/images/{tiny}")
-    ground.images._cache.clear()
+    environment.images._cache.clear()
 
-    assert (await ground.templates.find(template)).id == before.id
+    assert (await environment.templates.find(template)).id == before.id
 
 
 async def test_another_node_pulls_the_image_by_its_digest(
-    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
+    environment: Environment, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
-    template = settled(ground, make_template(image=pulled))
-    assert not await ground.templates.is_built(template)
-    await build(ground, template, ImageInputs(right(registry)))
-    info = await ground.templates.inspect(template)
+    template = settled(environment, make_template(image=pulled))
+    assert not await environment.templates.is_built(template)
+    await build(environment, template, ImageInputs(right(registry)))
+    info = await environment.templates.inspect(template)
     assert info.digest is not None
-    first = await ground.templates.find(template)
-    await ground.templates.remove(template.layers[-1].name)
+    first = await environment.templates.find(template)
+    await environment.templates.remove(template.layers[-1].name)
     # The tag moves.
     archive = tmp_path / "other.tar"
     archive.write_bytes(tar_of({"other": b""}))
@@ -468,91 +484,93 @@ async def test_another_node_pulls_the_image_by_its_digest(
 
     assert template.build is not None
     elsewhere = replace(template, build=replace(template.build, image=info))
-    await build(ground, elsewhere, ImageInputs(right(registry)))
-    assert (await ground.templates.find(elsewhere)).id == first.id
-    again = settled(ground, make_template(image=pulled), fresh="2")
-    await build(ground, again, ImageInputs(right(registry)))
-    assert (await ground.templates.find(again)).id != first.id
+    await build(environment, elsewhere, ImageInputs(right(registry)))
+    assert (await environment.templates.find(elsewhere)).id == first.id
+    again = settled(environment, make_template(image=pulled), fresh="2")
+    await build(environment, again, ImageInputs(right(registry)))
+    assert (await environment.templates.find(again)).id != first.id
 
 
 async def test_two_templates_of_a_moved_tag_keep_different_images(
-    ground: Ground, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
+    environment: Environment, dockerd: Dockerd, registry: Registry, pulled: str, tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
-    one = settled(ground, make_template(image=pulled))
-    await build(ground, one, ImageInputs(right(registry)))
-    info = await ground.templates.inspect(one)
-    first = await ground.templates.find(one)
+    one = settled(environment, make_template(image=pulled))
+    await build(environment, one, ImageInputs(right(registry)))
+    info = await environment.templates.inspect(one)
+    first = await environment.templates.find(one)
     assert one.build is not None
     one = replace(one, build=replace(one.build, image=info))
-    await ground.templates.remove(one.layers[-1].name)
+    await environment.templates.remove(one.layers[-1].name)
     archive = tmp_path / "other.tar"
     archive.write_bytes(tar_of({"other": b""}))
     dockerd.import_image(archive, "other:1")
     registry.put(dockerd, "other:1", "team/tiny:1")
 
     # As on another node, which needs the second template first.
-    two = settled(ground, make_template(image=pulled))
-    await build(ground, two, ImageInputs(right(registry)))
+    two = settled(environment, make_template(image=pulled))
+    await build(environment, two, ImageInputs(right(registry)))
     assert two.layers == one.layers
-    assert not await ground.templates.is_built(one)
-    await build(ground, one, ImageInputs(right(registry)))
-    assert (await ground.templates.find(one)).id == first.id
-    other = await ground.templates.find(two)
+    assert not await environment.templates.is_built(one)
+    await build(environment, one, ImageInputs(right(registry)))
+    assert (await environment.templates.find(one)).id == first.id
+    other = await environment.templates.find(two)
     assert other.id != first.id
-    assert (await ground.templates.inspect(one)).digest == info.digest
+    assert (await environment.templates.inspect(one)).digest == info.digest
     # The digest is known after a restart, too, although the engine forgot it with the name.
-    anew = DockerImages(ground.templates._engine, DockerSettings(), NODE, tmp_path)
-    told = (await anew.inspect(two)).digest
-    assert told not in (None, info.digest)
+    anew = DockerImages(environment.templates._engine, DockerSettings(), NODE, tmp_path)
+    digest = (await anew.inspect(two)).digest
+    assert digest not in (None, info.digest)
     assert await anew.names() == [one.layers[-1].name]
     await anew.remove(one.layers[-1].name)
     assert await anew.names() == []
 
 
-async def test_the_same_dockerfile_is_built_once(ground: Ground) -> None:
+async def test_the_same_dockerfile_is_built_once(environment: Environment) -> None:
     text = f"FROM {SHELL}\nRUN echo once-{os.urandom(4).hex()}\n"
-    one, two = (settled(ground, make_template(dockerfile=text)) for _ in range(2))
-    await build(ground, one)
-    printed = len(ground.said)
-    await build(ground, two)
+    one, two = (settled(environment, make_template(dockerfile=text)) for _ in range(2))
+    await build(environment, one)
+    printed = len(environment.output)
+    await build(environment, two)
 
     assert one.layers == two.layers
-    assert len(ground.said) == printed
-    other = settled(ground, make_template(dockerfile=text, build_context="0" * 64))
+    assert len(environment.output) == printed
+    other = settled(environment, make_template(dockerfile=text, build_context="0" * 64))
     assert other.layers != one.layers
 
 
-async def test_concurrent_builds_both_succeed(ground: Ground) -> None:
+async def test_concurrent_builds_both_succeed(environment: Environment) -> None:
     texts = [f"FROM {SHELL}\nRUN echo {number} {os.urandom(4).hex()}\n" for number in range(2)]
-    templates = [settled(ground, make_template(dockerfile=text)) for text in (*texts, texts[0])]
-    await asyncio.gather(*(build(ground, template) for template in templates))
+    templates = [
+        settled(environment, make_template(dockerfile=text)) for text in (*texts, texts[0])
+    ]
+    await asyncio.gather(*(build(environment, template) for template in templates))
 
-    found = [await ground.templates.find(template) for template in templates]
+    found = [await environment.templates.find(template) for template in templates]
     assert found[0].id == found[2].id != found[1].id
 
 
 async def test_an_image_is_removed_when_no_container_uses_it(
-    ground: Ground, dockerd: Dockerd, tiny: str
+    environment: Environment, dockerd: Dockerd, tiny: str
 ) -> None:
-    template = settled(ground, make_template(image=tiny))
-    assert await ground.templates.is_built(template)
+    template = settled(environment, make_template(image=tiny))
+    assert await environment.templates.is_built(template)
     name = template.layers[-1].name
-    container = dockerd.create(ground.images.own_reference(name), "x")
+    container = dockerd.create(environment.images.own_reference(name), "x")
     dockerd.ask("DELETE", f"/images/{tiny}")
 
-    await ground.templates.remove(name)
-    assert name in await ground.templates.names()
+    await environment.templates.remove(name)
+    assert name in await environment.templates.names()
     dockerd.remove(container)
-    await ground.templates.remove(name)
-    await ground.templates.remove(name)
-    assert await ground.templates.names() == []
+    await environment.templates.remove(name)
+    await environment.templates.remove(name)
+    assert await environment.templates.names() == []
 
 
-async def test_a_missing_image_is_a_temporary_error(ground: Ground) -> None:
+async def test_a_missing_image_is_a_temporary_error(environment: Environment) -> None:
     with refused(TemporaryError, "image_missing"):
-        await ground.templates.find(make_template(image="nobody/nothing:1"))
+        await environment.templates.find(make_template(image="nobody/nothing:1"))
 
 
 @pytest.mark.parametrize(
@@ -582,17 +600,17 @@ async def test_a_missing_image_is_a_temporary_error(ground: Ground) -> None:
     ids=lambda value: json.dumps(value, default=str)[:40],
 )
 async def test_invalid_templates_are_refused(
-    ground: Ground, given: dict[str, Any], code: str
+    environment: Environment, given: dict[str, Any], code: str
 ) -> None:
     with refused(InvalidRequest, code):
-        await ground.templates.check(make_template(**{"image": "", **given}))
+        await environment.templates.check(make_template(**{"image": "", **given}))
 
 
-async def test_valid_templates_are_accepted(ground: Ground) -> None:
+async def test_valid_templates_are_accepted(environment: Environment) -> None:
     for given in (
         {"image": "registry.example.com:5000/a/b:1@sha256:" + "0" * 64},
         {"image": ""},
         {"image": "", "dockerfile": "FROM a\nADD --chown=1:1 x /y\nRUN curl http://x"},
         {"image": "python:3.12", "runtime": "runc"},
     ):
-        await ground.templates.check(make_template(**given))
+        await environment.templates.check(make_template(**given))

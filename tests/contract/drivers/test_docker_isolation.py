@@ -21,8 +21,8 @@ from atoll.model.instance import Callback, Handle, State
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     Node,
+    RunOutput,
     job,
     on,
     printed,
@@ -61,8 +61,8 @@ def build(engine: Dockerd, reference: str, *lines: str, **files: str) -> str:
             entry.size, entry.mode = len(text.encode()), 0o755
             packed.addfile(entry, io.BytesIO(text.encode()))
     about = {"t": reference}
-    said = engine.ask("POST", "/build", params=about, content=context.getvalue()).text
-    assert "Successfully tagged" in said, said
+    output = engine.ask("POST", "/build", params=about, content=context.getvalue()).text
+    assert "Successfully tagged" in output, output
     return reference
 
 
@@ -158,9 +158,9 @@ print(sorted(found))
 print(*(tried(open, path, 'w') for path in ('/etc/passwd', '/etc/mark', '/proc/sys/vm/swappiness')))
 print(tried(os.chmod, '/etc/mark', 0o777), tried(os.mknod, '/tmp/disk', 0o60600, os.makedev(8, 0)))
 """
-    said = (await printed(node.driver, link, code)).splitlines()
-    assert said[0] == "['/dev/mqueue', '/dev/shm', '/tmp', '/var/tmp', '/workspace']"
-    assert "done" not in " ".join(said[1:])
+    output = (await printed(node.driver, link, code)).splitlines()
+    assert output[0] == "['/dev/mqueue', '/dev/shm', '/tmp', '/var/tmp', '/workspace']"
+    assert "done" not in " ".join(output[1:])
     link.close()
 
 
@@ -178,10 +178,10 @@ for place in ('/tmp', '/var/tmp', '/dev/shm'):
 """
     # The size of a file is limited, too.
     wanted = job(node.driver, code) | {"limits": {}}
-    heard = Heard()
-    result = await run_over(link, wanted, heard)
-    assert result["exit_code"] == 0, heard.pieces
-    assert heard.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
+    output = RunOutput()
+    result = await run_over(link, wanted, output)
+    assert result["exit_code"] == 0, output.pieces
+    assert output.stdout.decode().splitlines() == ["64 ENOSPC"] * 3
     run = "import subprocess\nopen('/tmp/x', 'w').write('#!/bin/sh\\necho ran')\n"
     run += "import os; os.chmod('/tmp/x', 0o755); print(subprocess.check_output('/tmp/x'))"
     assert await printed(node.driver, link, run) == "b'ran\\n'"
@@ -209,9 +209,9 @@ class Part(ctypes.Structure):
 here, there = Part(ctypes.addressof(buffer), 8), Part(0x400000, 8)
 print(libc.process_vm_readv(1, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
 """
-    said = await printed(node.driver, link, code)
+    output = await printed(node.driver, link, code)
     for word in ("done", " 0", "\n0", "8"):
-        assert word not in said, said
+        assert word not in output, output
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print(1)") == "1"
     link.close()
@@ -234,8 +234,8 @@ print(tried(socket.socket(socket.AF_UNIX).bind, '/run/atoll/link/other.sock'))
 print(tried(open, '/run/atoll/executor.pyz', 'wb'), tried(os.mkdir, '/run/atoll/x'))
 """
     for _ in range(2):
-        said = await printed(node.driver, link, code)
-        assert "done" not in said, said
+        output = await printed(node.driver, link, code)
+        assert "done" not in output, output
         link.close()
         # It is closed to the next instance, too.
         driver = await node.take_over()
@@ -274,7 +274,7 @@ except OSError as error:
     # The forking process counts, and perhaps a spare process of the zygote.
     assert LIMITS.max_processes - 2 <= int(count) <= LIMITS.max_processes - 1
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    result = await run_over(link, job(node.driver, bomb, timeout=1.0), Heard())
+    result = await run_over(link, job(node.driver, bomb, timeout=1.0), RunOutput())
     assert result["exit_code"] != 0
     # In addition to the supervisor and the zygote.
     assert len(node.inside(handle)) <= LIMITS.max_processes + 2
@@ -293,7 +293,7 @@ for _ in range(4):
 held = []
 while True: held.append(bytearray(1 << 20))
 """
-    result = await run_over(link, job(node.driver, hogs), Heard())
+    result = await run_over(link, job(node.driver, hogs), RunOutput())
     assert result["exit_code"] != 0
     assert (await node.driver.observe(handle)).state is State.RUNNING
     assert await printed(node.driver, link, "print('on')") == "on"
@@ -407,16 +407,16 @@ async def test_code_that_ran_before_the_seal_cannot_keep_files_open_or_redirect_
 ) -> None:
     handle, link = await started(node.driver, spec())
     link.close()
-    place = node.data_dir / "node" / "instances" / handle.instance_id / "link"
-    place.chmod(0o777)
+    directory = node.data_dir / "node" / "instances" / handle.instance_id / "link"
+    directory.chmod(0o777)
     (await node.driver.connect(handle)).close()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "other"))
         other.listen()
         other.setblocking(False)
-        (place / "link.sock").rename(place / "kept")
-        (place / "link.sock").symlink_to(tmp_path / "other")
+        (directory / "link.sock").rename(directory / "kept")
+        (directory / "link.sock").symlink_to(tmp_path / "other")
         with pytest.raises(LinkLost, match="is not a socket"):
             await node.driver.connect(handle)
         with pytest.raises(BlockingIOError):

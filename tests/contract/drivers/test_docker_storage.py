@@ -93,9 +93,9 @@ for line in open('/proc/self/mountinfo'):
     if fields[4] in ('/mnt/read', '/mnt/write', '/workspace'):
         print(fields[4], *sorted({'ro', 'rw', 'nosuid', 'nodev'} & set(fields[5].split(','))))
 """
-    said = (await printed(node.driver, link, code)).splitlines()
-    assert said[:2] == ["1", "Read-only file system"]
-    assert sorted(said[2:]) == [
+    output = (await printed(node.driver, link, code)).splitlines()
+    assert output[:2] == ["1", "Read-only file system"]
+    assert sorted(output[2:]) == [
         "/mnt/read nodev nosuid ro",
         "/mnt/write nodev nosuid rw",
         "/workspace nodev nosuid rw",
@@ -106,7 +106,7 @@ for line in open('/proc/self/mountinfo'):
     assert os.listdir(node.data_dir / "node" / "volumes") == []
 
 
-async def test_nothing_stays_mounted_after_instances_are_destroyed(node: Node) -> None:
+async def test_all_mounts_are_removed_when_instances_are_destroyed(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     assert len(mount_points(node.data_dir)) == 2
     await node.driver.destroy(handle)
@@ -119,9 +119,9 @@ async def test_nothing_stays_mounted_after_instances_are_destroyed(node: Node) -
 
 def earlier(node: Node, name: str) -> Path:
     """A workspace in a directory, with the uid that all workspaces had."""
-    place = node.data_dir / "node" / "workspaces" / name
-    files, journal = place / "files", place / "journal"
-    for directory in (place, files, journal):
+    folder = node.data_dir / "node" / "workspaces" / name
+    files, journal = folder / "files", folder / "journal"
+    for directory in (folder, files, journal):
         directory.mkdir(mode=0o700)
     (files / "kept").write_text("from before")
     os.link(files / "kept", files / "again")
@@ -131,8 +131,8 @@ def earlier(node: Node, name: str) -> Path:
     for path in (files, *files.iterdir(), journal):
         os.chown(path, container_config.UID, container_config.UID)
     record = {"name": name, "kind": "directory", "uid": container_config.UID, "size": LIMITS.disk}
-    (place / "workspace.json").write_text(json.dumps(record))
-    return place
+    (folder / "workspace.json").write_text(json.dumps(record))
+    return folder
 
 
 CONTENT = """
@@ -229,9 +229,9 @@ async def test_without_images_the_disk_limit_is_watched(node: Node, tmp_path: Pa
         "unshare", "--mount", "--propagation", "private", sys.executable, "-c", code,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    said, _ = await apart.communicate()
+    output, _ = await apart.communicate()
     assert apart.returncode == 0
-    told = json.loads(said)
-    assert told["missing"] == ["disk_quota"]
-    assert told["watch"]["disk"] == LIMITS.disk
-    assert told["uid"] == told["inside"] != container_config.UID
+    content = json.loads(output)
+    assert content["missing"] == ["disk_quota"]
+    assert content["watch"]["disk"] == LIMITS.disk
+    assert content["uid"] == content["inside"] != container_config.UID

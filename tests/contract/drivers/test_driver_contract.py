@@ -24,8 +24,8 @@ from atoll.model.template import REQUIREMENTS
 from tests import unprivileged
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
+    RunOutput,
     everywhere,
     job,
     on,
@@ -67,7 +67,7 @@ async def test_ensuring_twice_gives_the_same_instance(node: Node) -> None:
     assert (await node.driver.observe(first)).state is State.RUNNING
 
 
-async def test_an_instance_that_waits_uses_far_less_than_its_limit(node: Node) -> None:
+async def test_an_idle_instance_uses_far_less_than_its_limit(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     (await node.driver.connect(handle)).close()
     used = await node.driver.limits.memory_used(handle)
@@ -81,14 +81,14 @@ async def test_an_instance_that_waits_uses_far_less_than_its_limit(node: Node) -
     assert await node.driver.limits.memory_used(handle) is None
 
 
-async def test_two_at_once_are_two(node: Node) -> None:
+async def test_concurrent_calls_create_distinct_instances(node: Node) -> None:
     handles = await asyncio.gather(*(node.driver.ensure(spec()) for _ in range(4)))
     assert len({node.pid_1(handle) for handle in handles}) == 4
     assert sorted(await node.driver.handles(), key=str) == sorted(handles, key=str)
 
 
 @everywhere
-async def test_a_dead_instance_is_made_anew_by_ensure(node: Node) -> None:
+async def test_ensure_replaces_a_dead_instance(node: Node) -> None:
     wanted = spec()
     first = await node.driver.ensure(wanted)
     ended = node.pid_1(first)
@@ -110,9 +110,7 @@ def cancelled(local: list[int], docker: list[int]) -> pytest.MarkDecorator:
 
 
 @cancelled(local=[0, 1, 2, 3, 5, 8, 13, 30, 60], docker=[0, 3, 30, 200])
-async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
-    node: Node, turns: int
-) -> None:
+async def test_a_repeated_call_cleans_up_after_a_cancelled_ensure(node: Node, turns: int) -> None:
     wanted = spec()
     making = asyncio.create_task(node.driver.ensure(wanted))
     for _ in range(turns):
@@ -132,7 +130,7 @@ async def test_a_cancelled_ensure_leaves_nothing_once_it_is_called_again(
 
 
 @cancelled(local=[0, 2, 5, 13, 40], docker=[1, 13, 100])
-async def test_a_cancelled_ensure_leaves_nothing_once_its_handle_is_destroyed(
+async def test_destroying_the_handle_cleans_up_after_a_cancelled_ensure(
     node: Node, turns: int
 ) -> None:
     making = asyncio.create_task(node.driver.ensure(spec()))
@@ -163,7 +161,7 @@ async def test_a_killed_instance_is_observed_with_its_cause(node: Node) -> None:
 
 
 @everywhere
-async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node) -> None:
+async def test_an_instance_that_shuts_down_is_observed_as_exited(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     with suppress(LinkLost):  # A relay may end before it has passed on the answer.
         await link.call("shutdown")
@@ -176,7 +174,7 @@ async def test_an_instance_that_ends_by_itself_is_observed_as_exited(node: Node)
     exited = Observation(State.EXITED, Cause.EXIT)
     assert await node.driver.observe(handle) == exited
     driver = await node.take_over()
-    # Where only the driver's process heard of it, nobody is left who knows.
+    # If only the process of the driver was notified, the cause is lost with it.
     assert await driver.observe(handle) == (
         Observation(State.GONE) if node.kind == "local" else exited
     )
@@ -204,7 +202,7 @@ async def test_the_cause_is_oom_if_the_supervisor_ran_out_of_memory(node: Node) 
     assert (await driver.observe(handle)).state is State.GONE
 
 
-async def test_an_unknown_handle_is_gone_and_not_an_error(node: Node) -> None:
+async def test_an_unknown_handle_is_observed_as_gone_without_an_error(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     await node.driver.destroy(handle)
     assert (await node.driver.observe(handle)).state is State.GONE
@@ -213,7 +211,7 @@ async def test_an_unknown_handle_is_gone_and_not_an_error(node: Node) -> None:
 
 
 @on("local")
-async def test_a_pid_that_is_used_again_is_not_taken_for_the_instance(node: Node) -> None:
+async def test_a_reused_pid_is_not_mistaken_for_the_instance(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     data = handle.data | {"child": os.getpid(), "pid": os.getpid()}
     imposter = replace(handle, data=data)
@@ -226,7 +224,7 @@ async def test_a_pid_that_is_used_again_is_not_taken_for_the_instance(node: Node
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])
-async def test_stopping_and_destroying_twice_is_as_good_as_once(node: Node, grace: float) -> None:
+async def test_stopping_and_destroying_twice_is_harmless(node: Node, grace: float) -> None:
     handle, link = await started(node.driver, spec())
     link.close()
     inside = node.inside(handle)
@@ -257,7 +255,7 @@ async def test_destroying_a_dead_or_stuck_instance_works(node: Node) -> None:
     assert await node.driver.handles() == []
 
 
-async def test_a_stop_that_is_cancelled_can_be_called_again(node: Node) -> None:
+async def test_a_cancelled_stop_can_be_repeated(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     stopping = asyncio.create_task(node.driver.stop(handle, grace=timedelta(seconds=5)))
     await asyncio.sleep(0)
@@ -318,7 +316,7 @@ async def test_instances_outlive_a_killed_process_unless_they_are_ephemeral(node
 
 
 @everywhere
-async def test_a_new_driver_finds_what_the_old_one_made(node: Node) -> None:
+async def test_a_new_driver_finds_existing_instances(node: Node) -> None:
     handles = [await node.driver.ensure(spec()) for _ in range(2)]
     driver = await node.take_over()
     assert sorted(await driver.handles(), key=str) == sorted(handles, key=str)
@@ -354,7 +352,7 @@ async def test_a_memory_kill_is_reported_once(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     assert not await node.driver.limits.out_of_memory(handle)
     request = job(node.driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    result = await run_over(link, request, Heard())
+    result = await run_over(link, request, RunOutput())
     assert result["exit_code"] != 0
     if "cgroup_memory" in node.driver.capabilities.provides:
         assert await node.driver.limits.out_of_memory(handle)
@@ -374,7 +372,7 @@ async def test_a_memory_kill_is_reported_to_a_new_driver(node: Node) -> None:
     link = await driver.connect(handle)
     assert not await driver.limits.out_of_memory(handle)
     request = job(driver, "x = []\nwhile True: x.append(bytearray(1 << 20))")
-    assert (await run_over(link, request, Heard()))["exit_code"] != 0
+    assert (await run_over(link, request, RunOutput()))["exit_code"] != 0
     assert await driver.limits.out_of_memory(handle)
     assert 1 * MiB < (await driver.limits.memory_used(handle) or 0) < LIMITS.memory
     link.close()
@@ -393,7 +391,7 @@ async def test_the_executor_enforces_limits_that_the_kernel_does_not(node: Node)
 
 
 @on("remote")
-async def test_a_disk_that_is_watched_is_watched_as_long_as_code_runs(node: Node) -> None:
+async def test_a_watched_disk_is_watched_as_long_as_code_runs(node: Node) -> None:
     """Beside processes that the engine started, which the executor can neither read nor end."""
     if "disk_quota" in node.driver.capabilities.provides:
         pytest.skip("the engine holds the limit")
@@ -407,12 +405,12 @@ for number in range(3 * LIMIT >> 20):
 time.sleep(20)
 """
     request = job(node.driver, code.replace("LIMIT", str(LIMITS.disk)))
-    assert (await run_over(link, request, Heard()))["reason"] == "disk"
+    assert (await run_over(link, request, RunOutput()))["reason"] == "disk"
     link.close()
 
 
 @everywhere
-async def test_a_copy_of_a_workspace_can_be_used_like_the_first(node: Node) -> None:
+async def test_a_copied_workspace_can_be_used_like_the_original(node: Node) -> None:
     driver = node.driver
     if not driver.workspaces.can_copy:
         pytest.skip("clones are made from checkpoints here")
@@ -456,7 +454,7 @@ async def test_metrics_are_within_their_bounds(node: Node) -> None:
 
 
 @everywhere
-async def test_a_workspace_goes_from_one_instance_to_the_next(node: Node) -> None:
+async def test_a_workspace_passes_from_one_instance_to_the_next(node: Node) -> None:
     first, link = await started(node.driver, spec())
     await printed(node.driver, link, "open('kept', 'w').write('kept')")
     link.close()
@@ -483,7 +481,7 @@ async def test_a_workspace_survives_an_instance_that_was_killed(node: Node) -> N
     link.close()
 
 
-async def test_a_discarded_workspace_is_gone(node: Node) -> None:
+async def test_a_discarded_workspace_is_removed(node: Node) -> None:
     handle = await node.driver.ensure(spec())
     workspace = node.driver.workspaces.of(handle)
     await node.driver.destroy(handle)
@@ -505,63 +503,63 @@ async def test_output_continues_after_a_lost_connection(node: Node) -> None:
         "    if n == 200: sys.stdin.readline()"
     )
     request = job(node.driver, code, stdin_open=True)
-    heard = Heard()
-    running = asyncio.create_task(run_over(link, request, heard))
+    output = RunOutput()
+    running = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
-        return b"\n20\n" in heard.stdout
+        return b"\n20\n" in output.stdout
 
     await until(begun, "some output")
     link.close()
     with pytest.raises(LinkLost):
         await running
-    cut = len(heard.pieces)
+    cut = len(output.pieces)
     second = await node.driver.connect(handle)
     assert [run["id"] for run in second.hello["runs"]] == [request["id"]]
-    attached = asyncio.create_task(second.attach(request["id"], heard.last, heard))
+    attached = asyncio.create_task(second.attach(request["id"], output.last, output))
     await second.call("stdin", id=request["id"], data="Cg==", eof=True)
     result = await attached
     assert result["exit_code"] == 0
-    assert heard.stdout == b"".join(b"%d\n" % n for n in range(400))
-    assert len(heard.pieces) > cut
-    sequences = [sequence for sequence, _, _ in heard.pieces]
+    assert output.stdout == b"".join(b"%d\n" % n for n in range(400))
+    assert len(output.pieces) > cut
+    sequences = [sequence for sequence, _, _ in output.pieces]
     assert sequences == list(range(1, len(sequences) + 1))
     second.close()
 
 
-async def test_output_in_small_pieces_comes_in_few(node: Node) -> None:
+async def test_small_writes_arrive_in_few_pieces(node: Node) -> None:
     _, link = await started(node.driver, spec())
     code = "import os\nfor n in range(40_000): os.write(1 + n % 2, b'%d' % (n // 2 % 10))"
-    request, heard, again = job(node.driver, code), Heard(), Heard()
-    result = await run_over(link, request, heard)
+    request, received, again = job(node.driver, code), RunOutput(), RunOutput()
+    result = await run_over(link, request, received)
     assert await link.attach(request["id"], 0, again) == result
-    assert again.pieces == heard.pieces
+    assert again.pieces == received.pieces
     assert result["sizes"] == {"1": 20_000, "2": 20_000, "3": 0}
     for channel in (1, 2):
-        said = b"".join(data for _, found, data in heard.pieces if found == channel)
-        assert said == b"0123456789" * 2000
-    assert [piece[0] for piece in heard.pieces] == list(range(1, len(heard.pieces) + 1))
+        output = b"".join(data for _, found, data in received.pieces if found == channel)
+        assert output == b"0123456789" * 2000
+    assert [piece[0] for piece in received.pieces] == list(range(1, len(received.pieces) + 1))
     # Each channel once in 2 ms at most.
-    assert len(heard.pieces) < 10 + 2 * result["duration"] / 0.002
+    assert len(received.pieces) < 10 + 2 * result["duration"] / 0.002
     link.close()
 
 
 async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     request = job(node.driver, "print('once')\ndef handler(e): return 7")
-    first = await run_over(link, request, Heard())
+    first = await run_over(link, request, RunOutput())
     for _ in range(2):
-        again = Heard()
+        again = RunOutput()
         assert await link.attach(request["id"], 0, again) == first
         assert again.stdout == b"once\n"
     # The same request once more is the same run, not a second one.
-    repeated = Heard()
+    repeated = RunOutput()
     assert await run_over(link, request, repeated) == first
     link.acknowledge(request["id"])
     # Answered in order: what comes after it sees it done.
     await link.call("processes")
     with pytest.raises(ExecutorError):
-        await link.attach(request["id"], 0, Heard())
+        await link.attach(request["id"], 0, RunOutput())
     link.close()
     second = await node.driver.connect(handle)
     assert second.hello["runs"] == []
@@ -569,7 +567,7 @@ async def test_a_result_stays_in_the_journal_until_it_is_acknowledged(node: Node
 
 
 @everywhere
-async def test_two_links_at_once_serve_two_runs(node: Node) -> None:
+async def test_two_links_serve_two_executions_concurrently(node: Node) -> None:
     handle, one = await started(node.driver, spec())
     two = await node.driver.connect(handle)
     results = await asyncio.gather(
@@ -582,7 +580,7 @@ async def test_two_links_at_once_serve_two_runs(node: Node) -> None:
     two.close()
 
 
-async def test_a_file_larger_than_the_window_travels_both_ways(node: Node) -> None:
+async def test_a_file_larger_than_the_window_is_transferred_both_ways(node: Node) -> None:
     _, link = await started(node.driver, spec())
     content = os.urandom(5 * MiB)
 
@@ -601,7 +599,7 @@ async def test_a_file_larger_than_the_window_travels_both_ways(node: Node) -> No
 
 
 @everywhere
-async def test_a_module_that_is_preloaded_is_there_before_the_code(node: Node) -> None:
+async def test_a_preloaded_module_is_imported_before_the_code(node: Node) -> None:
     _, link = await started(node.driver, spec(template=template(preload=("decimal", "sqlite3"))))
     code = "import sys; print('decimal' in sys.modules, 'sqlite3' in sys.modules)"
     assert await printed(node.driver, link, code) == "True True"
@@ -611,7 +609,7 @@ async def test_a_module_that_is_preloaded_is_there_before_the_code(node: Node) -
     plain.close()
 
 
-async def test_a_module_that_cannot_be_preloaded_is_named(node: Node) -> None:
+async def test_the_error_contains_a_module_that_cannot_be_preloaded(node: Node) -> None:
     handle = await node.driver.ensure(spec(template=template(preload=("no_such_module", "json"))))
     with pytest.raises(PermanentError) as caught:
         await node.driver.connect(handle)
@@ -621,7 +619,7 @@ async def test_a_module_that_cannot_be_preloaded_is_named(node: Node) -> None:
 
 
 @on("local")
-async def test_a_template_may_bring_its_own_root_file_system(node: Node) -> None:
+async def test_a_template_can_have_its_own_root_file_system(node: Node) -> None:
     image = build_rootfs(node.data_dir / "rootfs" / "small")
     own = template(image=str(image))
     await node.driver.check(own)
@@ -632,7 +630,7 @@ async def test_a_template_may_bring_its_own_root_file_system(node: Node) -> None
         "open('/workspace/x', 'w').write('x')"
     )
     assert await printed(node.driver, link, code) == "from the image /usr/local/bin/python3 False"
-    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), Heard())
+    result = await run_over(link, job(node.driver, "open('/etc/mark', 'w')"), RunOutput())
     assert result["exit_code"] == 1
     assert (image / "etc/mark").read_text() == "from the image"
     show = "import atoll_session; print(atoll_session.messages(), end='')"

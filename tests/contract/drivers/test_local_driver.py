@@ -88,7 +88,7 @@ async def test_a_failed_start_leaves_no_process(
         link.close()
 
 
-async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
+async def test_a_start_cancelled_during_preparation_starts_no_process(
     driver: LocalDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, cancelled, prepare = asyncio.Event(), threading.Event(), driver._prepare
@@ -118,7 +118,7 @@ async def test_a_start_that_is_cancelled_while_it_is_prepared_starts_no_process(
     assert driver._groups.names() == []
 
 
-async def test_a_file_system_that_cannot_be_made_leaves_nothing(
+async def test_a_failure_to_create_a_file_system_leaves_nothing(
     driver: LocalDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if "disk_quota" not in driver.capabilities.provides:
@@ -164,7 +164,9 @@ async def test_a_damaged_handle_counts_as_missing(
     link.close()
 
 
-async def test_an_instance_that_was_up_is_not_waited_for_as_a_new_one(driver: LocalDriver) -> None:
+async def test_the_long_start_timeout_does_not_apply_to_an_instance_that_was_ready(
+    driver: LocalDriver,
+) -> None:
     handle, link = await started(driver, spec())
     link.close()
     stand_still(int(handle.data["child"]))
@@ -174,7 +176,7 @@ async def test_an_instance_that_was_up_is_not_waited_for_as_a_new_one(driver: Lo
     assert time.monotonic() - begun < 10
 
 
-async def test_a_new_instance_is_waited_for_longer(driver: LocalDriver) -> None:
+async def test_a_new_instance_has_a_longer_timeout(driver: LocalDriver) -> None:
     handle = await driver.ensure(spec())
     stand_still(int(handle.data["child"]))
     connecting = asyncio.create_task(driver.connect(handle))
@@ -210,9 +212,7 @@ async def test_a_driver_reports_why_it_cannot_create_instances(
     await driver.close()
 
 
-def test_nothing_is_mounted_over_what_a_link_leads_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_mount_does_not_follow_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first, second = tmp_path.resolve() / "first", tmp_path.resolve() / "second"
     (first / "image").mkdir(parents=True)
     second.mkdir()
@@ -221,7 +221,7 @@ def test_nothing_is_mounted_over_what_a_link_leads_to(
     assert sandbox_host.free_stage([str(tmp_path / "link/image"), "/nowhere"]) == str(second)
 
 
-async def test_groups_without_an_instance_are_removed_with_what_runs_in_them(
+async def test_groups_without_an_instance_are_removed_with_their_processes(
     driver: LocalDriver, tmp_path: Path
 ) -> None:
     if not driver._groups.provides:
@@ -244,7 +244,7 @@ async def test_groups_without_an_instance_are_removed_with_what_runs_in_them(
     link.close()
 
 
-async def test_instances_in_the_making_are_not_taken_for_left_over(driver: LocalDriver) -> None:
+async def test_instances_being_created_are_not_treated_as_leftovers(driver: LocalDriver) -> None:
     making = [asyncio.create_task(driver.ensure(spec())) for _ in range(4)]
     while not all(task.done() for task in making):
         await driver.handles()

@@ -1,4 +1,4 @@
-"""Instances that stand still and go on, with their memory, on a real node."""
+"""Instances that are paused and resumed with their memory, on a real node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from atoll.drivers.shared import cgroups
 from atoll.errors import TemporaryError
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, State
-from tests.contract.drivers.conftest import Heard, Node, everywhere, job, on, printed, spec, started
+from tests.contract.drivers.conftest import (
+    Node,
+    RunOutput,
+    everywhere,
+    job,
+    on,
+    printed,
+    spec,
+    started,
+)
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
 from tests.e2e.hostile.host import living
@@ -65,16 +74,16 @@ def ticks(node: Node, handle: Handle) -> int:
     return total
 
 
-async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], Heard]:
-    heard = Heard()
+async def running(node: Node, link: Link, code: str) -> tuple[asyncio.Task[object], RunOutput]:
+    output = RunOutput()
     request = job(node.driver, code, timeout=120.0)
-    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, heard))
+    task: asyncio.Task[object] = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "the run's first word")
-    return task, heard
+    return task, output
 
 
 async def ended(task: asyncio.Task[object]) -> None:
@@ -86,9 +95,9 @@ async def state(node: Node, handle: Handle) -> State:
     return (await node.driver.observe(handle)).state
 
 
-async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: Node) -> None:
+async def test_a_paused_instance_uses_no_cpu_and_continues_after_a_resume(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
-    task, heard = await running(
+    task, output = await running(
         pausing,
         link,
         "print('on', flush=True)\nn = 0\nwhile True:\n"
@@ -98,20 +107,20 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
         await pausing_of(pausing.driver).pause(handle)
         assert await state(pausing, handle) is State.PAUSED
     before = ticks(pausing, handle)
-    spent = len(heard.pieces)
+    spent = len(output.pieces)
     # The time that a machine of one processor would have given it, were it running.
     begun = time.process_time()
     while time.process_time() - begun < 0.3:
         pass
     assert ticks(pausing, handle) == before
     await asyncio.sleep(0)
-    assert len(heard.pieces) <= spent + 1  # What was on its way already.
+    assert len(output.pieces) <= spent + 1  # What was on its way already.
     for _ in range(2):
         await pausing_of(pausing.driver).resume(handle)
         assert await state(pausing, handle) is State.RUNNING
 
     async def further() -> bool:
-        return ticks(pausing, handle) > before and len(heard.pieces) > spent + 1
+        return ticks(pausing, handle) > before and len(output.pieces) > spent + 1
 
     await until(further, "more of the loop")
     assert not task.done()
@@ -120,7 +129,7 @@ async def test_a_paused_instance_uses_no_cpu_and_goes_on_where_it_was(pausing: N
 
 
 @everywhere
-async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> None:
+async def test_memory_and_processes_survive_a_pause(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(
         pausing.driver,
@@ -131,16 +140,16 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
         "print(said.decode(), memory == bytes(range(256)) * 4096)",
         stdin_open=True,
     )
-    heard = Heard()
-    task = asyncio.create_task(run_over(link, request, heard))
+    output = RunOutput()
+    task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)
     inside = pausing.inside(handle)
-    # Sent to one that stands still: it is there when it goes on, on the same connection.
+    # A request to a paused instance arrives after the resume, on the same connection.
     sending = asyncio.create_task(link.call("stdin", id=request["id"], data="Cg==", end=False))
     done, _ = await asyncio.wait([sending, task], timeout=0.2)
     assert not done
@@ -149,7 +158,7 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
     await sending
     result = await task
     assert result["exit_code"] == 0
-    assert heard.stdout.endswith(b"cat is here True\n")
+    assert output.stdout.endswith(b"cat is here True\n")
     link.close()
 
 
@@ -157,11 +166,11 @@ async def test_memory_and_processes_are_there_after_a_pause(pausing: Node) -> No
 async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     request = job(pausing.driver, "import time; print('on', flush=True); time.sleep(0.5); print(7)")
-    heard = Heard()
-    task = asyncio.create_task(run_over(link, request, heard))
+    output = RunOutput()
+    task = asyncio.create_task(run_over(link, request, output))
 
     async def begun() -> bool:
-        return b"on" in heard.stdout
+        return b"on" in output.stdout
 
     await until(begun, "its first word")
     await pausing_of(pausing.driver).pause(handle)
@@ -174,7 +183,7 @@ async def test_a_paused_instance_outlives_its_driver_and_its_links(pausing: Node
     assert await state(pausing, handle) is State.PAUSED
     await pausing_of(driver).resume(handle)
     second = await driver.connect(handle)
-    again = Heard()
+    again = RunOutput()
     assert (await second.attach(request["id"], 0, again))["exit_code"] == 0
     assert again.stdout == b"on\n7\n"
     second.close()
@@ -190,7 +199,7 @@ async def test_ensure_returns_a_paused_instance_unchanged(pausing: Node) -> None
 
 @pytest.mark.parametrize("grace", [0.0, 5.0])
 @pytest.mark.parametrize("code", [BUSY, FORKS], ids=["busy", "forks"])
-async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_run_on(
+async def test_a_paused_instance_can_be_stopped_and_its_code_does_not_continue(
     pausing: Node, grace: float, code: str
 ) -> None:
     handle, link = await started(pausing.driver, spec())
@@ -235,7 +244,7 @@ async def test_code_that_forks_and_ignores_signals_is_paused(
     link.close()
 
 
-async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> None:
+async def test_pausing_and_resuming_a_destroyed_instance_does_nothing(pausing: Node) -> None:
     handle = await pausing.driver.ensure(spec())
     await pausing.driver.destroy(handle)
     await pausing_of(pausing.driver).pause(handle)
@@ -246,7 +255,7 @@ async def test_pausing_and_resuming_what_is_gone_does_nothing(pausing: Node) -> 
     assert await pausing.driver.handles() == []
 
 
-async def test_pauses_and_resumes_at_once_leave_it_in_one_of_both(pausing: Node) -> None:
+async def test_concurrent_pauses_and_resumes_end_in_one_of_both_states(pausing: Node) -> None:
     handle, link = await started(pausing.driver, spec())
     for _ in range(5):
         calls = [
@@ -276,7 +285,7 @@ async def test_an_instance_that_cannot_be_frozen_keeps_running(node: Node) -> No
 
 
 @on("local")
-async def test_an_instance_from_before_the_freezer_was_used_is_paused_too(pausing: Node) -> None:
+async def test_an_instance_started_outside_the_freezer_is_paused_too(pausing: Node) -> None:
     driver = pausing.driver
     assert isinstance(driver, LocalDriver)
     groups = driver._groups

@@ -32,9 +32,9 @@ from atoll.protocol import frames
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import (
     LIMITS,
-    Heard,
     MiB,
     Node,
+    RunOutput,
     job,
     make_driver,
     on,
@@ -65,7 +65,7 @@ async def several_mebibytes(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + 300_000]
 
 
-class FirstWord(Heard):
+class FirstOutput(RunOutput):
     """Sets an event at the first output."""
 
     def __init__(self) -> None:
@@ -128,19 +128,19 @@ async def test_a_run_survives_a_lost_link_and_a_new_link_attaches(node: Node) ->
         "import sys, time\nfor n in range(60):\n    print(n, flush=True); time.sleep(0.01)\n"
         "    if n == 30: sys.stdin.readline()"
     )
-    wanted, heard = job(node.driver, code, stdin_open=True), FirstWord()
-    running = asyncio.create_task(run_over(link, wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, received = job(node.driver, code, stdin_open=True), FirstOutput()
+    running = asyncio.create_task(run_over(link, wanted, received))
+    await asyncio.wait_for(received.came.wait(), 30)
 
     link._transport.abort()
     with pytest.raises(LinkLost):
         await running
     link = await node.driver.connect(handle)
-    attached = asyncio.create_task(link.attach(wanted["id"], heard.last, heard))
+    attached = asyncio.create_task(link.attach(wanted["id"], received.last, received))
     await link.call("stdin", id=wanted["id"], data="Cg==", eof=True)
     result = await attached
     assert result["exit_code"] == 0
-    assert heard.stdout.decode().split() == [str(number) for number in range(60)]
+    assert received.stdout.decode().split() == [str(number) for number in range(60)]
     link.close()
 
 
@@ -269,9 +269,9 @@ os.kill(-1, 0)
 @on(*RELAYED)
 async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    heard = Heard()
-    result = await run_over(link, job(node.driver, HOSTILE), heard)
-    assert result["exit_code"] == 0, heard.pieces
+    output = RunOutput()
+    result = await run_over(link, job(node.driver, HOSTILE), output)
+    assert result["exit_code"] == 0, output.pieces
     # It still runs and accepts links.
     again = await node.driver.connect(handle)
     assert await printed(node.driver, again, "print('well')") == "well"
@@ -282,9 +282,9 @@ async def test_the_executor_ignores_user_code_whatever_it_presents(node: Node) -
 @on(*RELAYED)
 async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: Node) -> None:
     handle, link = await started(node.driver, spec())
-    wanted, heard = job(node.driver, FLOOD), FirstWord()
-    running = asyncio.create_task(run_over(link, wanted, heard))
-    await asyncio.wait_for(heard.came.wait(), 30)
+    wanted, received = job(node.driver, FLOOD), FirstOutput()
+    running = asyncio.create_task(run_over(link, wanted, received))
+    await asyncio.wait_for(received.came.wait(), 30)
     other = await node.driver.connect(handle)
     assert await other.call("stat", path=".")
     other.close()
@@ -297,19 +297,19 @@ async def test_user_code_that_floods_the_executors_socket_blocks_no_link(node: N
 @on("remote")
 async def test_user_code_cannot_touch_the_relay_or_become_its_user(node: Node) -> None:
     _, link = await started(node.driver, spec())
-    said = await printed(node.driver, link, TOUCH)
+    output = await printed(node.driver, link, TOUCH)
     denied = "PermissionError"
     lines = [f"{denied} {denied}", denied, denied, denied, denied, "-1"]
-    assert said.split("\n") == lines
+    assert output.split("\n") == lines
     link.close()
 
 
 @on("gvisor")
 async def test_user_code_in_gvisor_cannot_end_the_relay(node: Node) -> None:
     _, link = await started(node.driver, spec())
-    said = await printed(node.driver, link, TOUCH)
-    assert said.split("\n")[0] == "PermissionError PermissionError"
-    assert said.split("\n")[-1] == "-1"
+    output = await printed(node.driver, link, TOUCH)
+    assert output.split("\n")[0] == "PermissionError PermissionError"
+    assert output.split("\n")[-1] == "-1"
     assert await printed(node.driver, link, "print('on')") == "on"
     link.close()
 
@@ -535,7 +535,7 @@ async def test_a_link_ends_with_its_container_even_if_the_connection_stays_open(
     ):
         handle, link = await started(driver, spec())
         _, living = await started(driver, spec())
-        running = asyncio.create_task(run_over(link, job(driver, "input()"), Heard()))
+        running = asyncio.create_task(run_over(link, job(driver, "input()"), RunOutput()))
         dockerd.ask("POST", f"/containers/{handle.data['container']}/kill")
         with pytest.raises(LinkLost):
             await asyncio.wait_for(running, 60)

@@ -1,4 +1,4 @@
-"""The stores that the contract is held against. Another database joins with another parameter."""
+"""The stores under test. Another database is added as another parameter."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def open_file(path: Path, anyio_backend: str) -> AsyncIterator[OpenFile]:
-    """Opens the store in `path`, as often as it is called; closed after the test if not before."""
+    """Opens the store in `path`, any number of times; closed after the test at the latest."""
     async with AsyncExitStack() as stack:
 
         async def open_file(settings: SqliteSettings | None = None) -> Store:

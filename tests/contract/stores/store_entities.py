@@ -53,7 +53,7 @@ RESOURCES = Resources(cpu=0.5, memory=512 * 2**20, disk=2**40, max_processes=128
 ODD_TEXT = "NUL \0, half a pair \ud800 and \udcff, 𝄞, \r\n, '\";--, %s :id ?"
 ODD_BYTES = b"\0\xff\xfe\xc3( \x80 'quoted' \r\n"
 
-# Every example has ids of its own, so that they can share a store.
+# Every example has its own ids, so that all can share a store.
 shared = settings(
     max_examples=60,
     deadline=None,
@@ -61,7 +61,7 @@ shared = settings(
 )
 
 
-def make_execution(**given: Any) -> Execution:
+def make_execution(**options: Any) -> Execution:
     fields: dict[str, Any] = {
         "id": ids.execution_id(NOW),
         "session_id": "sess_1",
@@ -69,10 +69,10 @@ def make_execution(**given: Any) -> Execution:
         "status": ExecutionStatus.PENDING,
         "created_at": NOW,
     }
-    return Execution(**(fields | given))
+    return Execution(**(fields | options))
 
 
-def completed(execution: Execution, **given: Any) -> Execution:
+def completed(execution: Execution, **options: Any) -> Execution:
     fields: dict[str, Any] = {
         "status": ExecutionStatus.COMPLETED,
         "cause": Cause.EXIT,
@@ -83,17 +83,17 @@ def completed(execution: Execution, **given: Any) -> Execution:
         status=ExecutionStatus.COMPLETED,
         started_at=NOW,
         completed_at=NOW + timedelta(microseconds=1),
-        outcome=Outcome(**(fields | given)),
+        outcome=Outcome(**(fields | options)),
     )
 
 
-def invoked(**given: Any) -> Execution:
+def invoked(**options: Any) -> Execution:
     """An execution that is the first of an invocation."""
-    execution = make_execution(**given)
+    execution = make_execution(**options)
     return replace(execution, invocation_id=ids.invocation_id(execution.id))
 
 
-def following(previous: Execution, **given: Any) -> Execution:
+def following(previous: Execution, **options: Any) -> Execution:
     """The next execution of the invocation that this is the latest of."""
     fields: dict[str, Any] = {
         "session_id": previous.session_id,
@@ -101,14 +101,14 @@ def following(previous: Execution, **given: Any) -> Execution:
         "ordinal": previous.ordinal + 1,
         "invoked_at": previous.invoked_at or previous.created_at,
     }
-    return make_execution(**(fields | given))
+    return make_execution(**(fields | options))
 
 
 def ended(execution: Execution, status: ExecutionStatus = ExecutionStatus.FAILED) -> Execution:
     return replace(completed(execution, status=status), status=status)
 
 
-def make_session(**given: Any) -> Session:
+def make_session(**options: Any) -> Session:
     fields: dict[str, Any] = {
         "id": ids.session_id(),
         "template_id": "python",
@@ -122,11 +122,11 @@ def make_session(**given: Any) -> Session:
         "updated_at": NOW,
         "expires_at": NOW + timedelta(seconds=300),
     }
-    return Session(**(fields | given))
+    return Session(**(fields | options))
 
 
-def make_instance(**given: Any) -> Instance:
-    id, workspace = given.get("id") or ids.instance_id(), given.get("workspace", "ws_1")
+def make_instance(**options: Any) -> Instance:
+    id, workspace = options.get("id") or ids.instance_id(), options.get("workspace", "ws_1")
     fields: dict[str, Any] = {
         "id": id,
         "node_id": "local",
@@ -136,10 +136,10 @@ def make_instance(**given: Any) -> Instance:
         "handle": Handle(id, "local", 1, {"pid": 17, "workspace": workspace}),
         "created_at": NOW,
     }
-    return Instance(**(fields | given))
+    return Instance(**(fields | options))
 
 
-def make_template(**given: Any) -> Template:
+def make_template(**options: Any) -> Template:
     fields: dict[str, Any] = {
         "id": ids.template_id(),
         "name": "Python",
@@ -147,7 +147,7 @@ def make_template(**given: Any) -> Template:
         "updated_at": NOW,
         "default_resources": RESOURCES,
     }
-    return Template(**(fields | given))
+    return Template(**(fields | options))
 
 
 def make_key(**given: Any) -> ApiKey:
@@ -162,7 +162,7 @@ def make_key(**given: Any) -> ApiKey:
     return ApiKey(**(fields | given))
 
 
-def make_checkpoint(**given: Any) -> Checkpoint:
+def make_checkpoint(**options: Any) -> Checkpoint:
     fields: dict[str, Any] = {
         "id": ids.session_id(),
         "number": 1,
@@ -172,10 +172,10 @@ def make_checkpoint(**given: Any) -> Checkpoint:
         "size": 2**40,
         "node_id": "local",
     }
-    return Checkpoint(**(fields | given))
+    return Checkpoint(**(fields | options))
 
 
-def make_volume(**given: Any) -> Volume:
+def make_volume(**options: Any) -> Volume:
     fields: dict[str, Any] = {
         "id": f"vol-{ids.session_id()}",
         "created_at": NOW,
@@ -183,7 +183,7 @@ def make_volume(**given: Any) -> Volume:
         "kind": "local",
         "node_id": "local",
     }
-    return Volume(**(fields | given))
+    return Volume(**(fields | options))
 
 
 async def walk(page: Callable[..., Awaitable[Page[Any]]], limit: int, **where: Any) -> list[Any]:
@@ -200,7 +200,7 @@ async def walk(page: Callable[..., Awaitable[Page[Any]]], limit: int, **where: A
         cursor = got.next_cursor
 
 
-# Any str but one that spells a character beyond U+FFFF as two halves: JSON spells both alike.
+# Any str except surrogate pairs: JSON encodes them like the character itself.
 texts = st.text(st.characters(blacklist_categories=[]), max_size=40).filter(
     lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") == text
 )

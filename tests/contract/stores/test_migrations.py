@@ -1,4 +1,4 @@
-"""The migrations lead up and down on every database, whatever comes in between."""
+"""Migrations upgrade and downgrade every database, also after interruptions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Database:
             await server.dispose()
 
     async def describe(self) -> Description:
-        """Everything about its tables, but for the one that says the revision."""
+        """Description of its tables, except the one with the revision."""
         found = await self.run(_DESCRIBE[self.kind])
         return {name: words for name, words in found.items() if "alembic_version" not in name}
 
@@ -158,7 +158,7 @@ async def test_a_server_gets_exactly_the_tables(on_server: Database) -> None:
     assert await on_server.describe() == await made.describe()
 
 
-async def test_each_step_up_is_undone_by_its_step_down(database: Database) -> None:
+async def test_every_downgrade_undoes_its_upgrade(database: Database) -> None:
     steps: list[tuple[str | None, Description]] = [(None, await database.describe())]
     for revision in REVISIONS:
         await database.schema.upgrade(revision)
@@ -261,8 +261,8 @@ NOT_NULL = {
 """What a row of an older version has in a column that it did not know."""
 
 
-async def test_upgrades_at_the_same_time_take_turns(database: Database) -> None:
-    """As replicas that start together do: each in a process of its own."""
+async def test_concurrent_upgrades_take_turns(database: Database) -> None:
+    """As with replicas that start together: each in its own process."""
     script = (
         "import asyncio, sys\n"
         "from atoll.settings import DatabaseSettings, SqliteSettings\n"
@@ -277,14 +277,14 @@ async def test_upgrades_at_the_same_time_take_turns(database: Database) -> None:
         several = [
             await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE) for _ in range(3)
         ]
-        said = [await process.communicate() for process in several]
+        output = [await process.communicate() for process in several]
 
-    assert [process.returncode for process in several] == [0] * 3, said
+    assert [process.returncode for process in several] == [0] * 3, output
     assert await database.schema.revision() == HEAD
 
 
 @pytest.mark.parametrize("change", [migrations.upgrade, migrations.downgrade])
-async def test_a_run_that_is_interrupted_anywhere_is_finished_by_another(
+async def test_an_interrupted_migration_is_finished_by_the_next(
     change: Callable[[Connection, str], None], on_server: Database
 ) -> None:
     up = change is migrations.upgrade
@@ -366,7 +366,7 @@ async def test_a_foreign_table_is_not_changed(database: Database) -> None:
     )
     after = await database.describe()
     assert after["sessions.mine" if database.kind is Kind.POSTGRESQL else "sessions"]
-    # MariaDB keeps what was made before, and goes on from there when the way is free.
+    # MariaDB keeps the completed part, and continues from there without the foreign table.
     assert database.kind is Kind.MARIADB or after == before
     await database.run(lambda held: held.execute(text("DROP TABLE sessions")))
     await database.schema.upgrade()
@@ -423,7 +423,7 @@ LOCKS = {
 }
 
 
-async def test_a_time_limit_of_the_url_is_named_when_it_is_too_short(
+async def test_the_error_names_a_timeout_in_the_url_that_is_too_short(
     postgresql: PostgreSQL,
 ) -> None:
     database = Database(postgresql.new_database(), postgresql.new_database)

@@ -52,13 +52,13 @@ async def engine(server_url: str, anyio_backend: str) -> AsyncIterator[AsyncEngi
     await engine.dispose()
 
 
-async def test_replicas_that_ask_at_once_agree_on_the_cluster(replicas: list[SqlStore]) -> None:
+async def test_concurrent_replicas_agree_on_the_cluster_id(replicas: list[SqlStore]) -> None:
     answers = await asyncio.gather(*(store.cluster() for store in replicas for _ in range(5)))
 
     assert len(set(answers)) == 1
 
 
-async def test_replicas_that_ask_at_once_agree_on_the_secret(replicas: list[SqlStore]) -> None:
+async def test_concurrent_replicas_agree_on_the_secret(replicas: list[SqlStore]) -> None:
     answers = await asyncio.gather(*(store.secret() for store in replicas for _ in range(5)))
 
     assert len(set(answers)) == 1
@@ -99,7 +99,7 @@ async def test_one_of_several_concurrent_claims_of_a_request_succeeds(
     assert len({answer.holder for answer in answers if answer}) == 1
 
 
-async def test_ids_come_in_the_order_of_their_bytes(replicas: list[SqlStore]) -> None:
+async def test_ids_are_ordered_by_their_bytes(replicas: list[SqlStore]) -> None:
     ids = ["B", "a", "Z", "_", "-", "é", "e", "E", "a ", "a\t", "ａ", "𝄞", "\uffee"]
     for id in ids:
         await replicas[0].sessions.add(make_session(id=id))
@@ -112,7 +112,7 @@ async def test_ids_come_in_the_order_of_their_bytes(replicas: list[SqlStore]) ->
 
 
 @pytest.mark.parametrize("id", ["x" * 65, "é" * 65], ids=["too long", "too long in characters"])
-async def test_an_id_that_does_not_fit_is_refused_and_not_cut_off(
+async def test_an_id_that_is_too_long_is_refused_and_not_truncated(
     replicas: list[SqlStore], id: str
 ) -> None:
     with pytest.raises(InvalidRequest):
@@ -131,15 +131,15 @@ async def opened(url: str, **settings: Any) -> AsyncIterator[ServerEngine]:
         await engine.close()
 
 
-async def test_a_connection_is_used_again(server_url: str) -> None:
+async def test_a_connection_is_reused(server_url: str) -> None:
     name = "pg_backend_pid()" if address(server_url).kind is Kind.POSTGRESQL else "connection_id()"
 
-    def who(connection: Any) -> Any:
+    def connection_id(connection: Any) -> Any:
         return connection.execute(f"SELECT {name} AS id").fetchone()["id"]
 
     async with opened(server_url, pool_size=1, max_overflow=0) as engine:
-        seen = {await engine.read(who) for _ in range(5)}
-        seen |= {await engine.write(who) for _ in range(5)}
+        seen = {await engine.read(connection_id) for _ in range(5)}
+        seen |= {await engine.write(connection_id) for _ in range(5)}
 
     assert len(seen) == 1
 
@@ -214,7 +214,7 @@ async def test_a_schema_of_another_version_is_not_opened(
     ],
     ids=["all", "by status", "by session", "by both"],
 )
-async def test_a_page_costs_the_same_however_deep_it_is(
+async def test_a_page_costs_the_same_at_any_position(
     engine: AsyncEngine, where: dict[str, str]
 ) -> None:
     async with filled(engine) as (connection, count):
@@ -229,7 +229,7 @@ async def test_a_page_costs_the_same_however_deep_it_is(
     [{}, {"session_id": "sess_3"}, {"status": "completed"}, {"session_id": "sess_3", "status": ""}],
     ids=["alone", "with session", "with status", "with both"],
 )
-async def test_a_page_of_an_invocation_reads_no_others(
+async def test_a_page_of_an_invocation_reads_no_other_rows(
     engine: AsyncEngine, more: dict[str, str]
 ) -> None:
     where = {"invocation_id": "inv_3"} | more

@@ -61,7 +61,7 @@ def sqlite(url: str) -> SqlStore:
 
 
 class Child:
-    """Another process that adds `count` executions, once it is told to."""
+    """Another process that adds `count` executions on request."""
 
     def __init__(self, path: Path, name: str, count: int, end: str = "closed") -> None:
         self._process = subprocess.Popen(
@@ -94,9 +94,7 @@ def file_size_limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_new_database_is_readable_by_its_owner_alone(
-    path: Path, open_file: OpenFile
-) -> None:
+async def test_only_the_owner_can_read_a_new_database(path: Path, open_file: OpenFile) -> None:
     store = await open_file()
     await store.sessions.add(make_session())
 
@@ -105,7 +103,7 @@ async def test_a_new_database_is_readable_by_its_owner_alone(
     assert modes == {"atoll.db": 0o600, "atoll.db-wal": 0o600, "atoll.db-shm": 0o600}
 
 
-async def test_what_was_written_is_there_after_opening_again(open_file: OpenFile) -> None:
+async def test_written_rows_exist_after_reopening(open_file: OpenFile) -> None:
     execution = make_execution()
     first = await open_file()
     await first.executions.add(execution)
@@ -116,7 +114,7 @@ async def test_what_was_written_is_there_after_opening_again(open_file: OpenFile
     assert await second.executions.get(execution.id) == execution
 
 
-async def test_a_store_opens_again_after_it_was_closed(open_file: OpenFile) -> None:
+async def test_a_closed_store_can_be_opened_again(open_file: OpenFile) -> None:
     store = await open_file()
     await store.close()
 
@@ -125,7 +123,7 @@ async def test_a_store_opens_again_after_it_was_closed(open_file: OpenFile) -> N
     await store.executions.add(make_execution())
 
 
-async def test_a_process_killed_right_after_add_returned_has_lost_nothing(
+async def test_a_process_killed_right_after_add_returned_loses_nothing(
     path: Path, open_file: OpenFile
 ) -> None:
     child = await asyncio.to_thread(Child, path, "killed", 20, "killed")
@@ -138,7 +136,7 @@ async def test_a_process_killed_right_after_add_returned_has_lost_nothing(
     assert len(await walk(store.executions.page, 100)) == 20
 
 
-async def test_processes_that_open_one_new_file_at_once_all_write_to_it(
+async def test_processes_that_open_a_new_file_concurrently_can_all_write(
     path: Path, open_file: OpenFile
 ) -> None:
     names = [f"process{n}" for n in range(4)]
@@ -165,7 +163,7 @@ async def test_two_stores_in_one_process_share_a_file(open_file: OpenFile) -> No
         assert await first.executions.get(execution.id) == execution
 
 
-async def test_a_write_that_another_process_blocks_too_long_can_be_tried_again(
+async def test_a_write_blocked_too_long_by_another_process_can_be_retried(
     path: Path, open_file: OpenFile
 ) -> None:
     store = await open_file(SqliteSettings(busy_timeout=timedelta(0)))
@@ -188,7 +186,7 @@ async def test_a_write_that_another_process_blocks_too_long_can_be_tried_again(
 
 
 @pytest.mark.usefixtures("file_size_limit")
-async def test_a_disk_that_takes_no_more_loses_only_what_was_refused(
+async def test_a_full_disk_loses_only_refused_writes(
     open_file: OpenFile,
 ) -> None:
     store = await open_file()
@@ -204,7 +202,7 @@ async def test_a_disk_that_takes_no_more_loses_only_what_was_refused(
     await store.executions.add(make_execution())
 
 
-async def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
     store = sqlite(f"sqlite:///{tmp_path}/missing/atoll.db")
 
     with pytest.raises(TemporaryError, match=r"missing/atoll\.db") as caught:
@@ -214,15 +212,15 @@ async def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_path_that_is_no_file_cannot_be_opened(tmp_path: Path) -> None:
+async def test_a_path_that_is_not_a_file_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(TemporaryError, match="cannot be opened"):
         await sqlite(f"sqlite:///{tmp_path}").open()
 
 
-async def test_a_file_that_is_no_database_is_reported_as_damaged(
+async def test_a_file_that_is_not_a_database_is_reported_as_damaged(
     path: Path, open_file: OpenFile
 ) -> None:
-    path.write_bytes(b"this is not a database" * 100)  # noqa: ASYNC240 nobody waits for the loop
+    path.write_bytes(b"this is not a database" * 100)  # noqa: ASYNC240 no other task uses the loop
 
     with pytest.raises(PermanentError) as caught:
         await open_file()
@@ -233,14 +231,14 @@ async def test_a_file_that_is_no_database_is_reported_as_damaged(
 @pytest.mark.parametrize(
     "url", ["", "atoll.db", "sqlite:", "sqlite:/atoll.db", "sqlite://host/x", "mysql:///x"]
 )
-def test_a_url_that_names_no_sqlite_database_is_refused(url: str) -> None:
+def test_a_url_without_an_sqlite_database_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         sqlite(url)
 
     assert caught.value.code == "bad_database_url"
 
 
-async def test_two_databases_in_memory_are_apart() -> None:
+async def test_two_databases_in_memory_are_separate() -> None:
     first, second = (sqlite("sqlite://") for _ in range(2))
     await first.open()
     await second.open()

@@ -47,7 +47,7 @@ def schema(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     return [(name, "".join(sql.split())) for name, sql in rows]
 
 
-def test_a_new_database_has_the_schema_that_the_migrations_lead_to(
+def test_a_new_database_has_the_schema_of_the_migrations(
     connection: sqlite3.Connection,
 ) -> None:
     migrations.upgrade(connection)
@@ -58,7 +58,7 @@ def test_a_new_database_has_the_schema_that_the_migrations_lead_to(
         assert sqlite_revision(new) == sqlite_revision(connection) == HEAD
 
 
-def test_the_migrations_lead_to_the_tables(connection: sqlite3.Connection) -> None:
+def test_the_migrations_produce_the_tables(connection: sqlite3.Connection) -> None:
     migrations.upgrade(connection)
 
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
@@ -67,7 +67,7 @@ def test_the_migrations_lead_to_the_tables(connection: sqlite3.Connection) -> No
         assert compare_metadata(context, metadata) == []
 
 
-def test_the_migrations_go_down_and_up_again(connection: sqlite3.Connection) -> None:
+def test_the_migrations_can_be_reverted_and_repeated(connection: sqlite3.Connection) -> None:
     migrations.upgrade(connection)
     before = schema(connection)
 
@@ -78,7 +78,7 @@ def test_the_migrations_go_down_and_up_again(connection: sqlite3.Connection) -> 
     assert schema(connection) == before
 
 
-def test_the_newest_migration_is_the_one_that_new_databases_are_marked_with() -> None:
+def test_new_databases_have_the_newest_revision() -> None:
     config = Config()
     config.set_main_option("script_location", migrations.__path__[0])
 
@@ -116,7 +116,7 @@ def test_a_failed_migration_changes_nothing(
         ("executions", ("invocation_id", "session_id", "status")),
     ],
 )
-def test_sqlite_takes_the_index_that_is_meant(
+def test_sqlite_uses_the_intended_index(
     connection: sqlite3.Connection, table: str, columns: tuple[str, ...], continued: bool
 ) -> None:
     ensure_schema(connection)
@@ -131,7 +131,7 @@ def test_sqlite_takes_the_index_that_is_meant(
 
 
 @pytest.mark.anyio
-async def test_an_older_database_is_brought_up_when_it_is_opened(
+async def test_an_older_database_is_migrated_when_it_is_opened(
     connection: sqlite3.Connection, open_file: OpenFile
 ) -> None:
     migrations.upgrade(connection)

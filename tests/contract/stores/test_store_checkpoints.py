@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @shared
 @given(checkpoint=make.checkpoints, later=make.checkpoints)
-async def test_a_checkpoint_comes_back_equal_when_added_and_when_saved(
+async def test_a_checkpoint_is_stored_unchanged(
     store: Store, checkpoint: Checkpoint, later: Checkpoint
 ) -> None:
     await store.checkpoints.add(checkpoint)
@@ -61,7 +61,7 @@ async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: S
     assert await store.checkpoints.get("sess_none") is None
 
 
-async def test_expired_are_those_whose_time_has_come_oldest_first(store: Store) -> None:
+async def test_expired_checkpoints_are_listed_oldest_first(store: Store) -> None:
     kept = make_checkpoint(kept_until=None)
     due = [make_checkpoint(kept_until=NOW - timedelta(seconds=n)) for n in range(3)]
     later = make_checkpoint(kept_until=NOW + timedelta(microseconds=1))

@@ -1,4 +1,4 @@
-"""Events: stored with what they tell of, numbered in one order, and forgotten by age."""
+"""Events: stored with their changes, numbered in one order, and deleted by age."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def event(type_: str = "session.created", subject: str = "s", at: int = 0) -> Ev
     return Event(type_, subject, NOW + timedelta(seconds=at), {"text": "NUL \0, 𝄞"})
 
 
-async def tell(store: Store, *events: Event) -> None:
+async def add_events(store: Store, *events: Event) -> None:
     for one in events:
         await store.executions.add(make_execution(), event=one)
 
@@ -44,8 +44,8 @@ async def read(store: Store, after: int = 0, **asked: Any) -> list[Event]:
     return list(stretch.events)
 
 
-async def test_an_event_has_a_place_once_it_is_numbered(store: Store) -> None:
-    await tell(store, event("a.x"), event("a.y"))
+async def test_an_event_is_listed_once_it_is_numbered(store: Store) -> None:
+    await add_events(store, event("a.x"), event("a.y"))
     assert await read(store) == []
     assert await store.events.range() == FeedRange(1, 0)
 
@@ -59,7 +59,7 @@ async def test_an_event_has_a_place_once_it_is_numbered(store: Store) -> None:
     assert await store.events.range() == FeedRange(1, 2)
 
 
-async def test_an_event_is_there_if_and_only_if_the_change_is(store: Store) -> None:
+async def test_an_event_is_stored_if_and_only_if_its_change_is(store: Store) -> None:
     execution, session, template = make_execution(), make_session(), make_template()
     await store.executions.add(execution, event=event("execution.submitted"))
     with pytest.raises(Conflict):
@@ -102,7 +102,7 @@ async def test_an_event_is_there_if_and_only_if_the_change_is(store: Store) -> N
 
 
 async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url: str) -> None:
-    """Writers, numberers and a reader at once; the reader never misses what comes before."""
+    """Concurrent writers, numberers and a reader; the reader never misses an earlier event."""
     others: list[SqlStore] = []
     if ":memory:" not in url:
         for _ in range(2):
@@ -112,7 +112,7 @@ async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url:
     stores: list[Store] = [store, *others]
     count, seen = 60, list[Event]()
     writing = [
-        asyncio.create_task(tell(one, *(event(f"w{w}.x", str(n)) for n in range(count))))
+        asyncio.create_task(add_events(one, *(event(f"w{w}.x", str(n)) for n in range(count))))
         for w, one in enumerate(stores)
     ]
 
@@ -141,9 +141,9 @@ async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url:
         assert own == [str(n) for n in range(count)]
 
 
-async def test_types_subject_and_limit_choose(store: Store) -> None:
+async def test_events_are_selected_by_type_subject_and_limit(store: Store) -> None:
     types = ["session.created", "session.stopped", "sessions.x", "execution.failed", "session/x"]
-    await tell(store, *(event(type_, subject) for type_ in types for subject in ("a", "b")))
+    await add_events(store, *(event(type_, subject) for type_ in types for subject in ("a", "b")))
     await store.events.number()
 
     async def chosen(*patterns: str, **asked: Any) -> list[tuple[str, str]]:
@@ -163,11 +163,11 @@ async def test_types_subject_and_limit_choose(store: Store) -> None:
     assert [one.number for one in await read(store, 4, limit=2)] == [5, 6]
 
 
-async def test_a_search_without_matches_returns_how_far_it_got(
+async def test_a_search_without_matches_returns_its_position(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql_events, "SEARCH_LIMIT", 4)
-    await tell(store, *(event("a.x") for _ in range(9)), event("b.x"))
+    await add_events(store, *(event("a.x") for _ in range(9)), event("b.x"))
     await store.events.number()
 
     first = await store.events.after(0, types=["b.*"])
@@ -183,9 +183,9 @@ async def test_a_search_without_matches_returns_how_far_it_got(
 
 async def test_old_events_expire_from_the_start_in_batches(store: Store) -> None:
     ages = [0, 1, 9, 2, 3]
-    await tell(store, *(event(at=at) for at in ages))
+    await add_events(store, *(event(at=at) for at in ages))
     await store.events.number()
-    await tell(store, event(at=0))
+    await add_events(store, event(at=0))
     before = NOW + timedelta(seconds=5)
 
     assert await store.events.expire(before, limit=1) == 1
@@ -206,7 +206,7 @@ async def test_old_events_expire_from_the_start_in_batches(store: Store) -> None
 async def test_events_of_executions_contain_neither_code_nor_output(store: Store) -> None:
     execution = make_execution()
     done = completed(execution, stdout=b"secret")
-    told = execution_event(done, done.status, NOW)
+    recorded = execution_event(done, done.status, NOW)
 
-    assert told.type == "execution.completed"
-    assert set(told.data) == {"session_id", "invocation_id", "status", "cause", "retry_count"}
+    assert recorded.type == "execution.completed"
+    assert set(recorded.data) == {"session_id", "invocation_id", "status", "cause", "retry_count"}

@@ -46,8 +46,8 @@ async def of_invocation(store: Store, invocation_id: str | None) -> tuple[Execut
     return (await store.executions.page(invocation_id=invocation_id)).items
 
 
-async def test_rare_fields_of_an_execution_come_back_equal(store: Store) -> None:
-    """Tuples as tuples, words as enums, none and empty apart."""
+async def test_rare_fields_of_an_execution_are_stored_unchanged(store: Store) -> None:
+    """Tuples stay tuples, strings become enums, null and empty differ."""
     attempt = Attempt(NOW, NOW + timedelta(microseconds=1), "node", None, Cause.EVICTED, ODD_TEXT)
     full = completed(
         make_execution(
@@ -97,7 +97,7 @@ async def test_an_invocation_has_one_execution_of_each_number(store: Store) -> N
     assert await of_invocation(store, first.invocation_id) == (first,)
 
 
-async def test_executions_without_invocation_are_not_counted(store: Store) -> None:
+async def test_executions_without_an_invocation_are_not_counted(store: Store) -> None:
     for _ in range(3):
         await store.executions.add(make_execution())
 
@@ -116,7 +116,7 @@ async def test_one_of_many_concurrent_first_executions_of_an_invocation_succeeds
     assert await of_invocation(store, "inv_1") == (executions[answers.index(None)],)
 
 
-async def test_a_refused_first_does_not_disturb_those_beside_it(store: Store) -> None:
+async def test_a_refused_first_execution_does_not_affect_concurrent_ones(store: Store) -> None:
     known = invoked()
     await store.executions.add(known)
     executions = [invoked() for _ in range(20)]
@@ -131,7 +131,7 @@ async def test_a_refused_first_does_not_disturb_those_beside_it(store: Store) ->
         assert await store.executions.get(added.id) == added
 
 
-async def test_another_execution_supersedes_the_one_before_it(store: Store) -> None:
+async def test_a_later_execution_supersedes_the_previous_one(store: Store) -> None:
     first = await failed(store)
     second = following(first)
 
@@ -174,7 +174,7 @@ async def test_a_save_does_not_move_an_execution_in_its_invocation(store: Store)
     assert await store.executions.get(first.id) == replace(first, version=saved.version)
 
 
-async def test_one_that_is_superseded_is_saved_as_such(store: Store) -> None:
+async def test_a_superseded_execution_stays_superseded_when_it_is_saved(store: Store) -> None:
     first = await failed(store)
     await store.executions.add_after(following(first), first)
 
@@ -200,7 +200,7 @@ async def test_a_changed_or_missing_execution_cannot_be_superseded(store: Store)
 
 
 @pytest.mark.parametrize("taken", ["id", "place"])
-async def test_an_execution_with_a_taken_id_or_ordinal_supersedes_nothing(
+async def test_an_execution_with_a_used_id_or_ordinal_supersedes_nothing(
     store: Store, taken: str
 ) -> None:
     first, other = await failed(store), make_execution()
@@ -254,7 +254,7 @@ async def test_a_concurrent_result_and_next_execution_are_serialized(
             assert stored == (end,)
 
 
-async def test_the_latest_are_those_that_no_other_came_after(store: Store) -> None:
+async def test_latest_lists_executions_that_are_not_superseded(store: Store) -> None:
     alone = [await failed(store) for _ in range(3)]
     first = await failed(store)
     second = following(first, created_at=NOW + timedelta(seconds=1))

@@ -60,7 +60,7 @@ async def test_a_full_last_page_has_no_cursor(store: Store) -> None:
     moments=st.lists(st.integers(0, 3), max_size=12),
     limit=st.integers(1, 5),
 )
-async def test_pages_hold_every_session_once_newest_first(
+async def test_pages_contain_every_session_once_newest_first(
     store: Store, moments: list[int], limit: int
 ) -> None:
     """Many share one microsecond: the order is still total."""
@@ -116,7 +116,7 @@ async def test_pages_neither_repeat_nor_skip_items_while_others_are_added_and_re
         await store.templates.remove(template.id)
 
 
-async def test_a_cursor_outlives_the_row_it_points_at(store: Store) -> None:
+async def test_a_cursor_outlives_its_row(store: Store) -> None:
     templates = [make_template(created_at=NOW + timedelta(seconds=n)) for n in range(4)]
     for template in templates:
         await store.templates.add(template)
@@ -210,7 +210,7 @@ async def test_executions_are_filtered_by_invocation_too(store: Store) -> None:
     statuses=st.lists(st.sampled_from(ExecutionStatus), unique=True),
     limit=st.integers(1, 4),
 )
-async def test_the_latest_of_some_statuses_are_one_list_newest_first(
+async def test_latest_executions_of_several_statuses_are_listed_newest_first(
     store: Store,
     made: list[tuple[int, ExecutionStatus, bool]],
     statuses: list[ExecutionStatus],
@@ -257,7 +257,7 @@ def cursor_of(value: object) -> str:
         cursor_of({"a": 1, "b": 2}), cursor_of([1, "id"]) + "=", "W" * 50_000,
     ],
 )  # fmt: skip
-async def test_a_cursor_that_this_store_did_not_make_is_refused(store: Store, cursor: str) -> None:
+async def test_an_unknown_cursor_is_refused(store: Store, cursor: str) -> None:
     for page in (
         store.sessions.page,
         store.executions.page,
@@ -273,12 +273,12 @@ async def test_a_cursor_that_this_store_did_not_make_is_refused(store: Store, cu
 @given(cursor=st.text(st.characters(blacklist_categories=[])) | st.binary().map(
     lambda data: base64.urlsafe_b64encode(data).decode()
 ))  # fmt: skip
-async def test_no_text_that_is_not_a_cursor_does_harm(store: Store, cursor: str) -> None:
+async def test_arbitrary_text_as_a_cursor_does_no_harm(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidRequest):
         await store.templates.page(cursor=cursor)
 
 
-async def test_a_page_of_nothing_is_refused(store: Store) -> None:
+async def test_a_limit_of_zero_is_refused(store: Store) -> None:
     with pytest.raises(InvalidRequest):
         await store.templates.page(limit=0)
 
@@ -388,7 +388,7 @@ async def test_holdings_of_a_node_are_listed_by_id(store: Store) -> None:
     cleared = make_session(status=SessionStatus.TERMINATED)
     for session in (*there, elsewhere, cleared):
         await store.sessions.add(session)
-    # Of those that have ended too: somebody has to save and remove it yet.
+    # Including ended sessions: their files must still be saved and removed.
     held = [Holding(session.id, session.instance_id, session.workspace) for session in there]
     node_id = there[0].runtime_node
 

@@ -1,4 +1,4 @@
-"""Nodes: what they tell of themselves, and what others say of them."""
+"""Nodes: their own reports, and fields that other nodes write."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def node(node_id: str = "local-1") -> Node:
     )
 
 
-async def test_the_report_of_a_node_comes_back_equal(store: Store) -> None:
+async def test_the_report_of_a_node_is_stored_unchanged(store: Store) -> None:
     assert await store.nodes.get("local-1") is None
     await store.nodes.report(node())
     assert await store.nodes.get("local-1") == node()
@@ -50,7 +50,7 @@ async def test_the_report_of_a_node_comes_back_equal(store: Store) -> None:
     assert await store.nodes.all() == [bare, node()]
 
 
-async def test_another_report_does_not_overwrite_what_other_nodes_wrote(store: Store) -> None:
+async def test_a_report_does_not_overwrite_what_other_nodes_wrote(store: Store) -> None:
     await store.nodes.report(node())
     assert await store.nodes.record_probe(
         node(), status=NodeHealth.UNHEALTHY, failures=3, problem="mute"
@@ -75,7 +75,7 @@ async def test_a_new_node_is_stored_with_all_its_fields(store: Store) -> None:
     assert await store.nodes.get("local-1") == given
 
 
-async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store) -> None:
+async def test_a_probe_result_that_lost_a_race_writes_nothing(store: Store) -> None:
     await store.nodes.report(node())
     found = await store.nodes.get("local-1")
     assert found is not None
@@ -97,7 +97,7 @@ async def test_a_probe_that_another_was_quicker_than_writes_nothing(store: Store
     assert found == node(), "what it says itself is seen again"
 
 
-async def test_progress_is_written_only_while_a_drain_is_under_way(store: Store) -> None:
+async def test_progress_is_written_only_during_a_drain(store: Store) -> None:
     await store.nodes.report(node())
     assert not await store.nodes.update_drain("local-1", Drain(3, 1))
     assert await store.nodes.drain("local-1", Drain(3, 3))
@@ -123,7 +123,7 @@ async def test_writes_to_a_missing_node_return_false(store: Store) -> None:
     assert not missing
 
 
-async def test_a_removed_node_is_gone_until_its_next_report(store: Store) -> None:
+async def test_a_removed_node_is_missing_until_its_next_report(store: Store) -> None:
     await store.nodes.report(node(), event=Event("node.registered", "local-1", AT))
     assert await store.nodes.remove("local-1", event=Event("node.removed", "local-1", AT))
     assert not await store.nodes.remove("local-1")

@@ -1,4 +1,4 @@
-"""Writes that race: compare-and-set, owners of instances, many at once, callers that go away."""
+"""Concurrent writes: compare-and-set, owners of instances, and cancelled callers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_save_with_an_old_version_is_refused_and_writes_nothing(store: S
     assert await store.templates.get(template.id) == newer_template
 
 
-async def test_saving_what_is_not_there_is_refused_and_adds_nothing(store: Store) -> None:
+async def test_saving_a_missing_row_is_refused_and_adds_nothing(store: Store) -> None:
     session, execution = make_session(), make_execution()
 
     with pytest.raises(VersionConflict, match=session.id):
@@ -57,7 +57,7 @@ async def test_saving_what_is_not_there_is_refused_and_adds_nothing(store: Store
 
 
 @in_memory_too
-async def test_of_many_saves_at_once_exactly_one_wins(store: Store) -> None:
+async def test_exactly_one_of_many_concurrent_saves_succeeds(store: Store) -> None:
     execution = make_execution()
     await store.executions.add(execution)
 
@@ -72,7 +72,7 @@ async def test_of_many_saves_at_once_exactly_one_wins(store: Store) -> None:
     assert await store.executions.get(execution.id) == won[0]
 
 
-async def test_a_race_of_read_change_save_loses_no_increment(store: Store) -> None:
+async def test_concurrent_read_change_save_loses_no_increment(store: Store) -> None:
     execution = make_execution()
     await store.executions.add(execution)
 
@@ -93,7 +93,7 @@ async def test_a_race_of_read_change_save_loses_no_increment(store: Store) -> No
     assert (got.retry_count, got.version) == (20, 21)
 
 
-async def test_of_many_adds_of_one_id_exactly_one_wins(store: Store) -> None:
+async def test_exactly_one_of_many_concurrent_adds_of_an_id_succeeds(store: Store) -> None:
     execution = make_execution()
 
     answers = await asyncio.gather(
@@ -118,7 +118,7 @@ async def test_a_session_becomes_the_owner_of_its_instance(store: Store) -> None
     assert await store.instances.get(second.id) == replace(second, session_id=session.id)
 
 
-async def test_a_session_may_be_saved_again_with_the_instance_it_has(store: Store) -> None:
+async def test_a_session_can_be_saved_again_with_its_instance(store: Store) -> None:
     instance = make_instance()
     await store.instances.add(instance)
     session = make_session(instance_id=instance.id)
@@ -130,7 +130,7 @@ async def test_a_session_may_be_saved_again_with_the_instance_it_has(store: Stor
 
 
 @pytest.mark.parametrize("owner", [None, "sess_other"], ids=["not stored", "owned by another"])
-async def test_a_session_with_an_instance_it_cannot_have_is_not_written(
+async def test_a_session_with_an_unavailable_instance_is_not_written(
     store: Store, owner: str | None
 ) -> None:
     instance = make_instance(session_id=owner)
@@ -149,7 +149,7 @@ async def test_a_session_with_an_instance_it_cannot_have_is_not_written(
     assert await store.instances.get(instance.id) == (instance if owner else None)
 
 
-async def test_a_refused_save_does_not_take_the_instance(store: Store) -> None:
+async def test_a_refused_save_does_not_claim_the_instance(store: Store) -> None:
     instance, session = make_instance(), make_session()
     await store.instances.add(instance)
     await store.sessions.add(session)
@@ -161,7 +161,7 @@ async def test_a_refused_save_does_not_take_the_instance(store: Store) -> None:
     assert await store.instances.get(instance.id) == instance
 
 
-async def test_an_old_version_is_reported_before_an_instance_that_is_gone(store: Store) -> None:
+async def test_an_old_version_is_reported_before_a_missing_instance(store: Store) -> None:
     instance = make_instance()
     await store.instances.add(instance)
     session = make_session(instance_id=instance.id)
@@ -173,7 +173,7 @@ async def test_an_old_version_is_reported_before_an_instance_that_is_gone(store:
         await store.sessions.save(replace(session, message="changed"))
 
 
-async def test_of_many_sessions_that_want_one_instance_exactly_one_gets_it(store: Store) -> None:
+async def test_exactly_one_of_many_sessions_gets_an_instance(store: Store) -> None:
     instance = make_instance()
     await store.instances.add(instance)
     wanting = [make_session(instance_id=instance.id) for _ in range(40)]
@@ -186,7 +186,7 @@ async def test_of_many_sessions_that_want_one_instance_exactly_one_gets_it(store
     assert await store.instances.get(instance.id) == replace(instance, session_id=stored[0].id)
 
 
-async def test_a_thousand_adds_at_once_are_all_stored(store: Store) -> None:
+async def test_a_thousand_concurrent_adds_are_all_stored(store: Store) -> None:
     executions = [make_execution() for _ in range(1000)]
 
     await asyncio.gather(*map(store.executions.add, executions))
@@ -195,7 +195,7 @@ async def test_a_thousand_adds_at_once_are_all_stored(store: Store) -> None:
     assert {execution.id for execution in stored} == {execution.id for execution in executions}
 
 
-async def test_a_refused_write_does_not_disturb_those_beside_it(store: Store) -> None:
+async def test_a_refused_write_does_not_affect_concurrent_ones(store: Store) -> None:
     known = make_execution()
     await store.executions.add(known)
     taken = make_instance(session_id="sess_other")
@@ -217,10 +217,10 @@ async def test_a_refused_write_does_not_disturb_those_beside_it(store: Store) ->
     assert await make.walk(store.sessions.page, limit=10) == []
 
 
-async def test_callers_that_are_cancelled_do_not_disturb_the_others(store: Store) -> None:
+async def test_cancelled_callers_do_not_affect_others(store: Store) -> None:
     executions = [make_execution() for _ in range(100)]
     tasks = [asyncio.create_task(store.executions.add(execution)) for execution in executions]
-    # One turn of the loop: each has asked for its write, none has the answer.
+    # One turn of the loop: each has requested its write, none has a response.
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()
@@ -234,7 +234,7 @@ async def test_callers_that_are_cancelled_do_not_disturb_the_others(store: Store
     await store.executions.add(make_execution())
 
 
-async def test_a_write_is_seen_by_every_read_that_follows(store: Store) -> None:
+async def test_every_later_read_sees_a_write(store: Store) -> None:
     async def write_and_read() -> None:
         execution = make_execution()
         await store.executions.add(execution)
@@ -244,7 +244,7 @@ async def test_a_write_is_seen_by_every_read_that_follows(store: Store) -> None:
     await asyncio.gather(*(write_and_read() for _ in range(50)))
 
 
-async def test_closing_waits_for_the_writes_that_are_under_way(store: Store) -> None:
+async def test_closing_waits_for_writes_in_progress(store: Store) -> None:
     tasks = [asyncio.create_task(store.executions.add(make_execution())) for _ in range(200)]
     await asyncio.sleep(0)
 

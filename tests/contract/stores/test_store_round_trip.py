@@ -1,4 +1,4 @@
-"""What is put in comes back equal."""
+"""Stored entities are returned unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_database_keeps_its_id_and_its_secret(store: Store) -> None:
 
 @shared
 @given(execution=make.executions)
-async def test_an_execution_comes_back_equal(store: Store, execution: Execution) -> None:
+async def test_an_execution_is_stored_unchanged(store: Store, execution: Execution) -> None:
     await store.executions.add(execution)
 
     assert await store.executions.get(execution.id) == execution
@@ -46,7 +46,7 @@ async def test_an_execution_comes_back_equal(store: Store, execution: Execution)
 
 @shared
 @given(execution=make.executions, later=make.executions)
-async def test_a_saved_execution_comes_back_equal_but_for_its_request(
+async def test_a_save_changes_everything_but_the_request_of_an_execution(
     store: Store, execution: Execution, later: Execution
 ) -> None:
     await store.executions.add(execution)
@@ -71,7 +71,7 @@ async def test_a_saved_execution_comes_back_equal_but_for_its_request(
 
 @shared
 @given(session=make.sessions, later=make.sessions)
-async def test_a_session_comes_back_equal_when_added_and_when_saved(
+async def test_a_session_is_stored_unchanged(
     store: Store, session: Session, later: Session
 ) -> None:
     await store.sessions.add(session)
@@ -85,7 +85,7 @@ async def test_a_session_comes_back_equal_when_added_and_when_saved(
 
 @shared
 @given(template=make.templates, later=make.templates)
-async def test_a_template_comes_back_equal_when_added_and_when_saved(
+async def test_a_template_is_stored_unchanged(
     store: Store, template: Template, later: Template
 ) -> None:
     await store.templates.add(template)
@@ -99,7 +99,7 @@ async def test_a_template_comes_back_equal_when_added_and_when_saved(
 
 @shared
 @given(instance=make.instances)
-async def test_an_instance_comes_back_equal(store: Store, instance: Instance) -> None:
+async def test_an_instance_is_stored_unchanged(store: Store, instance: Instance) -> None:
     await store.instances.add(instance)
 
     assert await store.instances.get(instance.id) == instance
@@ -134,7 +134,7 @@ async def test_a_key_comes_back_equal(store: Store, key: ApiKey) -> None:
         await store.api_keys.remove(key.id)
 
 
-async def test_odd_text_and_bytes_come_back_unharmed(store: Store) -> None:
+async def test_unusual_text_and_bytes_are_stored_unchanged(store: Store) -> None:
     execution = make.completed(
         make.make_execution(
             request=Request(
@@ -160,7 +160,7 @@ async def test_odd_text_and_bytes_come_back_unharmed(store: Store) -> None:
     assert await store.sessions.get(session.id) == session
 
 
-async def test_none_and_empty_stay_apart(store: Store) -> None:
+async def test_null_and_empty_values_are_distinct(store: Store) -> None:
     nothing = make.make_execution(request=Request(code=None, command=None, stdin=None, cwd=None))
     empty = make.completed(
         make.make_execution(request=Request(code="", command=(), stdin="", cwd="")),
@@ -178,7 +178,7 @@ async def test_none_and_empty_stay_apart(store: Store) -> None:
         assert repr(got) == repr(execution)
 
 
-async def test_megabytes_of_code_and_output_come_back(store: Store) -> None:
+async def test_megabytes_of_code_and_output_are_stored_unchanged(store: Store) -> None:
     execution = make.completed(
         make.make_execution(request=Request(code="é" * 1_000_000)),
         stdout=bytes(range(256)) * 8192,
@@ -190,7 +190,7 @@ async def test_megabytes_of_code_and_output_come_back(store: Store) -> None:
     assert await store.executions.get(execution.id) == execution
 
 
-async def test_a_time_keeps_its_microseconds_and_comes_back_in_utc(store: Store) -> None:
+async def test_a_time_keeps_its_microseconds_and_is_returned_in_utc(store: Store) -> None:
     zone = timezone(timedelta(hours=5, minutes=30))
     session = make.make_session(created_at=NOW.astimezone(zone))
 
@@ -201,7 +201,7 @@ async def test_a_time_keeps_its_microseconds_and_comes_back_in_utc(store: Store)
     assert got.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
 
 
-async def test_words_come_back_as_the_enums_they_were(store: Store) -> None:
+async def test_enums_are_restored(store: Store) -> None:
     session = make.make_session(status=SessionStatus.FAILED, cause=Cause.OOM)
     execution = make.make_execution(status=ExecutionStatus.RUNNING)
     await store.sessions.add(session)
@@ -217,14 +217,14 @@ async def test_words_come_back_as_the_enums_they_were(store: Store) -> None:
     assert not got_execution.status.ended
 
 
-async def test_what_is_not_there_reads_as_none(store: Store) -> None:
+async def test_missing_rows_read_as_null(store: Store) -> None:
     assert await store.sessions.get("sess_none") is None
     assert await store.executions.get("") is None
     assert await store.instances.get("x" * 1000) is None
     assert await store.templates.get("' OR 1=1 --") is None
 
 
-async def test_adding_an_id_that_exists_is_refused_and_changes_nothing(store: Store) -> None:
+async def test_adding_an_existing_id_is_refused_and_changes_nothing(store: Store) -> None:
     session, execution = make.make_session(), make.make_execution()
     template, instance, key = make.make_template(), make.make_instance(), make.make_key()
     await store.sessions.add(session)
@@ -278,7 +278,7 @@ async def test_remove_returns_whether_it_existed(store: Store) -> None:
     assert await store.api_keys.all() == []
 
 
-async def test_an_id_that_is_no_text_is_the_callers_mistake(store: Store) -> None:
+async def test_an_id_with_invalid_text_is_refused(store: Store) -> None:
     with pytest.raises(InvalidRequest):
         await store.sessions.add(make.make_session(id="sess_\ud800"))
     with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""Versions of templates: numbered, kept as they were, found by number and by what is ready."""
+"""Versions of templates: numbered, immutable, found by number and by status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def versions(store: Store, count: int) -> list[Template]:
 
 @shared
 @given(first=make.templates, second=make.templates)
-async def test_every_version_comes_back_equal(
+async def test_every_version_is_stored_unchanged(
     store: Store, first: Template, second: Template
 ) -> None:
     await store.templates.add(first)
@@ -51,7 +51,7 @@ async def test_every_version_comes_back_equal(
     assert await store.templates.numbered(first.id, first.number + 2) is None
 
 
-async def test_a_version_is_kept_as_it_is_given(store: Store) -> None:
+async def test_a_version_is_stored_with_the_given_fields(store: Store) -> None:
     first = make_template(status=PENDING, build=Build(python_packages=("a",)))
     await store.templates.add(first)
     given_up = replace(first, status=FAILED, build=Build(message="There is a newer one."))
@@ -61,7 +61,7 @@ async def test_a_version_is_kept_as_it_is_given(store: Store) -> None:
     assert await store.templates.numbered(first.id, 1) == given_up
 
 
-async def test_of_two_that_supersede_one_version_one_wins(store: Store) -> None:
+async def test_only_one_of_two_concurrent_successors_of_a_version_is_stored(store: Store) -> None:
     first = make_template()
     await store.templates.add(first)
 
@@ -86,7 +86,7 @@ async def test_versions_are_listed_newest_first_below_a_number(store: Store) -> 
     assert first + rest == made[-2::-1]
 
 
-async def test_the_newest_that_is_ready_is_found_behind_those_that_are_not(store: Store) -> None:
+async def test_the_newest_ready_version_is_found(store: Store) -> None:
     first, second = await versions(store, 2)
     assert await store.templates.ready(first.id) == second
 
@@ -100,7 +100,7 @@ async def test_the_newest_that_is_ready_is_found_behind_those_that_are_not(store
     assert await store.templates.ready("nobody") is None
 
 
-async def test_what_is_to_be_built_is_found_in_order(store: Store) -> None:
+async def test_pending_builds_are_listed_in_order(store: Store) -> None:
     waiting = [make_template(id=f"t{n}", status=PENDING) for n in range(3)]
     building = make_template(id="t9", status=TemplateStatus.BUILDING)
     for template in (*waiting, building, make_template(), make_template(status=FAILED)):
@@ -110,7 +110,7 @@ async def test_what_is_to_be_built_is_found_in_order(store: Store) -> None:
     assert await store.templates.unbuilt(limit=9, after="t1") == [waiting[2], building]
 
 
-async def test_a_version_can_be_dropped_twice_and_the_newest_never(store: Store) -> None:
+async def test_any_version_but_the_newest_can_be_dropped_twice(store: Store) -> None:
     made = await versions(store, 3)
 
     for number in (1, 1, 3):
@@ -120,7 +120,7 @@ async def test_a_version_can_be_dropped_twice_and_the_newest_never(store: Store)
     assert await store.templates.get(made[0].id) == made[2]
 
 
-async def test_a_template_that_is_removed_takes_its_versions_along(store: Store) -> None:
+async def test_removing_a_template_removes_its_versions(store: Store) -> None:
     made = await versions(store, 3)
     other = await versions(store, 2)
 

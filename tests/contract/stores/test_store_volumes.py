@@ -23,13 +23,13 @@ pytestmark = pytest.mark.anyio
 
 @shared
 @given(volume=make.volumes)
-async def test_a_volume_comes_back_equal(store: Store, volume: Volume) -> None:
+async def test_a_volume_is_stored_unchanged(store: Store, volume: Volume) -> None:
     await store.volumes.add(volume)
 
     assert await store.volumes.get(volume.id) == volume
 
 
-async def test_a_name_that_is_taken_is_refused_and_changes_nothing(store: Store) -> None:
+async def test_a_used_name_is_refused_and_changes_nothing(store: Store) -> None:
     volume = make_volume()
     await store.volumes.add(volume)
 
@@ -50,7 +50,7 @@ async def test_remove_returns_whether_it_existed(store: Store) -> None:
     assert await store.volumes.get(volume.id) is None
 
 
-async def test_pages_hold_every_volume_once_newest_first(store: Store) -> None:
+async def test_pages_contain_every_volume_once_newest_first(store: Store) -> None:
     """Two share each moment: the order is still total."""
     volumes = [make_volume(created_at=NOW + timedelta(microseconds=n // 2)) for n in range(7)]
     for volume in volumes:

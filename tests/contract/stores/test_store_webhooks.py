@@ -42,7 +42,7 @@ def webhook(number: int = 0) -> Webhook:
     )
 
 
-async def test_a_webhook_comes_back_equal(store: Store) -> None:
+async def test_a_webhook_is_stored_unchanged(store: Store) -> None:
     one = webhook()
     plain = replace(webhook(1), types=(), enabled=True, deliveries=Deliveries())
     await store.webhooks.add(one)
@@ -54,7 +54,7 @@ async def test_a_webhook_comes_back_equal(store: Store) -> None:
         await store.webhooks.add(one)
 
 
-async def test_of_two_changes_of_one_version_one_is_refused(store: Store) -> None:
+async def test_one_of_two_changes_of_the_same_version_is_refused(store: Store) -> None:
     one = webhook()
     await store.webhooks.add(one)
 

@@ -1,7 +1,7 @@
 """
-Work while everything dies: a random load, random faults, and a checker of what was promised.
+Work while processes die: a random load, random faults, and a checker of the guarantees.
 
-`plan` says by a seed what is asked when, and what is killed when; `world` is what is killed,
-`clients` are those who ask, `history` is what they were told, and `checker` compares that with the
-tokens that the code itself left in its workspace.
+`plan` derives requests and faults from a seed, `world` runs the processes that are killed,
+`clients` send the requests, `history` records their responses, and `checker` compares these with
+the tokens that the code left in its workspace.
 """

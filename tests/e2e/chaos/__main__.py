@@ -24,7 +24,10 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, default=1, help="servers; several need Redis")
     asked = parser.parse_args()
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
-    with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as place, drivers.chosen(Path(place)):
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-chaos-") as directory,
+        drivers.chosen(Path(directory)),
+    ):
         failed = _rounds(seed, asked)
     print(f"{failed} plans failed" if failed else "nothing was lost, nothing was done twice")
     return 1 if failed else 0
@@ -36,9 +39,9 @@ def _rounds(seed: int, asked: argparse.Namespace) -> int:
     failed = 0
     while time.monotonic() < deadline:
         print(f"seed {seed}, {asked.round:g} s, {asked.replicas} server(s)", flush=True)
-        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as place:
+        with tempfile.TemporaryDirectory(prefix="atoll-chaos-") as directory:
             try:
-                print(torment(Path(place), seed, asked.round, size=asked.replicas), flush=True)
+                print(torment(Path(directory), seed, asked.round, size=asked.replicas), flush=True)
             except AssertionError as error:
                 failed += 1
                 print(error, flush=True)

@@ -1,8 +1,8 @@
 """
-What was promised, held against what was told and what ran.
+Compares the guarantees with the recorded responses and the runs.
 
-Told is what clients heard, recorded is what the server says in the end, ran is what the code itself
-left as tokens. A violation names the job it is about.
+`received` holds what clients received, `record` the final state on the server, and `runs` the
+tokens that the code left. A violation contains the job that it concerns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from atoll.model.execution import ExecutionStatus, may_become
 from tests.e2e.chaos import code
 from tests.e2e.chaos.code import Run
-from tests.e2e.chaos.history import Done, Heard, History, Told
+from tests.e2e.chaos.history import Done, History, Received, ReceivedEvent
 from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan, Style
 
 RETRIES = 3
@@ -37,7 +37,7 @@ class Case:
     """All that is known of one execution."""
 
     job: Job
-    told: Told
+    received: Received
     record: dict[str, Any]
     runs: list[Run]
     """In order."""
@@ -80,22 +80,22 @@ def check(
     for record in records:
         executions[_job_of(record)].add(record["id"])
     for number, job in jobs.items():
-        told = history.jobs[number]
-        found += [Violation(text, number) for text in told.odd]
+        received = history.jobs[number]
+        found += [Violation(text, number) for text in received.odd]
         found += [
-            Violation(text, number) for text in _submits(job, told, executions[number], by_id)
+            Violation(text, number) for text in _submits(job, received, executions[number], by_id)
         ]
     for record in records:
         job = jobs[_job_of(record)]
-        told = history.jobs[job.number]
+        received = history.jobs[job.number]
         faults = [
             fault
             for fault in history.faults
-            if fault.session in (None, job.session) and fault.ended >= told.submitted_at
+            if fault.session in (None, job.session) and fault.ended >= received.submitted_at
         ]
         losses = [fault for fault in faults if fault.session is not None]
         losses = [fault for fault in losses if fault.kind in LOSES_INSTANCE]
-        case = Case(job, told, record, runs[record["id"]], losses, faults, gone)
+        case = Case(job, received, record, runs[record["id"]], losses, faults, gone)
         for one in CHECKS:
             found += [Violation(f"{record['id']}: {text}", job.number) for text in one(case)]
     for session, content in enumerate(tokens):
@@ -109,9 +109,9 @@ def _job_of(record: dict[str, Any]) -> int:
 
 
 def _submits(
-    job: Job, told: Told, executions: set[str], by_id: dict[str, dict[str, Any]]
+    job: Job, received: Received, executions: set[str], by_id: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
-    for execution_id in told.accepted - set(by_id):
+    for execution_id in received.accepted - set(by_id):
         yield f"{execution_id} was accepted and has no record"
     if len(executions) > 1:
         yield f"it became {len(executions)} executions: {sorted(executions)}"
@@ -122,12 +122,12 @@ def _submits(
 # Of each execution
 
 
-def comes_to_an_end(case: Case) -> Iterator[str]:
+def reaches_a_final_status(case: Case) -> Iterator[str]:
     if not case.status.ended:
         yield f"it is {case.status} still"
 
 
-def has_the_right_result(case: Case) -> Iterator[str]:
+def has_a_correct_result(case: Case) -> Iterator[str]:
     """A result is that of a run which took place, and what that run did."""
     job, record, runs = case.job, case.record, case.runs
     if case.status is ExecutionStatus.COMPLETED:
@@ -149,12 +149,12 @@ def has_the_right_result(case: Case) -> Iterator[str]:
             yield "it timed out, and had time enough"
     elif case.status is ExecutionStatus.CRASHED:
         given_up = record["retry_count"] >= RETRIES and record["cause"] in RETRIED_CAUSES
-        if not given_up and not case.told.cancel_sent:
+        if not given_up and not case.received.cancel_sent:
             yield (
                 f"it crashed ({record['cause']}, {record['error']}) "
                 f"after {record['retry_count']} retries"
             )
-    elif case.status is ExecutionStatus.CANCELLED and not case.told.cancel_sent:
+    elif case.status is ExecutionStatus.CANCELLED and not case.received.cancel_sent:
         yield "it was cancelled, and nobody asked for that"
 
 
@@ -175,7 +175,7 @@ def _failed_rightly(case: Case) -> Iterator[str]:
 
 
 def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
-    """Once, and once more for each instance that was lost with it, as the record says."""
+    """A job runs once, and once more for each instance that the record reports as lost."""
     times, retries = len(case.runs), case.record["retry_count"]
     if times > 1 + retries:
         yield f"it ran {times} times, with {retries} retries"
@@ -188,23 +188,23 @@ def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
             yield f"it ran again ({after.nonce}) while its instance lived"
 
 
-def is_retried_for_losses_alone(case: Case) -> Iterator[str]:
+def is_retried_for_losses_only(case: Case) -> Iterator[str]:
     retries, attempts = case.record["retry_count"], case.record["attempts"]
     if retries > RETRIES:
         yield f"it was retried {retries} times"
     for attempt in attempts[:retries]:
         if attempt["cause"] not in RETRIED_CAUSES:
             yield f"it was retried after {attempt['cause']}"
-    # One that nobody had begun is forgiven too while its instance cannot be reached: because of a
-    # fault, or because the machine is slow.
+    # A run that had not started is excused while its instance is unreachable because of a fault or
+    # a slow machine.
     stood = any(fault.kind is Kind.STOP_EXECUTOR for fault in case.faults)
     kept = [attempt for attempt in attempts[:retries] if attempt["container_id"] not in case.gone]
     if len(kept) > max(0, 1 + retries - len(case.runs)) and not stood:
         yield f"it was retried, and its instance was not lost: {kept}"
 
 
-def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
-    """A result outlives its instance, also when no server is there to take it."""
+def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
+    """A result survives its instance, even if no server was running to receive it."""
     for before, after in pairwise(case.runs):
         if not before.ended:
             continue
@@ -212,7 +212,7 @@ def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
             (loss.began for loss in case.losses if before.last <= loss.ended <= after.began),
             default=after.began,
         )
-        # What makes the result was not there to make it.
+        # The process that writes the result was not running.
         disturbed = any(
             fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
             and fault.began <= first
@@ -224,7 +224,7 @@ def is_not_run_after_its_result_was_made(case: Case) -> Iterator[str]:
 
 
 def stays_cancelled(case: Case) -> Iterator[str]:
-    at = case.told.cancelled_at
+    at = case.received.cancelled_at
     if at is None:
         return
     if case.status is not ExecutionStatus.CANCELLED:
@@ -234,54 +234,54 @@ def stays_cancelled(case: Case) -> Iterator[str]:
             yield f"run {run.nonce} went on after it was said to be cancelled"
 
 
-def tells_one_result(case: Case) -> Iterator[str]:
-    for result in case.told.results:
+def reports_one_result(case: Case) -> Iterator[str]:
+    for result in case.received.results:
         for name in RESULT_FIELDS:
             if name in result and name in case.record and result[name] != case.record[name]:
-                yield f"{name} was told as {result[name]!r} and is {case.record[name]!r}"
+                yield f"{name} was reported as {result[name]!r} and is {case.record[name]!r}"
 
 
-def moves_as_it_may(case: Case) -> Iterator[str]:
-    statuses = [ExecutionStatus(status) for status in case.told.statuses]
+def changes_status_as_allowed(case: Case) -> Iterator[str]:
+    statuses = [ExecutionStatus(status) for status in case.received.statuses]
     for before, after in pairwise([*statuses, case.status]):
         if not may_become(before, after):
             yield f"it was {before} and then {after}"
 
 
-def is_heard_whole_and_once(case: Case) -> Iterator[str]:
-    """Over all breaks a reader hears each event once, and all output of the last attempt."""
-    heard = [event for event in case.told.heard if event.number is not None]
-    numbers = [event.number for event in heard if event.number is not None]
+def is_streamed_completely_and_once(case: Case) -> Iterator[str]:
+    """Despite disconnects, a reader receives each event once and the complete last attempt."""
+    numbered = [event for event in case.received.events if event.number is not None]
+    numbers = [event.number for event in numbered if event.number is not None]
     for before, after in pairwise(numbers):
         if after <= before:
-            yield f"event {after} was heard after {before}"
-    if not case.told.read_to_end or case.status is ExecutionStatus.CRASHED:
+            yield f"event {after} was received after {before}"
+    if not case.received.read_to_end or case.status is ExecutionStatus.CRASHED:
         return
     attempt = case.record["retry_count"]
     for name in ("stdout", "stderr"):
-        text = "".join(_text(event) for event in heard if _is_of(event, name, attempt))
+        text = "".join(_text(event) for event in numbered if _is_of(event, name, attempt))
         if text != case.record[name]:
-            yield f"{name} was heard as {text!r} and is {case.record[name]!r}"
+            yield f"{name} was received as {text!r} and is {case.record[name]!r}"
 
 
-def _is_of(event: Heard, name: str, attempt: int) -> bool:
+def _is_of(event: ReceivedEvent, name: str, attempt: int) -> bool:
     return event.name == name and event.number is not None and event.number >> 32 == attempt
 
 
-def _text(event: Heard) -> str:
+def _text(event: ReceivedEvent) -> str:
     return str(event.content["text"])
 
 
 CHECKS: tuple[Check, ...] = (
-    comes_to_an_end,
-    has_the_right_result,
+    reaches_a_final_status,
+    has_a_correct_result,
     runs_as_often_as_allowed,
-    is_retried_for_losses_alone,
-    is_not_run_after_its_result_was_made,
+    is_retried_for_losses_only,
+    is_not_run_after_its_result_exists,
     stays_cancelled,
-    tells_one_result,
-    moves_as_it_may,
-    is_heard_whole_and_once,
+    reports_one_result,
+    changes_status_as_allowed,
+    is_streamed_completely_and_once,
 )
 
 
@@ -289,7 +289,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _overlaps(runs: list[Run], capacity: int) -> Iterator[Violation]:
-    """Never more at once than the session's capacity."""
+    """The number of concurrent runs never exceeds the capacity of the session."""
     for run in runs:
         others = [one for one in runs if one is not run and one.began <= run.began < one.last]
         if len(others) >= capacity:

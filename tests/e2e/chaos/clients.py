@@ -1,8 +1,8 @@
 """
-Those who ask: one client for each job, which submits it, follows it, and writes down what it hears.
+Clients: one for each job, which submits it, follows it and records the responses.
 
-A submit that bears an id or a key is sent until it is answered; any other is sent once, and what
-became of it is unknown when there is no answer.
+A request with an id or a key is repeated until it gets a response. Any other is sent once, and its
+outcome is unknown when the response is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httpx
 
 from tests.e2e.api import V1
 from tests.e2e.chaos import code
-from tests.e2e.chaos.history import Heard, History, Told
+from tests.e2e.chaos.history import History, Received, ReceivedEvent
 from tests.e2e.chaos.plan import Door, Follow, Job, Naming
 from tests.e2e.chaos.world import World
 
@@ -36,7 +36,7 @@ PAUSE = 0.05
 
 
 class Unanswered(Exception):
-    """Nobody knows whether it arrived."""
+    """It is unknown whether the request arrived."""
 
 
 class Client:
@@ -44,7 +44,7 @@ class Client:
         self._job = job
         self._world = world
         self._history = history
-        self._told: Told = history.jobs[job.number]
+        self._received: Received = history.jobs[job.number]
         self._http = http
         self._chance = random.Random(job.number)
         self._session = world.sessions[job.session]
@@ -53,11 +53,11 @@ class Client:
     async def work(self) -> None:
         job = self._job
         await self._world.until(job.at)
-        self._told.submitted_at = time.monotonic_ns()
+        self._received.submitted_at = time.monotonic_ns()
         sends = [self._submit() for _ in range(1 + job.repeats)]
         await asyncio.gather(*sends)
-        if self._told.accepted and job.repeats:
-            await self._submit()  # Long after: whatever became of it, it is still the same.
+        if self._received.accepted and job.repeats:
+            await self._submit()  # Sent long afterwards: the outcome must be the same.
 
     # Submitting
 
@@ -69,7 +69,7 @@ class Client:
                 if self._job.door is Door.STREAM:
                     await self._submit_stream(path, body)
                     return
-                answer = await self._ask(method, path, json=body, headers=headers)
+                answer = await self._request_until_sent(method, path, json=body, headers=headers)
             except Unanswered:
                 self._note("no answer to the submit")
                 if self._job.naming is Naming.NOTHING:
@@ -80,7 +80,7 @@ class Client:
                 await self._accepted(answer.json())
                 return
             self._note(f"submit: {answer.status_code} {answer.text[:300]}")
-            if not self._may_ask_again(answer) or self._job.naming is Naming.NOTHING:
+            if not self._may_retry(answer) or self._job.naming is Naming.NOTHING:
                 return
             await asyncio.sleep(PAUSE)
 
@@ -107,10 +107,10 @@ class Client:
         execution_id = str(answer.get("execution_id"))
         result = answer if "stdout" in answer else answer.get("result")
         self._note(f"accepted as {execution_id}{'' if result is None else ', and has ended'}")
-        first = not self._told.accepted
-        self._told.accepted.add(execution_id)
+        first = not self._received.accepted
+        self._received.accepted.add(execution_id)
         if result is not None:
-            self._tell_result(result)
+            self._record_result(result)
         if first:
             await self._follow(execution_id, 0)
 
@@ -119,20 +119,20 @@ class Client:
         execution_id, last = "", 0
         try:
             async with self._stream("POST", path, json=body) as events:
-                async for heard in events:
-                    if heard.name == "accepted":
-                        execution_id = str(heard.content["execution_id"])
-                        if self._told.accepted:
+                async for event in events:
+                    if event.name == "accepted":
+                        execution_id = str(event.content["execution_id"])
+                        if self._received.accepted:
                             # A repeat, whose events another one reads.
-                            self._told.accepted.add(execution_id)
+                            self._received.accepted.add(execution_id)
                             return
                         self._note(f"accepted as {execution_id}, on a stream")
-                        self._told.accepted.add(execution_id)
+                        self._received.accepted.add(execution_id)
                         continue
-                    last = self._hear(heard, last)
-                    if heard.name == "result":
+                    last = self._receive(event, last)
+                    if event.name == "result":
                         break
-                    if breaks and heard.number is not None:
+                    if breaks and event.number is not None:
                         breaks[0] -= 1
                         if breaks[0] <= 0:
                             breaks.pop(0)
@@ -142,7 +142,7 @@ class Client:
                 raise
         except _Refused as refused:
             self._note(f"submit: {refused.answer.status_code} {refused.answer.text[:300]}")
-            if self._may_ask_again(refused.answer) and self._job.naming is not Naming.NOTHING:
+            if self._may_retry(refused.answer) and self._job.naming is not Naming.NOTHING:
                 await asyncio.sleep(PAUSE)
                 raise Unanswered from refused
             return
@@ -155,7 +155,7 @@ class Client:
         async with asyncio.TaskGroup() as tasks:
             if self._job.cancel_after is not None:
                 tasks.create_task(self._cancel(execution_id, self._job.cancel_after))
-            if self._told.read_to_end:
+            if self._received.read_to_end:
                 return
             if self._job.follow is Follow.READ or self._job.door is Door.STREAM:
                 tasks.create_task(self._read(execution_id, last))
@@ -168,9 +168,9 @@ class Client:
         while True:
             answer = await self._get(f"executions/{execution_id}/result?wait=5")
             if answer.status_code == 200:
-                self._tell_result(answer.json())
+                self._record_result(answer.json())
                 return
-            if _code(answer) != "execution_not_finished" and not self._may_ask_again(answer):
+            if _code(answer) != "execution_not_finished" and not self._may_retry(answer):
                 return
 
     async def _poll(self, execution_id: str) -> None:
@@ -179,20 +179,20 @@ class Client:
             answer = await self._get(f"executions/{execution_id}/status")
             if answer.status_code == 200:
                 status = str(answer.json()["status"])
-                if self._told.statuses[-1:] != [status]:
+                if self._received.statuses[-1:] != [status]:
                     self._note(f"is {status}")
-                    self._told.statuses.append(status)
+                    self._received.statuses.append(status)
                 ended += status in ENDS
-            elif not self._may_ask_again(answer):
+            elif not self._may_retry(answer):
                 return
             await asyncio.sleep(PAUSE)
 
     async def _cancel(self, execution_id: str, after: float) -> None:
         await asyncio.sleep(after)
-        self._told.cancel_sent = True
+        self._received.cancel_sent = True
         while True:
             try:
-                answer = await self._ask(
+                answer = await self._request_until_sent(
                     "POST", f"executions/{execution_id}/cancel", json={"reason": "as planned"}
                 )
             except Unanswered:
@@ -201,59 +201,59 @@ class Client:
             self._note(f"cancel: {answer.status_code} {answer.text[:120]}")
             if answer.status_code == 200 and answer.json()["status"] in ENDS:
                 if answer.json()["status"] == "cancelled":
-                    self._told.cancelled_at = time.monotonic_ns()
+                    self._received.cancelled_at = time.monotonic_ns()
                 return
             if _code(answer) == "execution_ended":
                 return
-            if answer.status_code != 200 and not self._may_ask_again(answer):
+            if answer.status_code != 200 and not self._may_retry(answer):
                 return
             await asyncio.sleep(PAUSE)
 
     async def _read(self, execution_id: str, last: int) -> None:
         breaks = list(self._job.breaks)
-        while not self._told.read_to_end:
+        while not self._received.read_to_end:
             left = breaks.pop(0) if breaks else None
             headers = {"Last-Event-ID": str(last)} if last else {}
             try:
                 async with self._stream(
                     "GET", f"executions/{execution_id}/events", headers=headers
                 ) as events:
-                    async for heard in events:
-                        last = self._hear(heard, last)
-                        if heard.number is not None and left is not None:
+                    async for event in events:
+                        last = self._receive(event, last)
+                        if event.number is not None and left is not None:
                             left -= 1
-                        if heard.name == "result" or left == 0:
+                        if event.name == "result" or left == 0:
                             break
             except Unanswered:
                 self._note(f"the stream broke after {last}")
             except _Refused as refused:
-                if not self._may_ask_again(refused.answer):
+                if not self._may_retry(refused.answer):
                     return
             await asyncio.sleep(PAUSE)
 
-    def _hear(self, heard: Heard, last: int) -> int:
-        self._told.heard.append(heard)
-        if heard.name in ("started", "retry", "result"):
-            self._note(f"heard {heard.name} ({heard.number})")
-        if heard.name == "result":
-            self._told.read_to_end = True
-            self._tell_result(heard.content)
-        return last if heard.number is None else heard.number
+    def _receive(self, event: ReceivedEvent, last: int) -> int:
+        self._received.events.append(event)
+        if event.name in ("started", "retry", "result"):
+            self._note(f"received {event.name} ({event.number})")
+        if event.name == "result":
+            self._received.read_to_end = True
+            self._record_result(event.content)
+        return last if event.number is None else event.number
 
-    def _tell_result(self, result: dict[str, Any]) -> None:
-        self._note(f"told the result: {result['status']}, {result.get('cause')}")
-        self._told.results.append(result)
+    def _record_result(self, result: dict[str, Any]) -> None:
+        self._note(f"received the result: {result['status']}, {result.get('cause')}")
+        self._received.results.append(result)
 
     # Requests
 
     async def _get(self, path: str) -> httpx.Response:
         while True:
             try:
-                return await self._ask("GET", path)
+                return await self._request_until_sent("GET", path)
             except Unanswered:
                 await asyncio.sleep(PAUSE)
 
-    async def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _request_until_sent(self, method: str, path: str, **options: Any) -> httpx.Response:
         """An answer; asked again only as long as nothing was sent."""
         while True:
             url, headers = self._address()
@@ -267,9 +267,9 @@ class Client:
                 options["headers"] = headers
                 continue
             except httpx.TransportError as error:
-                self._told.sent += method == "POST"
+                self._received.sent += method == "POST"
                 raise Unanswered from error
-            self._told.sent += method == "POST"
+            self._received.sent += method == "POST"
             return answer
 
     def _address(self) -> tuple[str, dict[str, str]]:
@@ -281,10 +281,10 @@ class Client:
         headers |= options.pop("headers", {})
         return _Events(self._http.stream(method, f"{url}{V1}/{path}", headers=headers, **options))
 
-    def _may_ask_again(self, answer: httpx.Response) -> bool:
+    def _may_retry(self, answer: httpx.Response) -> bool:
         if answer.status_code in AGAIN and _code(answer) in AGAIN_CODES:
             return True
-        self._told.odd.append(
+        self._received.odd.append(
             f"{answer.request.url.path}: {answer.status_code} {answer.text[:300]}"
         )
         return False
@@ -305,7 +305,7 @@ class _Events:
     def __init__(self, opening: Any) -> None:
         self._opening = opening
 
-    async def __aenter__(self) -> AsyncIterator[Heard]:
+    async def __aenter__(self) -> AsyncIterator[ReceivedEvent]:
         try:
             response = await self._opening.__aenter__()
         except httpx.TransportError as error:
@@ -324,7 +324,7 @@ class _Events:
         await self._opening.__aexit__(*error)
 
     @staticmethod
-    async def _events(response: httpx.Response) -> AsyncIterator[Heard]:
+    async def _events(response: httpx.Response) -> AsyncIterator[ReceivedEvent]:
         fields: dict[str, str] = {}
         try:
             async for line in response.aiter_lines():
@@ -333,7 +333,7 @@ class _Events:
                     fields[name] = value
                 elif "event" in fields:
                     number = int(fields["id"]) if "id" in fields else None
-                    yield Heard(number, fields["event"], json.loads(fields["data"]))
+                    yield ReceivedEvent(number, fields["event"], json.loads(fields["data"]))
                     fields = {}
         except httpx.TransportError as error:
             raise Unanswered from error

@@ -1,9 +1,9 @@
 """
-The code of a job, and the tokens that it leaves.
+The code of a job, and the tokens that it writes.
 
-Each run adds lines to a file of its workspace: which job and execution it is, a number of its own,
-a word (`begin`, `tick`, `end`) and the time of the machine's monotonic clock, which is the same
-inside and outside. So what ran, when and how often is known without asking anybody.
+Each run appends lines to a file in its workspace: job and execution, a number of its own, a kind
+(`begin`, `tick`, `end`) and the time of the monotonic clock, which is the same inside and outside.
+So the order and number of runs are known without a request.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Run:
         return self.tokens[-1][0] == "end"
 
     def stdout(self, job: Job) -> str:
-        """All that it prints when it comes to its end."""
+        """The complete output of a finished run."""
         return f"{self.nonce}\n" + "".join(f"step {step}\n" for step in range(job.steps))
 
 

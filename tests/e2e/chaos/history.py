@@ -1,4 +1,4 @@
-"""What clients were told, and what was done to the servers and the instances; in order."""
+"""Responses to clients, and faults of servers and instances, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.e2e.chaos.plan import Kind
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One event that a reader heard."""
+class ReceivedEvent:
+    """An event that a reader received."""
 
     number: int | None
     name: str
@@ -25,7 +25,7 @@ class Done:
 
     kind: Kind
     session: int | None
-    """Whose instance it hit; none when it hit none."""
+    """Session whose instance was affected, or null."""
     instance_id: str | None
     began: int
     ended: int
@@ -33,21 +33,21 @@ class Done:
 
 
 @dataclass
-class Told:
-    """What was told about one job."""
+class Received:
+    """Everything that clients received about one job."""
 
     sent: int = 0
     """How often it may have reached a server."""
     accepted: set[str] = field(default_factory=set)
-    """The ids it was told to be."""
+    """The ids that responses contained."""
     submitted_at: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
-    heard: list[Heard] = field(default_factory=list)
+    events: list[ReceivedEvent] = field(default_factory=list)
     read_to_end: bool = False
     cancel_sent: bool = False
     cancelled_at: int | None = None
-    """When it was said to be cancelled."""
+    """When a response reported it as cancelled."""
     odd: list[str] = field(default_factory=list)
     """Answers that no client should get."""
 
@@ -55,14 +55,14 @@ class Told:
 class History:
     def __init__(self) -> None:
         self.start = time.monotonic_ns()
-        self.jobs: dict[int, Told] = defaultdict(Told)
+        self.jobs: dict[int, Received] = defaultdict(Received)
         self.faults: list[Done] = []
         self.odd: list[str] = []
         self._lines: list[tuple[int, int | None, str]] = []
         self._last: dict[int | None, str] = {}
 
     def note(self, text: str, job: int | None = None) -> None:
-        """What is said of a job again and again is kept once."""
+        """Add a line, unless it repeats the last one of the job."""
         if job is None or self._last.get(job) != text:
             self._lines.append((time.monotonic_ns(), job, text))
         self._last[job] = text

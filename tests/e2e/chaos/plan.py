@@ -1,8 +1,8 @@
 """
-What is asked and what is killed, and when: all of it decided by a seed, nothing by the clock.
+Requests and faults with their times, all derived from a seed.
 
-The same seed gives the same sessions, jobs and faults at the same seconds. What meets what then is
-up to the machine, so a seed that found something may have to be run a few times.
+The same seed gives the same sessions, jobs and faults at the same seconds. Their interleaving
+depends on the machine, so a seed that found a defect may have to be run several times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Naming(StrEnum):
 
 
 class Follow(StrEnum):
-    """What a client does once it was told that its work was accepted."""
+    """What a client does after its request was accepted."""
 
     WAIT = "wait for the result"
     READ = "read the events"
@@ -79,7 +79,7 @@ class Job:
     """How often the same is sent besides, at the same time."""
     follow: Follow
     breaks: tuple[int, ...]
-    """After how many events each a reader breaks off and comes back."""
+    """A reader disconnects and resumes after each of these numbers of events."""
     cancel_after: float | None
     """Seconds after it was accepted."""
     timeout: float
@@ -87,10 +87,10 @@ class Job:
 
 class Kind(StrEnum):
     KILL_SERVER = "the server is killed"
-    END_SERVER = "the server is told to end"
+    END_SERVER = "the server shuts down"
     KILL_BOTH = "the server and an executor are killed"
     KILL_EXECUTOR = "an executor is killed"
-    END_EXECUTOR = "an executor is told to end"
+    END_EXECUTOR = "an executor gets SIGTERM"
     KILL_INSTANCE = "an instance is killed, all of it"
     KILL_STARTER = "the process that started an instance is killed"
     KILL_ZYGOTE = "a zygote is killed"
@@ -127,7 +127,7 @@ class Fault:
     member: int
     """Which of the servers."""
     seconds: float
-    """How long a server is away, or an executor stands still."""
+    """How long a server is down, or an executor suspended."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _job(chance: random.Random, number: int, at: float) -> Job:
     naming = chance.choice(list(Naming))
     door = chance.choice(list(Door))
     if naming is Naming.KEY and door is Door.STREAM:
-        door = Door.ASYNC  # An answer that is kept for a key is not one that goes on.
+        door = Door.ASYNC  # A response that is stored for a key is not a live stream.
     hangs = finish is Finish.HANG
     cancelled = chance.random() < (0.2 if steps >= 6 else 0.05)
     return Job(

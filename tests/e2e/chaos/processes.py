@@ -14,7 +14,7 @@ PIDFD_GETFD = 438
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did; none when it is not there."""
+    """Start time of a process in ticks since boot; null if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -23,7 +23,7 @@ def started(pid: int) -> int | None:
 
 
 def send(pid: int, began: int, number: int) -> bool:
-    """A signal to just this process; whether it was there."""
+    """Signal only this process; returns whether it existed."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""One plan carried out, and what is wrong afterwards."""
+"""Carries out one plan and reports violations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.chaos.world import World
 from tests.integration.replicas import lines
 
 RECOVERY = 30.0
-"""Seconds after the last fault in which everything has come to its end."""
+"""Seconds after the last fault within which all jobs must have ended."""
 
 
 def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
@@ -40,7 +40,7 @@ def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
 
 async def _carry_out(planned: plan.Plan, world: World, history: History) -> None:
     history.start = time.monotonic_ns()
-    world.begin()
+    world.start_clock()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     timeout = httpx.Timeout(15, connect=5)
     async with (
@@ -63,7 +63,7 @@ async def _carry_out(planned: plan.Plan, world: World, history: History) -> None
 
 
 def _records(world: World) -> list[dict[str, Any]]:
-    """All there are once those have ended that nobody waited for."""
+    """All records, once executions without a waiting client have ended."""
     with contextlib.suppress(AssertionError):
         world.wait_until_settled(RECOVERY)
     api = world[0].api
@@ -90,15 +90,15 @@ def _story(
     found: list[Violation],
 ) -> str:
     """Everything about the jobs that something is wrong with, in order."""
-    told = [f"seed {planned.seed}, {planned.seconds:g} s: {len(found)} violations"]
-    told += [f"  {'' if one.job is None else f'job {one.job}: '}{one.text}" for one in found]
+    received = [f"seed {planned.seed}, {planned.seconds:g} s: {len(found)} violations"]
+    received += [f"  {'' if one.job is None else f'job {one.job}: '}{one.text}" for one in found]
     concerned = sorted({one.job for one in found if one.job is not None})
     for number in concerned:
-        told += ["", str(planned.jobs[number])]
+        received += ["", str(planned.jobs[number])]
         for record in records:
             if f'line = "{number} ' in record["code"]:
                 shown = {name: value for name, value in record.items() if name != "code"}
-                told.append(str(shown))
+                received.append(str(shown))
     happened: list[tuple[int, str]] = []
     for at, text in history.lines():
         if text.startswith("--") or any(text.startswith(f"job {one}:") for one in concerned):
@@ -111,5 +111,5 @@ def _story(
                     (at, f"job {run.job}: [{run.execution_id} {run.nonce} {word}]")
                     for word, at in dict.fromkeys(words)
                 ]
-    told += ["", *(f"{history.when(at)} {text}" for at, text in sorted(happened))]
-    return "\n".join(told)
+    received += ["", *(f"{history.when(at)} {text}" for at, text in sorted(happened))]
+    return "\n".join(received)

@@ -1,4 +1,4 @@
-"""Servers and instances that things happen to, as a plan says."""
+"""Servers and instances that a plan disturbs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SETTINGS = {
 GLANCE = 0.02
 """Seconds."""
 ENDING = 15_000_000_000
-"""Nanoseconds for an executor that was told to end, part of which it may stand still."""
+"""Nanoseconds for an executor to shut down, including time while it is suspended."""
 BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
-"""What no log may have in it, whatever happens."""
+"""Strings that no log may contain."""
 
 EXPECTED = "graceful shutdown exceeded"
 """Uvicorn's word for requests that waited when a server ended."""
@@ -64,7 +64,7 @@ class World(Cluster):
     def check_instances(self) -> None:
         """Each instance on the node is a session's, or waits in the pool."""
         if len(self) > 1:
-            # What a server that died was making is cleared when one starts by itself.
+            # Leftovers of a killed server are removed when a single server starts.
             self.check_node()
             return
         eventually(lambda: self.instances() == set(self._known()))
@@ -77,8 +77,8 @@ class World(Cluster):
 
     # Time
 
-    def begin(self) -> None:
-        """The plan's time begins. It stands still while no server is there."""
+    def start_clock(self) -> None:
+        """Start the clock of the plan. It is stopped while no server runs."""
         self._began = time.monotonic()
 
     async def until(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ class World(Cluster):
     # Faults
 
     async def suffer(self, plan: Plan) -> None:
-        """All faults of the plan; in the end all servers are up and nothing stands still."""
+        """Inject all faults of the plan; finally all servers run and no process is suspended."""
         for fault in plan.faults:
             await self.until(fault.at)
             await self._inflict(fault)
@@ -101,17 +101,17 @@ class World(Cluster):
         member = self.members[fault.member]
         self._history.note(f"-- {fault.kind} ({member.name}, session {fault.session})")
         if fault.kind is Kind.STOP_EXECUTOR:
-            self._meanwhile(self._stand_still(fault))
+            self._in_background(self._freeze(fault))
         elif fault.kind is Kind.END_EXECUTOR:
-            self._meanwhile(self._end(fault))
+            self._in_background(self._end_instance(fault))
         elif fault.kind is Kind.KILL_STARTER and fault.kind in LOSES_INSTANCE:
-            self._meanwhile(self._end(fault, "pid", signal.SIGKILL))
+            self._in_background(self._end_instance(fault, "pid", signal.SIGKILL))
         elif fault.kind in (Kind.KILL_SERVER, Kind.END_SERVER, Kind.KILL_BOTH):
             await self._restart(member, fault)
         else:
             self._hit(fault)
 
-    def _meanwhile(self, work: Coroutine[None, None, None]) -> None:
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._standing.add(task)
         task.add_done_callback(self._standing.discard)
@@ -122,7 +122,7 @@ class World(Cluster):
         if fault.kind is Kind.END_SERVER:
             code = await asyncio.to_thread(member.stop)
             if code != 0:
-                self._history.odd.append(f"{member.name} ended with {code} when told to end")
+                self._history.odd.append(f"{member.name} ended with {code} after SIGTERM")
         else:
             await asyncio.to_thread(member.kill)
         self._history.note(f"-- {member.name} is down")
@@ -159,8 +159,10 @@ class World(Cluster):
         self._history.note(f"-- in {instance_id}: {came_of_it}")
         self._record(fault, instance_id, began)
 
-    async def _end(self, fault: Fault, told: str = "child", number: int = signal.SIGTERM) -> None:
-        """Until it has: it may stand still just then, and hear of it later."""
+    async def _end_instance(
+        self, fault: Fault, target: str = "child", number: int = signal.SIGTERM
+    ) -> None:
+        """Signal until the instance ends: it may be suspended now and receive the signal later."""
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
         handle = self._handle(instance_id)
@@ -168,17 +170,17 @@ class World(Cluster):
             return
         child = (handle["child"], handle["child_started"])
         starter = (handle["pid"], handle["started"])
-        if not processes.send(*(child if told == "child" else starter), number):
+        if not processes.send(*(child if target == "child" else starter), number):
             return
         while processes.started(child[0]) == child[1]:
             if time.monotonic_ns() - began > ENDING:
-                self._history.odd.append(f"{instance_id} was told to end and does not")
+                self._history.odd.append(f"{instance_id} got a signal and does not end")
                 break
             await asyncio.sleep(GLANCE)
         self._history.note(f"-- {instance_id} has ended")
         self._record(fault, instance_id, began)
 
-    async def _stand_still(self, fault: Fault) -> None:
+    async def _freeze(self, fault: Fault) -> None:
         began = time.monotonic_ns()
         instance_id = self._instance(fault.session)
         child = self._executor(instance_id)

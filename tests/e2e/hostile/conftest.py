@@ -1,4 +1,4 @@
-"""Servers to attack: one that is root, and one that is an ordinary user."""
+"""Servers to attack: one that runs as root, and one that runs as an ordinary user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN = "Response content shorter than Content-Length"
 """Of a file that shrinks while it is sent: uvicorn cuts the connection by an exception."""
 VARIANTS = ["root", "unprivileged"] if os.geteuid() == 0 else ["unprivileged"]
 if drivers.CHOSEN == "docker":
-    # Whoever may use a Docker engine is as good as root.
+    # Access to a Docker engine is equivalent to root.
     VARIANTS = ["root"]
 either_variant = pytest.mark.parametrize("target", VARIANTS[:1], indirect=True, scope="module")
 """For attacks on the executor, which is the same program for root and for an ordinary user."""
@@ -30,7 +30,7 @@ SMALL = {"memory": "128Mi", "disk": "32Mi", "max_processes": 48}
 
 
 class RootServer(Server):
-    """A program of its own: its secret is in /proc, where hostile code would look for it."""
+    """A separate process: its secret is in /proc, where hostile code would look for it."""
 
     preloaded = False
 
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def own_disk(self) -> bool:
-        """Whether each workspace is a file system of its own."""
+        """Whether each workspace has its own file system."""
         return self.privileged
 
     @property
@@ -82,14 +82,14 @@ def target(request: pytest.FixtureRequest, targets: Callable[[str], Target]) -> 
 
 @contextmanager
 def attackable(variant: str, home: Path, **settings: str) -> Iterator[Target]:
-    """A server of its own, with these settings."""
+    """A separate server with these settings."""
     if variant == "root":
         yield from _attackable(RootServer, home, privileged=True, **settings)
         return
     unprivileged.require()
-    with unprivileged.directory() as place:
+    with unprivileged.directory() as directory:
         kind = unprivileged.UnprivilegedServer
-        yield from _attackable(kind, place, privileged=False, **settings)
+        yield from _attackable(kind, directory, privileged=False, **settings)
 
 
 def _attackable(

@@ -23,13 +23,13 @@ MiB = 1024 * 1024
 def eventually(
     condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = 60
 ) -> Any:
-    """Look again and again until `condition` holds; what it said then."""
+    """Poll until `condition` is true; returns its value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, (
             f"never came: {what if isinstance(what, str) else what()}"
         )
-        time.sleep(0.01)  # Of the poll itself: the kernel tells nobody of these.
+        time.sleep(0.01)  # Interval of the poll: the kernel reports no event.
     return found
 
 
@@ -130,7 +130,7 @@ class Box:
         return text.strip()
 
     def assert_usable(self) -> None:
-        """Whatever happened, the session runs code and keeps files."""
+        """The session still runs code and keeps files."""
         assert self.printed("print(6 * 7)") == "42"
         assert self.client.put(f"{self.files}/still-here.txt", content=b"yes").status_code == 201
         assert self.client.get(f"{self.files}/still-here.txt").content == b"yes"
@@ -153,7 +153,7 @@ class Box:
         return below(self.pid_1)
 
     def settled(self) -> set[int]:
-        """The processes once only the executor's own are left: the zygote and one that waits."""
+        """The processes once only those of the executor are left: the zygote and a spare child."""
 
         def idle() -> set[int]:
             now = self.processes()

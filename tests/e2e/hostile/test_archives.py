@@ -1,4 +1,4 @@
-"""Archives that a stranger sends: none of them writes outside, hangs, or takes more than it may."""
+"""Hostile archives: none writes outside, hangs, or exceeds its limits."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ END = bytes(2 * BLOCK)
 
 
 def head(name: str, kind: bytes = b"0", size: int = 0, link: str = "") -> bytes:
-    """One header of a tar, whatever it says."""
+    """One tar header with the given fields."""
     info = tarfile.TarInfo(name)
     info.type, info.size, info.linkname = kind, size, link
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def file(name: str, content: bytes = b"x", **given: Any) -> bytes:
-    return head(name, size=len(content), **given) + content + bytes(-len(content) % BLOCK)
+def file(name: str, content: bytes = b"x", **options: Any) -> bytes:
+    return head(name, size=len(content), **options) + content + bytes(-len(content) % BLOCK)
 
 
 def pax(records: dict[str, str], kind: bytes = b"x") -> bytes:
@@ -173,7 +173,7 @@ def box(target: Target) -> Iterator[Box]:
     target.client.delete(box.url)
 
 
-def everything(box: Box) -> list[Any]:
+def all_files(box: Box) -> list[Any]:
     """What there is in the workspace and beside it."""
     code = (
         "import json, os\n"
@@ -192,7 +192,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
     cases = TARS if form == "tar" else ZIPS
     for made in ("a", "b"):
         box.client.delete(f"{box.files}/d/{made}")
-    before, instance = everything(box), box.instance
+    before, instance = all_files(box), box.instance
     inside, server = resident(box.pid_1), peak(target.pid)
     answers = {}
     for name, make in cases.items():
@@ -207,11 +207,11 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
         if name in HARMLESS:
             for made in ("a", "b"):
                 box.client.delete(f"{box.files}/d/{made}")
-        assert everything(box) == before, name
+        assert all_files(box) == before, name
     wrong = {
-        name: said
-        for name, said in answers.items()
-        if said[1] not in REFUSED and not (said[0] < 300 and name in HARMLESS)
+        name: text
+        for name, text in answers.items()
+        if text[1] not in REFUSED and not (text[0] < 300 and name in HARMLESS)
     }
     assert not wrong
     assert resident(box.pid_1) - inside < 16 * MiB
@@ -223,15 +223,15 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     "announced", [pytest.param(10, marks=pytest.mark.every_driver), 10_000_000]
 )
-def test_a_length_that_is_not_kept_to_leaves_nothing(
+def test_an_archive_shorter_than_its_content_length_leaves_no_files(
     target: Target, box: Box, announced: int
 ) -> None:
-    before = everything(box)
+    before = all_files(box)
     left: list[Any] = []
 
     def nothing_new() -> bool:
-        # What another case left may have been removed meanwhile.
-        left[:] = everything(box)
+        # Leftovers of another case may have been removed by now.
+        left[:] = all_files(box)
         names, *content = left
         return content == before[1:] and all(map(set.issuperset, map(set, before[0]), names))
 

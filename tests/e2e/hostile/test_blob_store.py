@@ -1,4 +1,4 @@
-"""Somebody who can write to the blob store attacks the control plane by what it reads there."""
+"""An attacker with write access to the blob store attacks the control plane."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ QUICK = ("a page of gigabytes", "a page that inflates", "a name twice")
         for name, change in CHANGES.items()
     ],
 )
-def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, change: Any) -> None:
+def test_a_hostile_checkpoint_is_reported_as_damaged_without_using_memory(
+    server: Server, change: Any
+) -> None:
     assert server.process is not None
     with server.client() as http:
         api = Api(http)
@@ -160,7 +162,7 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, chan
                 assert read.status_code != 500 or read.json()["code"] == "checkpoint_damaged"
         assert peak(server.process.pid) - before < GROWTH
         assert not list(server.data_dir.glob("outside*"))
-        # Nothing is left of it, and the server goes on.
+        # Nothing is left of it, and the server still works.
         fresh = api.create()["id"]
         assert api.run(fresh, "print(1)")["stdout"] == "1\n"
         api.end(fresh)
@@ -168,7 +170,7 @@ def test_a_hostile_checkpoint_is_damage_and_takes_no_memory(server: Server, chan
     assert [trace for trace in traces if CUT not in trace] == []
 
 
-def test_a_part_of_a_result_that_became_gigabytes_is_lost_and_not_read(server: Server) -> None:
+def test_a_result_part_replaced_by_gigabytes_counts_as_lost_and_is_not_read(server: Server) -> None:
     assert server.process is not None
     with server.client() as http:
         api = Api(http)
@@ -177,8 +179,8 @@ def test_a_part_of_a_result_that_became_gigabytes_is_lost_and_not_read(server: S
         [kept] = (server.data_dir / "blobs" / "executions").glob(f"*/{execution}/*stdout*")
         huge(kept)
         before = peak(server.process.pid)
-        told = api.result(execution)
-        assert told["shortened"] == ["stdout"]
-        assert set(told["stdout"]) == {"x"}
+        result = api.result(execution)
+        assert result["shortened"] == ["stdout"]
+        assert set(result["stdout"]) == {"x"}
         assert peak(server.process.pid) - before < GROWTH
         api.end(session)

@@ -1,4 +1,4 @@
-"""Clients without a key, or with one, that open connections and do not go on."""
+"""Clients, with or without a key, that open connections and send incomplete requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def connect(server: Server) -> Iterator[Any]:
         yield connect
 
 
-def rest(made: socket.socket) -> bytes:
+def read_to_close(made: socket.socket) -> bytes:
     """All that the server sends until it closes the connection."""
     received = b""
     try:
@@ -81,7 +81,7 @@ def test_incomplete_requests_are_closed_and_block_no_other_client(
     with server.client() as http:
         assert http.get(f"{V1}/sessions").status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
-    answers = [rest(one) for one in held]
+    answers = [read_to_close(one) for one in held]
     # The oldest made room for others; the time of the newest is over.
     assert answers[0] == b""
     assert answers[-1].startswith(b"HTTP/1.1 408 ")
@@ -91,7 +91,7 @@ def test_incomplete_requests_are_closed_and_block_no_other_client(
 @pytest.mark.parametrize(
     "drip", [HALF, b"\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" + HALF], ids=str
 )
-def test_a_header_that_arrives_byte_by_byte_is_late_all_the_same(drip: bytes, connect: Any) -> None:
+def test_a_header_sent_byte_by_byte_still_times_out(drip: bytes, connect: Any) -> None:
     made = connect(drip)
     made.settimeout(0.2)
     received = b""
@@ -110,15 +110,15 @@ def test_a_header_that_arrives_byte_by_byte_is_late_all_the_same(drip: bytes, co
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["without a key", "with a key"])
-def test_a_body_that_does_not_go_on_is_given_up(server: Server, connect: Any, known: bool) -> None:
+def test_a_stalled_body_times_out(server: Server, connect: Any, known: bool) -> None:
     key = f"Authorization: Bearer {server.key}\r\n" if known else ""
     head = f"POST {V1}/sessions HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 100\r\n\r\n{{"
-    received = rest(connect(head.encode()))
+    received = read_to_close(connect(head.encode()))
     expected = "request_timeout" if known else "key_missing"
     assert document(received)["code"] == expected
 
 
-def test_a_slow_upload_that_goes_on_is_taken(server: Server) -> None:
+def test_a_slow_upload_with_progress_is_accepted(server: Server) -> None:
     """Longer than the time-out in all, with something in between."""
     pieces = 8
 
@@ -145,13 +145,13 @@ def test_a_slow_upload_that_goes_on_is_taken(server: Server) -> None:
     ],
     ids=["header without end", "pipelined requests"],
 )
-def test_a_flood_on_one_connection_ends_it(flood: bytes, status: bytes, connect: Any) -> None:
+def test_a_flood_on_one_connection_closes_it(flood: bytes, status: bytes, connect: Any) -> None:
     made = connect()
     try:
         made.sendall(flood)
     except (BrokenPipeError, ConnectionResetError):
         return
-    received = rest(made)
+    received = read_to_close(made)
     assert received == b"" or b"HTTP/1.1 " + status in received
 
 
@@ -183,7 +183,7 @@ def test_probes_are_answered_while_all_connections_are_busy(server: Server, conn
     eventually(lambda: httpx.get(f"{server.url}{V1}/sessions").status_code == 401)
 
 
-def test_one_key_cannot_take_all_requests(server: Server, connect: Any) -> None:
+def test_one_key_cannot_occupy_all_requests(server: Server, connect: Any) -> None:
     head = f"GET {V1}/events?after=end&wait=60&types=node.none HTTP/1.1\r\nHost: a\r\n"
     waiting = f"{head}Authorization: Bearer {server.key}\r\n\r\n".encode()
     held = [connect(waiting) for _ in range(LIMIT // 2)]
@@ -205,7 +205,7 @@ class Few(Server):
     prefix = ("prlimit", "--nofile=128:300")
 
 
-def test_descriptors_are_raised_and_half_of_them_are_kept_from_clients(
+def test_the_descriptor_limit_is_raised_and_half_is_reserved_from_clients(
     bubblewrap: str, tmp_path: Path
 ) -> None:
     settings = {"ATOLL_POOL__SIZE": "0", "ATOLL_LOCAL__OPEN_FILES": "128"}
@@ -228,20 +228,20 @@ def test_descriptors_are_raised_and_half_of_them_are_kept_from_clients(
 
 
 LINES = b"a: b\r\n" * 80_000
-"""More than a header may have, and more than is read at once."""
+"""Longer than a header may be, and than one read returns."""
 
 
 def answered(made: socket.socket) -> bytes:
-    """What the server says to that; nothing if it closes before all of it has come."""
+    """The response to these lines; empty if the connection closes before they are complete."""
     try:
         made.sendall(LINES)
     except (BrokenPipeError, ConnectionResetError):
         return b""
-    return rest(made)
+    return read_to_close(made)
 
 
 @pytest.mark.quick
-def test_trailers_without_an_end_are_refused(server: Server, connect: Any) -> None:
+def test_endless_trailers_are_refused(server: Server, connect: Any) -> None:
     head = (
         f"POST {V1}/sessions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.key}\r\n"
         "Transfer-Encoding: chunked\r\n\r\n"
@@ -251,7 +251,7 @@ def test_trailers_without_an_end_are_refused(server: Server, connect: Any) -> No
     assert b"request_timeout" not in answered(made)
 
 
-def test_a_header_behind_a_request_that_waits_is_bounded_too(server: Server, connect: Any) -> None:
+def test_a_header_behind_a_pending_request_is_bounded_too(server: Server, connect: Any) -> None:
     with server.client() as http:
         session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
         body = json.dumps({"code": "import time\ntime.sleep(600)", "wait": 60, "timeout": 60})
@@ -269,7 +269,7 @@ def test_a_header_behind_a_request_that_waits_is_bounded_too(server: Server, con
 
 
 def test_two_requests_in_one_write_are_both_answered(server: Server, connect: Any) -> None:
-    """The second one is not taken for a connection that waits, which others may replace."""
+    """The second request does not count as an idle connection, which others could replace."""
     with server.client() as http:
         session = answer(http.post(f"{V1}/sessions", json={}), 201)["id"]
         code = "import time\nopen('begun', 'w')\ntime.sleep(2)\nprint('done')"
@@ -284,6 +284,6 @@ def test_two_requests_in_one_write_are_both_answered(server: Server, connect: An
         begun = f"{V1}/sessions/{session}/files/begun"
         eventually(lambda: http.get(begun).is_success)
         held = [connect(HALF) for _ in range(2 * LIMIT)]
-        assert b'"stdout":"done\\n"' in rest(made)
+        assert b'"stdout":"done\\n"' in read_to_close(made)
         assert held
         http.delete(f"{V1}/sessions/{session}")

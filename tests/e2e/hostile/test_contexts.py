@@ -1,6 +1,6 @@
 """
-Code in a context that attacks what it is run by: the executor and the session survive, and what it
-says of itself is taken for no more than that.
+Code in a context that attacks the executor: executor and session survive, and forged messages
+affect only the attacker.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def context(fresh: Box) -> Context:
         "link.close(); os.dup2(0, original)",
     ],
 )
-def test_nonsense_on_the_control_socket_ends_the_context_alone(
+def test_nonsense_on_the_control_socket_ends_only_the_context(
     context: Context, attack: str
 ) -> None:
     result = context.run(f"{CONTROL}\n{attack}\ntime.sleep(60)", timeout=3)
@@ -94,7 +94,7 @@ def test_nonsense_on_the_control_socket_ends_the_context_alone(
     context.assert_restarts()
 
 
-def test_an_end_that_code_makes_up_is_that_of_its_own_execution(context: Context) -> None:
+def test_a_forged_end_ends_only_its_own_execution(context: Context) -> None:
     forged = "link.send(b'd' + struct.pack('!QB', here, 0))"
     assert context.run(f"{CONTROL}\n{forged}\ntime.sleep(1)\nx = 1")["status"] == "success"
     for other in (0, 1, 2**63):
@@ -122,9 +122,7 @@ def test_an_end_that_code_makes_up_is_that_of_its_own_execution(context: Context
     ],
     ids=range(11),
 )
-def test_displays_that_code_makes_up_are_well_formed_or_left_out(
-    context: Context, payload: bytes
-) -> None:
+def test_forged_displays_are_well_formed_or_dropped(context: Context, payload: bytes) -> None:
     result = context.run(f"{CONTROL}\nshow({payload!r})\n'last'")
     assert result["status"] == "success", result
     assert result["results"][-1]["data"] == {"text/plain": "'last'"}
@@ -136,7 +134,7 @@ def test_displays_that_code_makes_up_are_well_formed_or_left_out(
     context.box.assert_usable()
 
 
-def test_a_display_that_announces_more_than_all_memory_is_dropped(context: Context) -> None:
+def test_a_display_announced_larger_than_memory_is_dropped(context: Context) -> None:
     result = context.run(
         f"{CONTROL}\nlink.send(b's' + struct.pack('!QQ', here, 2**63))\n"
         "for _ in range(100): link.send(b'p' + bytes(30_000))\n"
@@ -147,7 +145,7 @@ def test_a_display_that_announces_more_than_all_memory_is_dropped(context: Conte
     assert last["data"]["text/plain"] == "'last'"
 
 
-def test_what_is_shown_has_a_bound(context: Context) -> None:
+def test_the_size_of_displays_is_bounded(context: Context) -> None:
     result = context.run(
         "for n in range(40): display({'text/html': 'x' * 500_000}, raw=True)\n", timeout=30
     )
@@ -174,38 +172,38 @@ def test_what_is_shown_has_a_bound(context: Context) -> None:
         "def __getattr__(self, name): raise RuntimeError(name)",
     ],
 )
-def test_a_value_that_shows_itself_badly_does_no_harm(context: Context, body: str) -> None:
+def test_a_value_whose_repr_fails_does_no_harm(context: Context, body: str) -> None:
     context.run(f"class Bad:\n    {body}\nx = 1")
     assert context.run("display(Bad()); Bad()")["status"] in ("success", "failed")
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
 
 
 @pytest.mark.every_driver
-def test_a_value_that_takes_for_ever_to_show_is_interrupted(context: Context) -> None:
+def test_a_value_whose_repr_never_returns_is_interrupted(context: Context) -> None:
     for _ in range(3):
         context.run("class Slow:\n    def _repr_html_(self):\n        while True: pass\nx = 1")
         assert context.run("Slow()", timeout=1)["status"] == "timeout"
         if context.state != "dead":
             break
-        # On a busy machine it may be too slow to hear of the interrupt in time.
+        # On a busy machine the interrupt may arrive too late.
         context.assert_restarts()
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
 
 
-def test_a_value_as_large_as_all_memory_ends_at_worst_the_context(context: Context) -> None:
+def test_a_value_larger_than_memory_ends_at_most_the_context(context: Context) -> None:
     context.run("class Big:\n    def _repr_html_(self): return 'x' * 100_000_000\nBig()")
     context.box.assert_usable()
     context.assert_restarts()
 
 
-def test_a_fork_that_goes_on_is_not_the_context(context: Context) -> None:
+def test_a_fork_that_continues_does_not_replace_the_context(context: Context) -> None:
     result = context.run("import os\nx = 1\npid = os.fork()\nx = 2 if pid == 0 else x\nprint(x)")
     assert result["status"] == "success"
     assert context.run("x")["results"][0]["data"]["text/plain"] == "1"
     assert context.run("os.waitpid(-1, 0)[1]")["results"][0]["data"]["text/plain"] == "0"
 
 
-def test_a_fork_that_keeps_the_socket_does_not_hide_the_end(context: Context) -> None:
+def test_a_fork_that_keeps_the_socket_does_not_hide_the_exit(context: Context) -> None:
     result = context.run(f"{CONTROL}\nif os.fork() == 0: time.sleep(600)\nos._exit(5)")
     assert (result["status"], result["exit_code"]) == ("failed", 5)
     assert context.state == "dead"
@@ -214,7 +212,7 @@ def test_a_fork_that_keeps_the_socket_does_not_hide_the_end(context: Context) ->
     context.assert_restarts()
 
 
-def test_a_fork_that_steals_jobs_ends_with_the_time_that_they_have(context: Context) -> None:
+def test_a_fork_that_steals_jobs_ends_with_their_timeout(context: Context) -> None:
     context.run(f"{CONTROL}\nif os.fork() == 0:\n    while True: link.recv(1 << 20)")
     result = context.run("1", timeout=2)
     assert result["status"] in ("success", "timeout")
@@ -247,7 +245,7 @@ def test_a_fork_that_steals_jobs_ends_with_the_time_that_they_have(context: Cont
         "x = [bytearray(1 << 20) for _ in range(1000)]",
     ],
 )
-def test_whatever_code_does_to_its_context_the_session_goes_on(context: Context, code: str) -> None:
+def test_a_session_survives_all_attacks_on_its_context(context: Context, code: str) -> None:
     context.run(code, timeout=3)
     if context.state == "idle":
         body = {"code": "1", "context_id": context.id, "timeout": 3, "wait": 50}

@@ -51,7 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Site:
     """A node with one package on its mirror, which is to be installed."""
 
-    def __init__(self, place: Path, base: Path, **given: object) -> None:
+    def __init__(self, place: Path, base: Path, **options: object) -> None:
         (place / "mirror").mkdir()
         self.place = place
         self.base = base
@@ -62,7 +62,7 @@ class Site:
             "debian_suite": "./",
             "debian_unsigned": True,
             "disk": 64 * MiB,
-            **given,
+            **options,
         }
         self.layers = Layers(place / "layers", self.local, PackageSettings.model_validate(settings))
         program = seccomp.program()
@@ -73,7 +73,7 @@ class Site:
         self.groups = cgroups.node_groups(self.local, place)
         host = SandboxHost("/usr/bin/bwrap", self.groups, hidden, place / "filter", "", True)
         self.layers.open(host, None)
-        self.said = bytearray()
+        self.output = bytearray()
 
     async def install(self, script: str, *, seconds: float = 60.0) -> str:
         """Install a package with this script; what the script printed."""
@@ -83,9 +83,9 @@ class Site:
             (),
             Layer(NAME, ("evil",)),
             timeout=timedelta(seconds=seconds),
-            on_output=self.said.extend,
+            on_output=self.output.extend,
         )
-        return self.said.decode()
+        return self.output.decode()
 
     @property
     def layer(self) -> Path:
@@ -118,32 +118,32 @@ def running() -> list[str]:
 
 
 async def test_uid_0_of_a_build_is_unprivileged_on_the_host(site: Site) -> None:
-    said = await site.install(
+    output = await site.install(
         "id -u; cat /proc/self/uid_map; touch /mine; head -60 /proc/self/status"
     )
 
-    assert f"{BUILD_UID}      65536" in said
-    assert "NoNewPrivs:\t1" in said
-    assert "Seccomp:\t2" in said
+    assert f"{BUILD_UID}      65536" in output
+    assert "NoNewPrivs:\t1" in output
+    assert "Seccomp:\t2" in output
     assert (site.layer / "mine").stat().st_uid == BUILD_UID
 
 
 @pytest.mark.quick
-async def test_it_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
+async def test_a_build_sees_no_file_of_the_host(site: Site, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")
     secret.chmod(0o666)
 
-    said = await site.install(
+    output = await site.install(
         f"cat {secret} /proc/1/root{secret} /proc/$$/root{secret} 2>/dev/null; ls / /tmp /run; "
         "cat /proc/kcore | head -c 4; cat /proc/mounts 2>&1"
     )
 
-    assert "of the host" not in said
-    assert f" {tmp_path}" not in said.partition("said all")[0].rpartition("Setting up")[2]
+    assert "of the host" not in output
+    assert f" {tmp_path}" not in output.partition("said all")[0].rpartition("Setting up")[2]
 
 
-async def test_it_writes_to_its_layer_alone(site: Site, tmp_path: Path) -> None:
+async def test_a_build_writes_to_its_layer_only(site: Site, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("as it was")
     victim.chmod(0o666)
@@ -163,8 +163,8 @@ async def test_it_writes_to_its_layer_alone(site: Site, tmp_path: Path) -> None:
     assert (site.layer / "etc/passwd").read_text() == "changed\n"
 
 
-async def test_it_makes_no_device_and_mounts_nothing(site: Site) -> None:
-    said = await site.install(
+async def test_a_build_creates_no_device_and_mounts_nothing(site: Site) -> None:
+    output = await site.install(
         "mknod /disk b 8 0 && echo HAS A DISK; mknod /mem c 1 1 && echo HAS MEMORY; "
         "mount -t tmpfs none /mnt && echo MOUNTED; mount --bind / /mnt && echo MOUNTED; "
         "python3 -c 'import os; os.chroot(\"/\")' && echo CHANGED ROOT; "
@@ -172,7 +172,7 @@ async def test_it_makes_no_device_and_mounts_nothing(site: Site) -> None:
     )
 
     for words in ("HAS A DISK", "HAS MEMORY", "MOUNTED", "CHANGED ROOT", "UNSHARED"):
-        assert f"\n{words}" not in said
+        assert f"\n{words}" not in output
 
 
 ASK = """python3 - <<'END'
@@ -200,7 +200,7 @@ print("POST", asked.getresponse().status)
 END"""
 
 
-async def test_it_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> None:
+async def test_a_build_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("beside the mirror")
     (tmp_path / "mirror" / "link").symlink_to("/etc/passwd")
     with (
@@ -210,41 +210,41 @@ async def test_it_reaches_nothing_but_the_mirror(site: Site, tmp_path: Path) -> 
         abstract.bind(f"\0{tmp_path}")
         abstract.listen()
         script = ASK.replace("{port}", str(listener.getsockname()[1]))
-        said = await site.install(script.replace("{name}", str(tmp_path)))
+        output = await site.install(script.replace("{name}", str(tmp_path)))
 
-    assert "REACHED" not in said
-    assert "beside the mirror" not in said
-    assert "root:" not in said
-    assert "/0/../secret 403" in said
-    assert "/1/x 403" in said
-    assert "/0/link 404" in said
-    assert "POST 403" in said
+    assert "REACHED" not in output
+    assert "beside the mirror" not in output
+    assert "root:" not in output
+    assert "/0/../secret 403" in output
+    assert "/1/x 403" in output
+    assert "/0/link 404" in output
+    assert "POST 403" in output
 
 
-async def test_it_ends_with_its_build(site: Site) -> None:
+async def test_processes_end_with_their_build(site: Site) -> None:
     await site.install("(setsid sleep 1000 &) ; sleep 1000 & echo left")
 
     assert running() == []
 
 
-async def test_it_cannot_fill_the_disk(site: Site) -> None:
+async def test_a_build_cannot_fill_the_disk(site: Site) -> None:
     script = "head -c 200000000 /dev/zero > /large || { echo TOO LARGE; exit 1; }"
     with pytest.raises(PermanentError) as caught:
         await site.install(script)
 
     assert caught.value.code == "build_failed"
-    assert "TOO LARGE" in site.said.decode()
+    assert "TOO LARGE" in site.output.decode()
     assert not site.layer.exists()
 
 
-async def test_it_cannot_take_longer_than_it_may(site: Site) -> None:
+async def test_a_build_ends_at_its_timeout(site: Site) -> None:
     with pytest.raises(PermanentError, match="not installed within 4 s"):
         await site.install("sleep 1000", seconds=4)
 
     assert not site.layer.exists()
 
 
-async def test_it_has_so_many_processes_and_no_more(
+async def test_the_number_of_processes_of_a_build_is_limited(
     bubblewrap: str, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(debian_layers, "INSTALL_PROCESSES", 32)
@@ -252,7 +252,7 @@ async def test_it_has_so_many_processes_and_no_more(
     if "cgroup_pids" not in site.groups.provides:
         pytest.skip("no control group for processes")
 
-    # Those of apt and dpkg among them; what is refused is this script's own affair.
+    # Including processes of apt and dpkg; refused forks only concern this script.
     with pytest.raises(AtollError):
         await site.install("i=0; while [ $i -lt 64 ]; do sleep 1000 & i=$((i+1)); done; exit 0")
 
@@ -260,15 +260,15 @@ async def test_it_has_so_many_processes_and_no_more(
     site.groups.close()
 
 
-async def test_a_build_that_is_called_off_leaves_nothing(site: Site) -> None:
+async def test_a_cancelled_build_leaves_nothing(site: Site) -> None:
     began = asyncio.Event()
 
     def say(data: bytes) -> None:
-        site.said.extend(data)
-        if b"Setting up" in site.said:
+        site.output.extend(data)
+        if b"Setting up" in site.output:
             began.set()
 
-    site.said = bytearray()
+    site.output = bytearray()
     site.repository.add("slow", postinst="sleep 1000")
     building = asyncio.create_task(
         site.layers.build(
@@ -288,7 +288,7 @@ async def test_a_build_that_is_called_off_leaves_nothing(site: Site) -> None:
     assert not site.layer.exists()
 
 
-async def test_a_mirror_that_is_away_is_a_fault_that_may_pass(
+async def test_an_unreachable_mirror_is_a_transient_error(
     bubblewrap: str, tmp_path: Path, base: Path
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:

@@ -57,7 +57,7 @@ os.rename("hunt", "hunted")
 
 @pytest.mark.quick
 @pytest.mark.every_driver
-def test_no_process_of_the_executor_can_be_opened_from_its_birth_on(fresh: Box) -> None:
+def test_no_process_of_the_executor_can_be_opened_even_when_it_starts(fresh: Box) -> None:
     """Memory that can be written is code that runs where no limit of user code holds."""
     fresh.printed(HUNTER)
     eventually(lambda: fresh.client.get(f"{fresh.files}/hunted").is_success, "the hunter")
@@ -69,7 +69,7 @@ def test_no_process_of_the_executor_can_be_opened_from_its_birth_on(fresh: Box) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the descriptors of others")
 @pytest.mark.skipif(drivers.CHOSEN != "local", reason="of other drivers pids are the engine's")
-def test_no_descriptor_of_the_zygote_leads_to_a_file_of_the_host(fresh: Box) -> None:
+def test_no_descriptor_of_the_zygote_refers_to_a_file_of_the_host(fresh: Box) -> None:
     for pid in fresh.settled():
         places = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
         files = {place for place in places if place.startswith("/")}
@@ -129,7 +129,7 @@ def test_limits_and_priority_of_pid_1_cannot_be_changed(fresh: Box) -> None:
 
 @either_variant
 @pytest.mark.skipif(drivers.CHOSEN != "local", reason="of other drivers pids are the engine's")
-def test_a_run_whose_executor_does_not_end_it_is_ended_from_outside(
+def test_an_execution_that_its_executor_does_not_end_is_ended_by_the_control_plane(
     target: Target, fresh: Box
 ) -> None:
     """Not waited for, and not run again as if the machine had failed."""

@@ -53,7 +53,7 @@ def largest(pid_1: int) -> int:
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", MEMORY)
-def test_a_memory_bomb_ends_with_cause_oom_and_the_session_goes_on(
+def test_a_memory_bomb_ends_with_cause_oom_and_the_session_survives(
     boxes: Callable[..., Box], kind: str
 ) -> None:
     box = boxes(memory="128Mi", disk="128Mi", max_processes=48)
@@ -71,7 +71,7 @@ def test_a_memory_bomb_ends_with_cause_oom_and_the_session_goes_on(
 
 
 @pytest.mark.every_driver
-def test_memory_that_the_kernel_holds_for_pipes_does_not_grow_without_end(fresh: Box) -> None:
+def test_kernel_memory_of_pipes_is_bounded(fresh: Box) -> None:
     code = """
 import fcntl, os
 made = 0
@@ -120,7 +120,7 @@ FILL = {
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", FILL)
-def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: str) -> None:
+def test_filling_the_disk_affects_only_the_session(target: Target, fresh: Box, kind: str) -> None:
     code = (
         "import errno\ntry:\n"
         + "\n".join(f"    {line}" for line in FILL[kind].split("\n"))
@@ -142,7 +142,7 @@ def test_a_filled_disk_is_the_session_s_alone(target: Target, fresh: Box, kind: 
     assert fresh.client.get(fresh.files).json()["items"][0]["name"] == "still-here.txt"
 
 
-def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
+def test_code_in_a_full_workspace_can_free_space_but_not_use_more(
     target: Target, fresh: Box
 ) -> None:
     if target.privileged:
@@ -159,7 +159,7 @@ def test_a_run_in_a_full_workspace_may_make_room_and_not_take_more(
 
 @pytest.mark.quick
 @pytest.mark.every_driver
-def test_unnamed_files_fill_only_the_session_s_disk(target: Target, fresh: Box) -> None:
+def test_unnamed_files_fill_only_the_disk_of_the_session(target: Target, fresh: Box) -> None:
     code = """
 import ctypes, os, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +177,7 @@ for _ in range(WRITES):
 time.sleep(20)
 """
     if not target.own_disk:
-        # Watched: what is written between two looks passes, and is bounded here.
+        # With a watched limit, data written between two checks passes; this test bounds it.
         result = fresh.run(code.replace("(300 << 20)", "(3 << 20)").replace("WRITES", "3"))
         assert (result["status"], result["cause"]) == ("failed", "disk"), result
         fresh.assert_usable()
@@ -236,7 +236,7 @@ except OSError as error:
 
 
 @pytest.mark.every_driver
-def test_a_busy_session_does_not_keep_another_from_answering(boxes: Callable[..., Box]) -> None:
+def test_a_busy_session_does_not_block_another(boxes: Callable[..., Box]) -> None:
     hog, other = boxes(cpu="1", max_processes=32), boxes()
     code = "import os\nfor _ in range(4): os.fork()\nwhile True: pass"
     execution = hog.submit(code, timeout=60)
@@ -249,7 +249,7 @@ def test_a_busy_session_does_not_keep_another_from_answering(boxes: Callable[...
     assert hog.client.post(f"{busy}/cancel").json()["status"] == "cancelled"
 
 
-def test_cpu_time_is_held_to_the_limit(target: Target, boxes: Callable[..., Box]) -> None:
+def test_cpu_time_stays_within_the_limit(target: Target, boxes: Callable[..., Box]) -> None:
     if not target.privileged:
         pytest.skip("CPU is not limited without control groups")
     box = boxes(cpu="0.2")
@@ -262,7 +262,7 @@ def test_cpu_time_is_held_to_the_limit(target: Target, boxes: Callable[..., Box]
 
 
 @pytest.mark.every_driver
-def test_a_thousand_large_sparse_files_do_not_hold_back_the_result(fresh: Box) -> None:
+def test_a_thousand_large_sparse_files_do_not_delay_the_result(fresh: Box) -> None:
     code = """
 import os
 for number in range(900):

@@ -35,7 +35,7 @@ OUTSIDE = ["/etc/passwd", "/run/atoll/executor.pyz", "/proc/1/environ", "/proc/s
 
 
 def try_link(box: Box, target_path: str) -> None:
-    """None of the requests follows a link to there, whether it is absolute or not."""
+    """No request follows a link to that path, absolute or relative."""
     name = f"out-{secrets.token_hex(4)}"
     box.printed(
         f"import os\nos.symlink({target_path!r}, '{name}')\nopen('/tmp/x', 'w').write('secret')\n"
@@ -64,7 +64,7 @@ def try_link(box: Box, target_path: str) -> None:
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("target_path", OUTSIDE)
-def test_a_link_that_leads_out_is_not_followed(shared: Box, target_path: str) -> None:
+def test_a_link_out_of_the_workspace_is_not_followed(shared: Box, target_path: str) -> None:
     try_link(shared, target_path)
 
 
@@ -78,7 +78,7 @@ def test_writing_to_a_link_replaces_the_link(shared: Box) -> None:
 
 
 @pytest.mark.every_driver
-def test_removing_a_link_leaves_what_it_points_to(shared: Box) -> None:
+def test_removing_a_link_keeps_its_target(shared: Box) -> None:
     shared.printed(
         "import os\nos.mkdir('/tmp/dir')\nopen('/tmp/dir/f', 'w')\n"
         "os.symlink('/tmp/dir', 'a-link')\n"
@@ -96,7 +96,7 @@ def test_removing_a_link_leaves_what_it_points_to(shared: Box) -> None:
     ["..", "../x", "a/../../x", "/etc/passwd", "//etc/passwd", "/workspace/../etc/passwd",
      "./../x", "a/..", "\0", "a\0b", "/proc/self/environ", "....//x/../..", "/workspacex"],
 )  # fmt: skip
-def test_paths_that_go_up_are_refused(shared: Box, path: str) -> None:
+def test_paths_with_parent_segments_are_refused(shared: Box, path: str) -> None:
     # Dots too, which the client would resolve before it sends them.
     encoded = quote(path, safe="").replace(".", "%2E")
     for answer in (
@@ -128,7 +128,7 @@ for source in ("/etc/passwd", "/usr/bin/env", "/run/atoll/executor.pyz", "/tmp/x
     assert shared.printed(code) == ""
 
 
-def test_an_upload_onto_a_hard_link_changes_one_name_alone(shared: Box) -> None:
+def test_an_upload_onto_a_hard_link_changes_only_one_name(shared: Box) -> None:
     shared.printed("import os\nopen('first', 'w').write('old')\nos.link('first', 'second')")
     shared.client.put(f"{shared.files}/second", content=b"new")
     assert (get(shared, "first").text, get(shared, "second").text) == ("old", "new")
@@ -153,7 +153,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_odd_names_travel_both_ways(shared: Box, kind: str) -> None:
+def test_unusual_names_can_be_uploaded_and_downloaded(shared: Box, kind: str) -> None:
     name = NAMES[kind]
     directory = f"names-{secrets.token_hex(4)}"
     url = f"{shared.files}/{quote(f'{directory}/{name}', safe='').replace('.', '%2E')}"
@@ -173,13 +173,13 @@ def test_odd_names_travel_both_ways(shared: Box, kind: str) -> None:
     assert shared.printed(f"import os; print(os.listdir('{directory}'))") == "[]"
 
 
-def test_a_name_that_is_too_long_is_refused(shared: Box) -> None:
+def test_an_overlong_name_is_refused(shared: Box) -> None:
     for name in ("n" * 256, "é" * 128, f"a/{'n' * 256}/b"):
         answer = shared.client.put(f"{shared.files}/{quote(name, safe='')}", content=b"x")
         assert (answer.status_code, code_of(answer)) == (400, "bad_path"), answer.text
 
 
-def test_names_that_are_not_text_do_no_harm(shared: Box) -> None:
+def test_names_that_are_not_utf8_do_no_harm(shared: Box) -> None:
     result = shared.run(
         "import os\nos.makedirs(b'raw/\\xff\\xfe')\nopen(b'raw/\\xff\\xfe/\\xc3', 'w').write('x')"
     )
@@ -232,14 +232,14 @@ def test_special_files_do_not_hang_the_api(fresh: Box, kind: str) -> None:
     assert fresh.instance == before
 
 
-def test_pipes_in_the_place_of_uploads_do_not_hang_them(fresh: Box) -> None:
+def test_pipes_at_the_paths_of_uploads_do_not_block_them(fresh: Box) -> None:
     fresh.printed("import os\nfor n in range(300): os.mkfifo(f'.atoll-upload-{n}')")
     assert fresh.client.put(f"{fresh.files}/up.txt", content=b"up").status_code == 201
     assert get(fresh, "up.txt").text == "up"
     fresh.assert_usable()
 
 
-def test_a_swapped_link_never_leads_out(target: Target, fresh: Box) -> None:
+def test_a_link_swapped_during_a_request_never_leads_outside(target: Target, fresh: Box) -> None:
     """The race that a check before the use would lose."""
     swap = """
 import ctypes, os
@@ -278,7 +278,7 @@ while not os.path.exists("stop"):
     assert fresh.printed("import os; print(os.listdir('/tmp/out'))") == "['secret']"
 
 
-def test_a_tree_that_grows_while_it_is_removed_does_not_hold_the_api(fresh: Box) -> None:
+def test_a_tree_that_grows_during_its_removal_does_not_block_the_api(fresh: Box) -> None:
     grow = """
 import os, time
 end = time.monotonic() + 3
@@ -325,13 +325,13 @@ def test_a_tree_ten_thousand_deep_is_removed_by_the_api(boxes: Callable[..., Box
         problem(gone, 409, "not_empty")
     assert fresh.client.get(fresh.files).json()["items"] == []
 
-    def nothing_is_left() -> bool:
+    def is_empty() -> bool:
         fresh.client.put(f"{fresh.files}/next/f", content=b"")
         fresh.client.delete(f"{fresh.files}/next", params={"recursive": True})
         left = fresh.run("import os; print(any('trash' in name for name in os.listdir()))")
         return bool(left["stdout"] == "False\n")
 
-    eventually(nothing_is_left, "an empty workspace", 120)
+    eventually(is_empty, "an empty workspace", 120)
     assert resident(fresh.pid_1) - inside < 8 * MiB
     fresh.assert_usable()
     assert fresh.instance == before
@@ -355,7 +355,7 @@ def test_closed_directories_are_removed_by_the_api(fresh: Box) -> None:
 
 
 @pytest.mark.parametrize("code", [DEEP, CLOSED], ids=["deep", "closed"])
-def test_whatever_is_in_it_a_workspace_goes_with_its_session(
+def test_a_workspace_with_any_content_is_removed_with_its_session(
     target: Target, boxes: Callable[..., Box], code: str
 ) -> None:
     box = boxes()
@@ -403,7 +403,7 @@ def test_a_huge_directory_is_listed_in_pages(target: Target, boxes: Callable[...
     assert box.client.get(box.files).json()["items"] == []
 
 
-def test_a_file_that_changes_under_a_download_ends_the_download(fresh: Box) -> None:
+def test_a_file_that_changes_during_a_download_aborts_the_download(fresh: Box) -> None:
     code = """
 import os, time
 with open("moving", "wb") as file:
@@ -421,7 +421,7 @@ with open("moving", "wb") as file:
 
 
 def get_status(box: Box) -> int:
-    """Read it all, as far as it goes; a connection that is cut in the middle says so too."""
+    """Read the complete response as far as possible; an aborted connection is reported too."""
     import httpx
 
     try:
@@ -438,7 +438,7 @@ def host_file() -> Iterator[Path]:
     path.unlink()
 
 
-def test_no_path_of_the_host_is_served(shared: Box, host_file: Path) -> None:
+def test_the_files_api_serves_no_path_of_the_host(shared: Box, host_file: Path) -> None:
     for path in (str(host_file), f"/workspace/../..{host_file}", f"file://{host_file}"):
         answer = get(shared, path)
         assert answer.status_code in (400, 404), answer.text

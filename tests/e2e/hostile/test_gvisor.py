@@ -155,7 +155,7 @@ def test_no_signal_ends_or_stops_the_executor(box: Box) -> None:
     assert box.instance == before
 
 
-def test_no_file_that_the_executor_has_open_can_be_opened(box: Box) -> None:
+def test_no_file_opened_by_the_executor_can_be_opened(box: Box) -> None:
     """Its journal is a file of the host that no limit of user code counts."""
     assert box.printed(OPENED) == ""
     # What it writes there afterwards is written.
@@ -169,14 +169,14 @@ def test_nothing_of_the_host_can_be_reached(gvisor: Target, box: Box, dockerd: D
     assert box.printed(code, timeout=60) == ""
 
 
-def test_a_time_out_ends_daemons_too(box: Box) -> None:
+def test_a_timeout_ends_daemons_too(box: Box) -> None:
     assert box.run(DAEMON, timeout=3)["status"] == "timeout"
     pid = box.client.get(f"{box.files}/daemon").text
     assert box.printed(f"import os; print(os.path.exists('/proc/{pid}'))") == "False"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/1/environ", "/tmp/x"])
-def test_the_files_api_follows_no_link_that_leads_out(box: Box, path: str) -> None:
+def test_the_files_api_follows_no_link_out_of_the_workspace(box: Box, path: str) -> None:
     try_link(box, path)
 
 
@@ -190,7 +190,7 @@ def test_the_files_api_follows_no_link_that_leads_out(box: Box, path: str) -> No
     ],
     ids=["memory", "disk", "descriptors", "output"],
 )
-def test_limits_hold_and_the_server_does_not_grow(
+def test_limits_are_enforced_and_the_memory_of_the_server_does_not_grow(
     gvisor: Target, box: Box, code: str, causes: set[str]
 ) -> None:
     before = resident(gvisor.pid)

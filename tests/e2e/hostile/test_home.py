@@ -65,7 +65,7 @@ def target(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def box(target: Target) -> Iterator[Box]:
-    """Of a template that has hooks, and a module that trusts what lies in its home."""
+    """Of a template with hooks and with a module that loads files from its home directory."""
     template = {
         "id": "trusting",
         "name": "Trusting",
@@ -90,7 +90,7 @@ def ran(box: Box) -> list[tuple[int, int]]:
 
 
 @pytest.mark.quick
-def test_nothing_of_it_runs_in_the_executor_s_own_processes(target: Target, box: Box) -> None:
+def test_files_in_home_are_not_run_by_processes_of_the_executor(target: Target, box: Box) -> None:
     assert "trusting" in box.printed("import sys\nprint(*sys.modules)")
     box.printed(LEAVE)
     # Another zygote in this instance, then another instance with these files.

@@ -1,4 +1,4 @@
-"""The host's files, the server's own and other sessions': none of them is to be had."""
+"""Files of the host, of the server and of other sessions are unreachable."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(found, opened)
 
 @pytest.fixture(scope="module")
 def marked(target: Target) -> Iterator[tuple[str, Path]]:
-    """A file of the host, readable by whoever gets at it, with a text that is nowhere else."""
+    """A world-readable file of the host with a unique text."""
     text = secrets.token_hex(16)
     path = Path("/var/tmp" if os.access("/var/tmp", os.W_OK) else "/tmp") / f"atoll-{text[:8]}"
     path.write_text(text)
@@ -75,7 +75,7 @@ HOST_FILES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", HOST_FILES)
-def test_the_host_s_places_are_not_there(shared: Box, path: str) -> None:
+def test_paths_of_the_host_do_not_exist(shared: Box, path: str) -> None:
     code = f"""
 import os
 path = {path!r}
@@ -87,7 +87,7 @@ except OSError as error:
     assert shared.printed(code) in ("[]", "b''")
 
 
-def test_no_account_of_the_host_is_told(shared: Box) -> None:
+def test_accounts_of_the_host_are_not_visible(shared: Box) -> None:
     accounts = shared.printed("cut -d: -f1 /etc/passwd | sort", language="shell").split()
     assert accounts == (
         ["nobody", "root", "sandbox"] if drivers.CHOSEN == "local" else ["root", IMAGE_USER]
@@ -108,7 +108,7 @@ def test_no_account_of_the_host_is_told(shared: Box) -> None:
     ],
     ids=["the root", "PID 1", "the zygote", "upwards"],
 )
-def test_a_file_of_the_host_is_found_nowhere(
+def test_a_file_of_the_host_is_not_visible_anywhere(
     shared: Box, marked: tuple[str, Path], places: list[str]
 ) -> None:
     text, _ = marked
@@ -120,7 +120,7 @@ def test_a_file_of_the_host_is_found_nowhere(
     assert eval(found) == []
 
 
-def test_what_the_mount_table_names_cannot_be_opened(target: Target, shared: Box) -> None:
+def test_paths_in_the_mount_table_cannot_be_opened(target: Target, shared: Box) -> None:
     code = """
 import os
 for line in open("/proc/self/mountinfo"):
@@ -142,7 +142,7 @@ for line in open("/proc/self/mountinfo"):
     assert own == []
 
 
-def test_the_server_s_key_database_and_log_are_out_of_reach(target: Target, shared: Box) -> None:
+def test_key_database_and_log_of_the_server_are_unreachable(target: Target, shared: Box) -> None:
     data = target.server.data_dir
     secret_files = [data / "key", data / "atoll.db", data / "server.log", data / "node"]
     for path in secret_files:
@@ -159,7 +159,7 @@ def test_the_server_s_key_database_and_log_are_out_of_reach(target: Target, shar
     assert (data / "key").stat().st_mode & 0o077 == 0
 
 
-def test_another_session_s_files_are_out_of_reach(boxes: Callable[..., Box]) -> None:
+def test_files_of_another_session_are_unreachable(boxes: Callable[..., Box]) -> None:
     one, other = boxes(), boxes()
     text = secrets.token_hex(16)
     one.client.put(f"{one.files}/mine.txt", content=text.encode())
@@ -177,7 +177,7 @@ def test_another_session_s_files_are_out_of_reach(boxes: Callable[..., Box]) -> 
     assert one.client.get(f"{one.files}/mine.txt").text == text
 
 
-def test_sessions_have_users_of_their_own(target: Target, boxes: Callable[..., Box]) -> None:
+def test_each_session_has_its_own_user(target: Target, boxes: Callable[..., Box]) -> None:
     if "own_uid" not in target.client.get("/api/v1/nodes").json()["items"][0]["provides"]:
         pytest.skip("here sessions share a user")
     uids = {os.stat(f"/proc/{boxes().pid_1}").st_uid for _ in range(3)}
@@ -199,7 +199,7 @@ READ_ONLY = [
 
 
 @pytest.mark.parametrize("path", READ_ONLY)
-def test_read_only_parts_stay_as_they_are(shared: Box, path: str) -> None:
+def test_read_only_parts_cannot_be_changed(shared: Box, path: str) -> None:
     code = f"""
 import os, shutil
 path = {path!r}
@@ -223,7 +223,7 @@ for number, attempt in enumerate(tries):
     assert shared.printed(code) == ""
 
 
-def test_a_process_cannot_make_itself_the_last_to_be_ended_for_memory(shared: Box) -> None:
+def test_a_process_cannot_lower_its_oom_score(shared: Box) -> None:
     code = """
 import os
 fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -264,7 +264,7 @@ for name in os.listdir("/proc"):
         "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/pid_max",
         "/proc/sys/kernel/ns_last_pid",
     )  # fmt: skip
-    # Covered by /dev/null: what is written there is gone.
+    # Covered by /dev/null: written data is discarded.
     covered = {path for path in writable if path in sandbox.HIDDEN}
     assert {path for path in writable - covered if not path.startswith(own)} == set()
     seen = [path for path in writable if path.startswith(own) and not path.endswith("last_pid")]
@@ -281,13 +281,15 @@ for name in os.listdir("/proc"):
 
 @pytest.mark.parametrize("place", ["/etc", "/", "/root", "/usr/..", "relative", "/proc/self/root"])
 @pytest.mark.parametrize("field", ["image", "python"])
-def test_a_template_cannot_name_a_place_of_the_host(target: Target, field: str, place: str) -> None:
+def test_a_template_cannot_refer_to_a_path_of_the_host(
+    target: Target, field: str, place: str
+) -> None:
     body = {"name": "stolen", field: place if field == "image" else f"{place}/bin/python3"}
     answer = target.client.post("/api/v1/templates", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "place_not_allowed"), answer.text
 
 
-def test_a_template_cannot_reach_out_by_a_link(target: Target) -> None:
+def test_a_template_cannot_escape_through_a_link(target: Target) -> None:
     allowed = target.server.data_dir / "rootfs"
     allowed.mkdir(exist_ok=True)
     (allowed / "link").symlink_to("/etc")

@@ -1,9 +1,9 @@
 """
-An image whose interpreter is no interpreter: PID 1 sends the control plane what it likes.
+An image with a fake interpreter: PID 1 sends the control plane arbitrary bytes.
 
-What the control plane makes of a message is the same with every driver, and is tested on one. What
-differs is the way that the bytes take, and how an instance is started and ended: by a socket
-(`docker`), by a relay in the container (`remote`), and by one in a kernel of its own (`gvisor`).
+Messages are handled equally with every driver, so they are tested on one. The transport differs,
+and the way to start and end an instance: a socket (`docker`), a relay in the container (`remote`),
+and a relay under a separate kernel (`gvisor`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BYTES = {
     "announces": MORE["a frame that never ends"],
     ERRORS: "while True: link.error(b'x' * 65536)",
 }
-"""For each way that bytes take, by what is said of it; the last is of relays alone."""
+"""Byte sequences for each transport, by the expected error; the last concerns relays only."""
 ENGINES = ("docker", "remote", "gvisor")
 RELAYED = ("remote", "gvisor")
 START_TIMEOUT = 10
@@ -121,7 +121,7 @@ def attacked(hostile: Target, box: Box, code: str, why: str = "") -> None:
     assert result["stdout_bytes"] <= MiB
     assert resident(hostile.pid) - before < 64 * MiB
     eventually(lambda: instance not in living(), "the end of the instance")
-    # The next instance is another one, whose lies are bounded likewise.
+    # The next instance is different, and forged messages of it are bounded too.
     assert box.run("link.say(stream, END, RESULT)")["status"] == "success"
 
 
@@ -135,11 +135,11 @@ def test_an_execution_of_a_hostile_image_fails_with_cause_protocol(
 
 
 @pytest.mark.parametrize("code", MORE.values(), ids=MORE.keys())
-def test_whatever_a_hostile_image_does(hostile: Target, box: Box, code: str) -> None:
+def test_any_attack_of_a_hostile_image_fails_cleanly(hostile: Target, box: Box, code: str) -> None:
     attacked(hostile, box, code)
 
 
-def test_lies_about_files_are_errors_of_the_executor(hostile: Target, box: Box) -> None:
+def test_forged_replies_about_files_are_errors_of_the_executor(hostile: Target, box: Box) -> None:
     for path in ("files?path=lie", "contexts", "processes"):
         assert box.run("link.say(stream, END, RESULT)")["status"] == "success"
         answer = hostile.client.get(f"{box.url}/{path}")
@@ -155,7 +155,7 @@ def test_an_image_that_never_sends_a_hello_starts_no_session(hostile: Target) ->
 
 @settings(max_examples=8)
 @given(scripts("run"))
-def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]) -> None:
+def test_an_execution_ends_whatever_the_image_sends(hostile: Target, script: list[Said]) -> None:
     box = hostile.box(template_id="python3")
     before = resident(hostile.pid)
     play(box, script)
@@ -166,7 +166,7 @@ def test_whatever_it_sends_an_execution_ends(hostile: Target, script: list[Said]
 # Other ways
 
 
-def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_path: Path) -> None:
+def test_an_ordinary_user_can_end_an_instance_of_a_hostile_image(tmp_path: Path) -> None:
     with hostile_server(tmp_path, START_TIMEOUT, "unprivileged") as target:
         box = target.box(template_id="python3")
         for why, code in BYTES.items():
@@ -174,7 +174,7 @@ def test_an_instance_of_a_hostile_image_is_ended_by_an_ordinary_user_too(tmp_pat
                 attacked(target, box, code, why)
 
 
-def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(
+def test_an_instance_of_a_hostile_image_in_a_container_can_be_ended(
     contained: tuple[str, Target],
 ) -> None:
     kind, target = contained
@@ -185,10 +185,10 @@ def test_an_instance_of_a_hostile_image_is_ended_in_containers_too(
     assert target.client.delete(box.url).is_success
 
 
-def test_no_container_is_left_of_an_image_that_does_not_start(
+def test_an_image_that_does_not_start_leaves_no_container(
     engines: Callable[[str], Target], dockerd: Dockerd, runsc: str
 ) -> None:
-    """All at once: each is given the time in which an executor has to start."""
+    """All concurrently: each case takes the start timeout of an executor."""
     cases = {
         **{(kind, "mute"): "did not answer" for kind in ENGINES},
         ("docker", "silent"): "was not ready",

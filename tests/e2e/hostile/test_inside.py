@@ -37,7 +37,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_a_flood_stays_with_its_own_execution(fresh: Box, flood: str) -> None:
+def test_a_flood_stays_in_its_own_execution(fresh: Box, flood: str) -> None:
     fresh.printed("print(1)")
     before = resident(fresh.pid_1)
 
@@ -50,7 +50,7 @@ def test_a_flood_stays_with_its_own_execution(fresh: Box, flood: str) -> None:
 
 
 @pytest.mark.quick
-def test_the_name_cannot_be_taken(fresh: Box) -> None:
+def test_the_name_of_the_socket_cannot_be_bound(fresh: Box) -> None:
     code = (
         "import socket\n"
         "try: socket.socket(socket.AF_UNIX).bind('\\0atoll')\n"
@@ -73,14 +73,14 @@ def test_a_background_process_cannot_send_requests_of_an_execution(fresh: Box) -
     )
     fresh.printed(code)
 
-    def said() -> str:
+    def reply_file() -> str:
         answer = fresh.client.get(f"{fresh.files}/said")
         return answer.text if answer.status_code == 200 else ""
 
-    assert eventually(said, "what it was told") == "no_execution"
+    assert eventually(reply_file, "what it was told") == "no_execution"
 
 
-def test_staged_files_that_change_while_they_are_moved_break_nothing(fresh: Box) -> None:
+def test_staged_files_that_change_while_they_are_moved_do_no_harm(fresh: Box) -> None:
     code = (
         "import os, random\n"
         "here = os.environ['ATOLL_STAGING']\n"
@@ -101,7 +101,7 @@ def test_staged_files_that_change_while_they_are_moved_break_nothing(fresh: Box)
     fresh.assert_usable()
 
 
-def test_rights_taken_away_do_not_keep_staged_files(fresh: Box) -> None:
+def test_staged_files_without_permissions_are_removed(fresh: Box) -> None:
     code = (
         "import os\n"
         "here = os.environ['ATOLL_STAGING']\n"
@@ -114,7 +114,7 @@ def test_rights_taken_away_do_not_keep_staged_files(fresh: Box) -> None:
     fresh.assert_usable()
 
 
-def test_a_workspace_that_is_full_of_staged_files_is_free_again(fresh: Box) -> None:
+def test_the_space_of_staged_files_in_a_full_workspace_is_freed(fresh: Box) -> None:
     code = (
         "import os\n"
         "file = open(os.environ['ATOLL_STAGING'] + '/big', 'wb')\n"

@@ -124,7 +124,7 @@ def test_user_code_cannot_fill_the_journal(fresh: Box) -> None:
 
 
 @pytest.mark.quick
-def test_a_full_workspace_does_not_keep_a_result_from_the_journal(fresh: Box) -> None:
+def test_a_full_workspace_does_not_prevent_a_result_in_the_journal(fresh: Box) -> None:
     fill = (
         "import os\nfile = open('full', 'wb', buffering=0)\n"
         "try:\n    while True: file.write(bytes(65536))\n"

@@ -111,7 +111,7 @@ def test_a_dangerous_call_is_refused(shared: Box, kind: str) -> None:
     assert printed != "EINVAL" or kind in ("setuid 0", "setresuid")
 
 
-def test_calls_of_another_processor_mode_kill_the_process(shared: Box) -> None:
+def test_calls_in_another_processor_mode_kill_the_process(shared: Box) -> None:
     code = """
 import ctypes, mmap
 # mov eax, 20 (getpid of i386); int 0x80; ret
@@ -125,7 +125,7 @@ print("passed")
     shared.assert_usable()
 
 
-def test_there_are_no_rights_and_none_to_be_had(target: Target, shared: Box) -> None:
+def test_processes_have_no_privileges_and_cannot_gain_any(target: Target, shared: Box) -> None:
     status = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{shared.pid_1}/status").read_text().splitlines()
@@ -141,7 +141,7 @@ def test_there_are_no_rights_and_none_to_be_had(target: Target, shared: Box) -> 
     assert "NoNewPrivs:\t1" in inside
 
 
-def test_setuid_files_give_nothing(target: Target, shared: Box) -> None:
+def test_setuid_files_give_no_privileges(target: Target, shared: Box) -> None:
     code = """
 id -u
 cp /bin/sh ./root-shell && chmod 6777 ./root-shell
@@ -155,7 +155,7 @@ true
     own, effective, real = shared.printed(code, language="shell").splitlines()
     assert own != "0"
     assert (effective, real) == (own, own)
-    # The engine cannot be asked for these, and `no_new_privs` does it.
+    # An engine has no option for these; `no_new_privs` has the same effect.
     if target.privileged and drivers.CHOSEN == "local":
         mounts = Path(f"/proc/{shared.pid_1}/mountinfo").read_text().splitlines()
         workspace = next(line for line in mounts if line.split()[4] == "/workspace")
@@ -171,7 +171,7 @@ def test_namespaces_cannot_be_nested_by_programs(shared: Box) -> None:
     )
 
 
-def test_the_limits_of_a_process_cannot_be_raised(shared: Box) -> None:
+def test_limits_of_a_process_cannot_be_raised(shared: Box) -> None:
     code = """
 import resource
 for kind in ("NOFILE", "FSIZE", "CORE", "MEMLOCK", "NPROC", "DATA"):
@@ -195,7 +195,7 @@ def test_no_core_file_is_written(fresh: Box) -> None:
     assert fresh.client.get(fresh.files).json()["items"] == []
 
 
-def test_the_host_s_clock_name_and_kernel_settings_are_as_before(
+def test_clock_hostname_and_kernel_settings_of_the_host_are_unchanged(
     target: Target, shared: Box
 ) -> None:
     places = [Path("/proc/sys/kernel") / name for name in ("hostname", "core_pattern", "modprobe")]
@@ -209,7 +209,7 @@ def test_the_host_s_clock_name_and_kernel_settings_are_as_before(
     assert [place.read_text() for place in places if place.exists()] == before
 
 
-def test_a_terminal_of_the_host_is_not_to_be_had(shared: Box) -> None:
+def test_terminals_of_the_host_are_unreachable(shared: Box) -> None:
     code = """
 import os
 for path in ("/dev/tty", "/dev/console", "/dev/tty0", "/dev/pts/0", "/dev/ptmx"):

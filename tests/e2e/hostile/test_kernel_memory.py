@@ -1,8 +1,8 @@
 """
-Memory that no process has mapped: buffers of sockets, files without names, System V objects.
+Memory that no process has mapped: buffers of sockets, unnamed files, System V objects.
 
-A session of 64Mi takes three times as much of each kind, and holds it. Either the kernel gives it
-no more than its share, or it is ended for memory; and then the session goes on.
+A session of 64Mi allocates three times as much of each kind. Either the kernel grants only the
+limit, or the execution is ended for memory; the session survives both.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def test_socket_buffers_stay_within_the_limit(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.quick] if kind in QUICK else []) for kind in OTHER],
 )
-def test_what_the_kernel_holds_counts_as_memory(
+def test_kernel_memory_counts_as_memory_of_the_session(
     target: Target, boxes: Callable[..., Box], kind: str
 ) -> None:
     if drivers.CHOSEN != "local":
@@ -226,7 +226,7 @@ def test_what_the_kernel_holds_counts_as_memory(
     box.assert_usable()
 
 
-def test_code_that_holds_little_of_each_kind_runs(boxes: Callable[..., Box]) -> None:
+def test_code_that_uses_little_of_each_kind_runs(boxes: Callable[..., Box]) -> None:
     box = boxes(memory="64Mi", disk="32Mi")
     code = """
 import mmap, os, socket, tempfile, threading

@@ -48,7 +48,7 @@ MOST = {"watches": 900, "timers": 200_000, "queues": 250, "pipes": 400}
 
 
 @pytest.mark.parametrize("kind", MOST)
-def test_a_session_takes_none_of_what_the_kernel_gives_a_user_from_another(
+def test_a_session_cannot_exhaust_per_user_kernel_limits_of_another(
     target: Target, boxes: Callable[..., Box], kind: str
 ) -> None:
     if not target.privileged:

@@ -1,4 +1,4 @@
-"""The network: there is none. What listens on the host, in the test itself, hears nothing."""
+"""Sandboxes have no network. Listeners on the host, in the test itself, receive nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.every_driver, pytest.mark.quick]
 
 
-class Ears:
-    """Sockets of the host that note whoever speaks to them."""
+class Listener:
+    """Sockets of the host that record every client."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.name = f"atoll-{secrets.token_hex(8)}"
         self.tcp = socket.create_server(("0.0.0.0", 0))
         self.tcp6 = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -42,7 +42,7 @@ class Ears:
                 connection, _ = getattr(self, kind).accept()
             except OSError:
                 return
-            self.heard.append(kind)
+            self.received.append(kind)
             connection.close()
 
     def _receive(self) -> None:
@@ -51,7 +51,7 @@ class Ears:
                 self.udp.recvfrom(64)
             except OSError:
                 return
-            self.heard.append("udp")
+            self.received.append("udp")
 
     def close(self) -> None:
         for listener in self._sockets:
@@ -60,8 +60,8 @@ class Ears:
 
 
 @pytest.fixture(scope="module")
-def ears() -> Iterator[Ears]:
-    found = Ears()
+def host_listener() -> Iterator[Listener]:
+    found = Listener()
     yield found
     found.close()
 
@@ -72,8 +72,10 @@ def addresses() -> list[str]:
     return sorted({"127.0.0.1", "127.0.1.1", *map(str, own)})
 
 
-def test_nothing_of_the_host_can_be_connected_to(target: Target, shared: Box, ears: Ears) -> None:
-    ports = [ears.tcp.getsockname()[1], int(target.server.url.rpartition(":")[2]), 22, 53]
+def test_nothing_on_the_host_can_be_connected_to(
+    target: Target, shared: Box, host_listener: Listener
+) -> None:
+    ports = [host_listener.tcp.getsockname()[1], int(target.server.url.rpartition(":")[2]), 22, 53]
     code = f"""
 import socket
 elsewhere = ["169.254.169.254", "10.0.0.1", "192.0.2.1", "0.0.0.0", "255.255.255.255"]
@@ -86,48 +88,48 @@ for address in {addresses()!r} + elsewhere:
             pass
 for address in ("::1", "fe80::1", "2001:db8::1", "fd00:ec2::254"):
     try:
-        socket.create_connection((address, {ears.tcp6.getsockname()[1]}), timeout=2)
+        socket.create_connection((address, {host_listener.tcp6.getsockname()[1]}), timeout=2)
         print("connected", address)
     except OSError:
         pass
 """
     assert shared.printed(code) == ""
-    assert ears.heard == []
+    assert host_listener.received == []
 
 
-def test_no_datagram_leaves(shared: Box, ears: Ears) -> None:
+def test_no_datagram_leaves(shared: Box, host_listener: Listener) -> None:
     code = f"""
 import socket
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
 for address in {addresses()!r} + ["169.254.169.254", "192.0.2.1", "255.255.255.255", "224.0.0.1"]:
     try:
-        sender.sendto(b"x", (address, {ears.udp.getsockname()[1]}))
+        sender.sendto(b"x", (address, {host_listener.udp.getsockname()[1]}))
         print("sent", address) if not address.startswith("127.") else None
     except OSError:
         pass
 """
     assert shared.printed(code) == ""
-    assert ears.heard == []
+    assert host_listener.received == []
 
 
-def test_abstract_sockets_of_the_host_are_not_there(shared: Box, ears: Ears) -> None:
+def test_abstract_sockets_of_the_host_are_unreachable(shared: Box, host_listener: Listener) -> None:
     code = f"""
 import socket
 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):
-    for name in ("\\0{ears.name}", "\\0/tmp/.X11-unix/X0", "\\0dbus"):
+    for name in ("\\0{host_listener.name}", "\\0/tmp/.X11-unix/X0", "\\0dbus"):
         try:
             socket.socket(socket.AF_UNIX, kind).connect(name)
             print("connected", name)
         except OSError:
             pass
-print(open("/proc/net/unix").read().count("{ears.name}"))
+print(open("/proc/net/unix").read().count("{host_listener.name}"))
 """
     assert shared.printed(code) == "0"
-    assert ears.heard == []
+    assert host_listener.received == []
 
 
-def test_there_is_no_interface_but_loopback_and_no_route(shared: Box) -> None:
+def test_loopback_is_the_only_interface_and_no_route_exists(shared: Box) -> None:
     code = """
 import socket
 print([name for _, name in socket.if_nameindex()])
@@ -157,7 +159,7 @@ for name in ("example.com", "metadata.google.internal", "localhost.localdomain")
     ids=["vsock", "packet", "alg", "key", "xdp", "bluetooth", "can", "appletalk", "tipc", "smc",
          "raw ip", "raw ipv6", "nfc", "rds", "mctp", "rxrpc", "x25", "llc"],
 )  # fmt: skip
-def test_odd_kinds_of_sockets_are_refused(shared: Box, family: int, kind: int) -> None:
+def test_unusual_kinds_of_sockets_are_refused(shared: Box, family: int, kind: int) -> None:
     code = f"""
 import socket
 try:
@@ -170,7 +172,7 @@ except OSError as error:
 
 
 @pytest.mark.slow
-def test_sessions_do_not_reach_each_other(boxes: Callable[..., Box]) -> None:
+def test_sessions_cannot_connect_to_each_other(boxes: Callable[..., Box]) -> None:
     one, other = boxes(), boxes()
     listening = one.submit(
         "import socket\n"

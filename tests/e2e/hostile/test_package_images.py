@@ -54,8 +54,8 @@ def target(
     bubblewrap: str, index: Index, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
     """A server with the image of a victim."""
-    place = tmp_path_factory.mktemp("images")
-    with attackable(VARIANTS[0], place, ATOLL_PACKAGES__INDEX_URL=index.url) as found:
+    directory = tmp_path_factory.mktemp("images")
+    with attackable(VARIANTS[0], directory, ATOLL_PACKAGES__INDEX_URL=index.url) as found:
         found.client.timeout = 120
         (found.server.data_dir / "rootfs").mkdir(exist_ok=True)
         victim = build_rootfs(found.server.data_dir / "rootfs" / "victim")
@@ -118,10 +118,10 @@ def failed(target: Target, template: str) -> str:
 
 
 @pytest.mark.quick
-def test_an_image_that_fakes_an_installation_gives_nothing_to_another_image(
+def test_a_faked_installation_does_not_affect_another_image(
     target: Target, hostile: Hostile
 ) -> None:
-    """It tells of the victim's interpreter, and answers the installer with files of its own."""
+    """It describes the interpreter of the victim, and answers the installer with its own files."""
     hostile(
         "fakes",
         """
@@ -158,7 +158,7 @@ def test_an_image_that_fakes_an_installation_gives_nothing_to_another_image(
         ("nests", "[(os.mkdir('d'), os.chdir('d')) for _ in range(900)]", "deeper than"),
     ],
 )
-def test_what_an_image_makes_of_a_wheel_is_refused(
+def test_a_wheel_modified_by_an_image_is_refused(
     target: Target, hostile: Hostile, name: str, change: str, words: str
 ) -> None:
     code = f"import os\ndef installed(found):\n    os.chdir('/build/target')\n    {change}\n"
@@ -175,7 +175,7 @@ def test_what_an_image_makes_of_a_wheel_is_refused(
         ("errs", 'def installed(found):\n    return {"error": {"a": "\\ud800 \\0"}}'),
     ],
 )
-def test_a_malformed_answer_is_final(
+def test_a_malformed_answer_is_a_permanent_error(
     target: Target, hostile: Hostile, name: str, code: str
 ) -> None:
     hostile(name, code)

@@ -43,8 +43,8 @@ def building(
         "ATOLL_PACKAGES__DISK": str(64 * MiB),
         "ATOLL_PACKAGES__MEMORY": str(512 * MiB),
     }
-    place = tmp_path_factory.mktemp("building")
-    with attackable(request.param, place, **settings) as found:
+    directory = tmp_path_factory.mktemp("building")
+    with attackable(request.param, directory, **settings) as found:
         found.client.timeout = 120
         yield found
 
@@ -73,7 +73,7 @@ def log_of(target: Target, response: httpx.Response) -> str:
 
 
 @pytest.mark.quick
-def test_a_build_runs_without_network_and_without_the_hosts_files(
+def test_a_build_runs_without_network_and_without_files_of_the_host(
     building: Target, index: Index
 ) -> None:
     secret = building.home / "secret"
@@ -103,14 +103,14 @@ raise SystemExit("enough")
         index.add_source(f"nosy{port}", code=code)
         response = create(building, f"nosy{port}")
     assert response.status_code == 422
-    said = log_of(building, response)
-    assert "no way to" in said, said
-    assert "not there" in said
+    log = log_of(building, response)
+    assert "no way to" in log, log
+    assert "not there" in log
     for bad in ("REACHED", "SEEN", "WROTE", "SECRET", "ATOLL_"):
-        assert bad not in said, said
+        assert bad not in log, log
 
 
-def test_the_gateway_gives_a_build_nothing_but_the_index(building: Target, index: Index) -> None:
+def test_the_gateway_serves_a_build_nothing_but_the_index(building: Target, index: Index) -> None:
     outside = Index()
     with outside:
         outside.add("elsewhere")
@@ -135,16 +135,16 @@ for line in (
 raise SystemExit("enough")
 """
         index.add_source(f"asks{outside.port}", code=code)
-        said = log_of(building, create(building, f"asks{outside.port}"))
+        log = log_of(building, create(building, f"asks{outside.port}"))
         assert outside.asked == []
-    lines = [line for line in said.splitlines() if "->" in line]
-    assert len({line for line in lines if "403" in line}) == 13, said
+    lines = [line for line in log.splitlines() if "->" in line]
+    assert len({line for line in lines if "403" in line}) == 13, log
     assert {line.strip() for line in lines if "403" not in line} == {
         "GET /simple/plain/ -> b'HTTP/1.1 200 '"
     }
 
 
-def test_what_a_build_leaves_running_ends_with_it(building: Target, index: Index) -> None:
+def test_processes_left_by_a_build_end_with_it(building: Target, index: Index) -> None:
     code = """
 if os.fork() == 0:
     os.setsid()
@@ -192,7 +192,7 @@ for _ in range(200): time.sleep(0.1)
         ("never-stops-talking", "for _ in range(2000): print('x' * 65536)\nraise SystemExit(1)"),
     ],
 )  # fmt: skip
-def test_a_build_that_takes_without_end_is_ended(
+def test_a_build_that_exhausts_resources_is_ended(
     building: Target, index: Index, name: str, code: str
 ) -> None:
     index.add_source(name, code=code)
@@ -202,7 +202,7 @@ def test_a_build_that_takes_without_end_is_ended(
     assert len(log_of(building, response)) < 300 * 1024
 
 
-def test_a_build_cannot_make_up_what_it_likes(building: Target, index: Index) -> None:
+def test_a_build_cannot_forge_its_result(building: Target, index: Index) -> None:
     """It can answer in the place of the program that started it, and is not believed."""
     code = """
 import glob, json, socket
@@ -231,7 +231,7 @@ def hostile_wheel(index: Index, name: str, **about: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["../outside.py", "../../../outside.py", "/tmp/outside.py"])
-def test_a_wheel_cannot_put_files_beside_the_others(
+def test_a_wheel_cannot_write_outside_its_directory(
     building: Target, index: Index, place: str
 ) -> None:
     name = f"climbs{len(place)}"
@@ -249,7 +249,7 @@ def test_a_wheel_cannot_put_files_beside_the_others(
 
 
 @pytest.mark.quick
-def test_a_wheel_with_a_link_that_leads_out_shows_nothing_of_the_host(
+def test_a_wheel_with_a_link_to_the_outside_reveals_nothing_of_the_host(
     building: Target, index: Index
 ) -> None:
     hostile_wheel(index, "linked", links={"linked_to": "/etc/passwd", "up": "../../.."})
@@ -261,7 +261,7 @@ def test_a_wheel_with_a_link_that_leads_out_shows_nothing_of_the_host(
 
 
 @pytest.mark.quick
-def test_a_wheel_as_deep_as_real_ones_is_installed_and_a_deeper_one_is_final(
+def test_a_wheel_of_realistic_depth_is_installed_and_a_deeper_one_fails_for_good(
     building: Target, index: Index
 ) -> None:
     index.add("deep", files={"d/" * 40 + "f.txt": "reached"})
@@ -276,9 +276,7 @@ def test_a_wheel_as_deep_as_real_ones_is_installed_and_a_deeper_one_is_final(
     assert session["status"] == "failed"
 
 
-def test_a_build_that_leaves_links_and_special_files_is_refused(
-    building: Target, index: Index
-) -> None:
+def test_a_build_with_links_or_special_files_is_refused(building: Target, index: Index) -> None:
     for name, code in (
         ("link-out", "os.symlink('/etc', '/build/target/link')"),
         ("link-up", "os.symlink('../../..', '/build/target/link')"),
@@ -290,8 +288,12 @@ def test_a_build_that_leaves_links_and_special_files_is_refused(
         assert "No package lists the file" in failed(building, name)
 
 
-def test_files_are_roots_and_have_plain_rights(building: Target, index: Index) -> None:
-    """Whatever the build, which runs again to be installed, has made of those of others."""
+def test_installed_files_belong_to_root_with_plain_permissions(
+    building: Target, index: Index
+) -> None:
+    """
+    Also if a build, which is repeated for the installation, has changed files of other packages.
+    """
     code = """
 for place, _, names in os.walk("/build/target"):
     for name in names:
@@ -325,7 +327,7 @@ def _files(target: Target) -> list[Path]:
 # Sessions against packages
 
 
-def test_code_inside_finds_its_own_packages_and_no_others(building: Target) -> None:
+def test_code_finds_the_packages_of_its_session_and_no_others(building: Target) -> None:
     response = create(building, "plain")
     assert response.status_code == 201, response.text
     mine = building.box(dependencies=[{"name": "plain"}])
@@ -358,7 +360,9 @@ for name, work in tries.items():
         building.client.delete(url)
 
 
-def test_many_that_ask_at_once_do_not_stop_others(building: Target, index: Index) -> None:
+def test_many_concurrent_installations_do_not_block_other_requests(
+    building: Target, index: Index
+) -> None:
     held = [index.hold(f"/simple/slow{number}/") for number in range(3)]
     sessions = []
 

@@ -68,7 +68,7 @@ def victim(target: Target) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.quick
 @pytest.mark.every_driver
-def test_host_processes_are_not_to_be_seen(shared: Box, victim: subprocess.Popen[bytes]) -> None:
+def test_host_processes_are_invisible(shared: Box, victim: subprocess.Popen[bytes]) -> None:
     seen = shared.printed(
         "import os\n"
         "for entry in os.listdir('/proc'):\n"
@@ -80,7 +80,7 @@ def test_host_processes_are_not_to_be_seen(shared: Box, victim: subprocess.Popen
 
 
 @pytest.mark.quick
-def test_host_processes_are_not_to_be_signalled(
+def test_host_processes_cannot_be_signalled(
     target: Target, shared: Box, victim: subprocess.Popen[bytes]
 ) -> None:
     pids = [victim.pid, target.pid, os.getpid(), shared.pid_1, *shared.processes()]
@@ -144,7 +144,7 @@ except OSError:
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV])
-def test_a_signal_to_the_zygote_ends_the_run_and_not_the_session(
+def test_a_signal_to_the_zygote_ends_the_execution_but_not_the_session(
     fresh: Box, number: signal.Signals
 ) -> None:
     started = time.monotonic()
@@ -185,7 +185,7 @@ if os.fork() == 0:
     fresh.assert_usable()
 
 
-def test_a_signal_to_everybody_does_not_stop_the_session(fresh: Box) -> None:
+def test_a_signal_to_all_processes_does_not_stop_the_session(fresh: Box) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM):
         fresh.run(f"import os\nos.kill(-1, {int(number)})", timeout=5)
         fresh.assert_usable()
@@ -193,7 +193,7 @@ def test_a_signal_to_everybody_does_not_stop_the_session(fresh: Box) -> None:
 
 
 @pytest.mark.every_driver
-def test_code_that_kills_its_own_process_group_has_a_result(fresh: Box) -> None:
+def test_code_that_kills_its_own_process_group_gets_a_result(fresh: Box) -> None:
     result = fresh.run("import os, signal\nprint('x', flush=True)\nos.killpg(0, signal.SIGKILL)")
     assert (result["status"], result["signal"]) == ("failed", "SIGKILL")
     assert result["stdout"] == "x\n"
@@ -202,7 +202,7 @@ def test_code_that_kills_its_own_process_group_has_a_result(fresh: Box) -> None:
 
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", SURVIVORS)
-def test_nothing_outlives_a_timeout(fresh: Box, kind: str) -> None:
+def test_no_process_outlives_a_timeout(fresh: Box, kind: str) -> None:
     prelude, start = SURVIVORS[kind]
     result = fresh.run(TREE.format(prelude=prelude, start=start), timeout=1.5)
     assert (result["status"], result["cause"]) == ("timeout", "timeout")
@@ -214,7 +214,7 @@ def test_nothing_outlives_a_timeout(fresh: Box, kind: str) -> None:
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("kind", ["a child", "one that ignores every signal", "a stopped one"])
-def test_nothing_outlives_a_cancellation(fresh: Box, kind: str) -> None:
+def test_no_process_outlives_a_cancellation(fresh: Box, kind: str) -> None:
     prelude, start = SURVIVORS[kind]
     execution = fresh.submit(TREE.format(prelude=prelude, start=start), timeout=60)
     eventually(lambda: len(fresh.processes()) >= 3, "the child")
@@ -252,9 +252,7 @@ for _ in range(6):
 @pytest.mark.quick
 @pytest.mark.every_driver
 @pytest.mark.parametrize("leader", ["time.sleep(600)", "live()"], ids=["waits", "joins in"])
-def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
-    fresh: Box, leader: str
-) -> None:
+def test_processes_that_respawn_each_other_end_at_the_timeout(fresh: Box, leader: str) -> None:
     result = fresh.run(SWARM.format(leader=leader), timeout=2)
     assert result["status"] == "timeout"
     fresh.settled()
@@ -262,7 +260,7 @@ def test_a_swarm_that_wakes_and_replaces_itself_ends_with_its_timeout(
 
 
 @pytest.mark.every_driver
-def test_code_has_as_many_processes_as_its_session_may_have(fresh: Box) -> None:
+def test_code_can_start_as_many_processes_as_its_session_allows(fresh: Box) -> None:
     code = """
 import os, time
 made = 1
@@ -298,7 +296,7 @@ def test_a_fork_bomb_is_bounded_and_ends(boxes: Callable[..., Box]) -> None:
     fresh.assert_usable()
 
 
-def test_a_bomb_left_in_the_background_keeps_no_execution_waiting_for_good(
+def test_a_fork_bomb_in_the_background_does_not_block_later_executions(
     target: Target, fresh: Box
 ) -> None:
     fresh.run(
@@ -340,7 +338,7 @@ stop.set()
     fresh.assert_usable()
 
 
-def test_a_daemon_that_is_left_on_purpose_goes_with_the_session(target: Target, fresh: Box) -> None:
+def test_a_daemon_ends_with_its_session(target: Target, fresh: Box) -> None:
     fresh.printed(
         "import os, time\n"
         "if os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 64)\n    time.sleep(600)"
@@ -351,7 +349,7 @@ def test_a_daemon_that_is_left_on_purpose_goes_with_the_session(target: Target, 
         found = below(pid_1)
         return found if len(found) == 3 else set()
 
-    # The one that waits for the next run is made after the result is told.
+    # The spare child for the next run is forked after the result is sent.
     inside = eventually(all_three, "the daemon, the zygote and one that waits")
     fresh.assert_usable()
     target.client.delete(fresh.url)
@@ -359,7 +357,7 @@ def test_a_daemon_that_is_left_on_purpose_goes_with_the_session(target: Target, 
 
 
 @pytest.mark.every_driver
-def test_a_session_is_deleted_while_its_code_runs(
+def test_a_session_can_be_deleted_while_code_runs(
     target: Target, boxes: Callable[..., Box]
 ) -> None:
     box = boxes()
@@ -375,7 +373,7 @@ def test_a_session_is_deleted_while_its_code_runs(
     assert (result["status"], result["cause"]) == ("error", "user")
     assert result["stdout"] == "started\n"
     eventually(lambda: not (inside | {pid_1}) & set(processes()), "the end of all of them")
-    place = target.server.data_dir / "node"
-    eventually(lambda: not (place / "workspaces" / name).exists(), "the end of the workspace")
+    directory = target.server.data_dir / "node"
+    eventually(lambda: not (directory / "workspaces" / name).exists(), "the end of the workspace")
     again = target.client.post(f"{box.url}/execute", json={"code": "print(1)"})
     assert (again.status_code, again.json()["code"]) == (409, "session_ended")

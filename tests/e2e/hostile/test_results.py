@@ -24,7 +24,7 @@ LIMIT = MiB
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("line", [b"x" * 65_535 + b"\n", b"x" * 65_536, b"\0" * 65_536])
-def test_long_output_is_cut_and_its_full_size_told(
+def test_long_output_is_truncated_and_its_full_size_reported(
     target: Target, shared: Box, stream: str, line: bytes
 ) -> None:
     before = resident(target.pid)
@@ -40,7 +40,7 @@ def test_long_output_is_cut_and_its_full_size_told(
     assert resident(target.pid) - before < 48 * MiB
 
 
-def test_endless_output_ends_with_the_timeout_and_takes_no_memory(
+def test_endless_output_ends_at_the_timeout_without_using_memory(
     target: Target, shared: Box
 ) -> None:
     before = resident(target.pid)
@@ -56,9 +56,7 @@ def test_endless_output_ends_with_the_timeout_and_takes_no_memory(
     assert resident(shared.pid_1) - inside < 32 * MiB
 
 
-def test_output_byte_by_byte_takes_no_more_memory_than_any_other(
-    target: Target, shared: Box
-) -> None:
+def test_output_written_byte_by_byte_uses_no_more_memory(target: Target, shared: Box) -> None:
     before, inside = resident(target.pid), resident(shared.pid_1)
     code = "import os\nfor n in range(400_000): os.write(1 + n % 2, b'z')"
     result = shared.run(code, timeout=25)
@@ -69,7 +67,7 @@ def test_output_byte_by_byte_takes_no_more_memory_than_any_other(
     shared.assert_usable()
 
 
-def test_bytes_that_are_not_text_come_through(shared: Box) -> None:
+def test_output_that_is_not_utf8_is_decoded_with_replacement_characters(shared: Box) -> None:
     result = shared.run(
         "import os\nos.write(1, b'a\\xff\\x00b\\xc3')\nos.write(2, bytes(range(256)))"
     )
@@ -78,7 +76,7 @@ def test_bytes_that_are_not_text_come_through(shared: Box) -> None:
     assert result["stdout_truncated"] is False
 
 
-def test_a_character_that_is_split_between_writes_is_whole(shared: Box) -> None:
+def test_a_character_split_between_writes_is_decoded(shared: Box) -> None:
     code = (
         "import os, time\n"
         "for b in 'é€😀'.encode():\n    os.write(1, bytes([b]))\n    time.sleep(.01)"
@@ -107,7 +105,7 @@ FORGED: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize("kind", FORGED)
-def test_a_forged_result_is_an_outcome_like_any_other(shared: Box, kind: str) -> None:
+def test_a_forged_result_changes_only_its_own_execution(shared: Box, kind: str) -> None:
     text, value = FORGED[kind]
     text = text.replace('"', '\\"').replace('\\" + \\"9\\" * 100000 + \\"', '" + "9" * 100000 + "')
     code = f"""
@@ -130,7 +128,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("depth", [*range(60, 1000, 94), 5_000, 100_000])
-def test_a_value_of_any_depth_has_a_result_that_can_be_read_again(shared: Box, depth: int) -> None:
+def test_a_value_of_any_depth_gives_a_readable_result(shared: Box, depth: int) -> None:
     code = f"""
 import os
 if os.environ.get("forge"):
@@ -173,7 +171,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_a_value_that_is_not_json_is_refused_with_its_reason(shared: Box, kind: str) -> None:
+def test_a_return_value_that_is_not_json_is_refused_with_its_reason(shared: Box, kind: str) -> None:
     expression, expected = VALUES[kind]
     result = shared.run(f"def handler(event):\n    return {expression}")
     if expected is not None:
@@ -182,7 +180,7 @@ def test_a_value_that_is_not_json_is_refused_with_its_reason(shared: Box, kind: 
     assert result["return_value"] is None or expected is None
 
 
-def test_half_a_character_in_a_value_or_an_exception_is_no_trouble(shared: Box) -> None:
+def test_lone_surrogates_in_a_value_or_an_exception_do_no_harm(shared: Box) -> None:
     result = shared.run("def handler(event):\n    return ['\\ud800', {'\\udfff': 1}]")
     assert result["return_value"] == ["\ud800", {"\udfff": 1}]
     result = shared.run("raise ValueError('\\ud800 \\x00 \\udcff')")
@@ -223,7 +221,7 @@ HOSTILE_ENDS = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize("kind", HOSTILE_ENDS)
-def test_code_that_breaks_its_own_end_fails_plainly(shared: Box, kind: str) -> None:
+def test_code_that_breaks_its_own_exit_fails(shared: Box, kind: str) -> None:
     result = shared.run(HOSTILE_ENDS[kind], timeout=10)
     assert (result["status"], result["exit_code"]) == ("failed", 1), result
     assert result["cause"] == "exit"
@@ -267,7 +265,7 @@ CLOSERS = {
 
 
 @pytest.mark.parametrize("kind", CLOSERS)
-def test_code_that_breaks_its_own_interpreter_has_a_result(shared: Box, kind: str) -> None:
+def test_code_that_breaks_its_own_interpreter_gets_a_result(shared: Box, kind: str) -> None:
     code, expected = CLOSERS[kind]
     result = shared.run(code, timeout=2 if expected == "timeout" else 20)
     assert result["status"] == (expected or result["status"]), result
@@ -275,7 +273,7 @@ def test_code_that_breaks_its_own_interpreter_has_a_result(shared: Box, kind: st
     shared.assert_usable()
 
 
-def test_what_a_forked_child_does_is_not_taken_for_the_result(shared: Box) -> None:
+def test_a_forked_child_does_not_set_the_result(shared: Box) -> None:
     result = shared.run(
         "import os\n"
         "def handler(event):\n"
@@ -294,7 +292,7 @@ GIVEN = {
 
 
 @pytest.mark.quick
-def test_nothing_of_the_server_is_inherited(target: Target, shared: Box) -> None:
+def test_code_inherits_nothing_from_the_server(target: Target, shared: Box) -> None:
     code = """
 import os
 print(sorted(os.environ))
@@ -313,7 +311,7 @@ print(open("/proc/self/environ", "rb").read())
     assert SECRET not in everything
 
 
-def test_what_shell_code_gets_is_no_more(shared: Box) -> None:
+def test_shell_code_inherits_nothing_from_the_server(shared: Box) -> None:
     names = shared.printed("env | cut -d= -f1 | sort", language="shell").splitlines()
     assert set(names) <= GIVEN | drivers.VARIABLES | {"OLDPWD", "SHLVL", "_"}
     # Input and two outputs; not the pipe of the result.
@@ -323,7 +321,7 @@ def test_what_shell_code_gets_is_no_more(shared: Box) -> None:
     assert (result["status"], result["return_value"]) == ("success", None)
 
 
-def test_a_session_s_environment_is_its_own(boxes: Callable[..., Box]) -> None:
+def test_environments_of_sessions_are_separate(boxes: Callable[..., Box]) -> None:
     one, other = boxes(env_vars={"TOKEN": "only-mine"}), boxes()
     assert one.printed("import os; print(os.environ['TOKEN'])") == "only-mine"
     assert other.printed("import os; print(os.environ.get('TOKEN'))") == "None"
@@ -334,7 +332,7 @@ def test_a_session_s_environment_is_its_own(boxes: Callable[..., Box]) -> None:
     )
 
 
-def test_one_run_leaves_no_state_in_the_next(shared: Box) -> None:
+def test_an_execution_leaves_no_state_for_the_next(shared: Box) -> None:
     shared.run(
         "import json, sys, builtins\njson.loads = builtins.print = None\nsys.path.clear()\nx = 1"
     )

@@ -1,4 +1,4 @@
-"""Code that will not stand still: while it is paused, and while its files are listed."""
+"""Code that keeps running and writing while it is paused and while its files are listed."""
 
 from __future__ import annotations
 
@@ -69,39 +69,39 @@ def begun(box: Box) -> str:
     return execution
 
 
-def goes_on(box: Box) -> None:
+def assert_still_running(box: Box) -> None:
     seen = box.client.get(f"{box.files}/n").text
     eventually(lambda: box.client.get(f"{box.files}/n").text != seen, "more of what it counts")
 
 
-def ended(box: Box, execution: str) -> None:
+def cancel(box: Box, execution: str) -> None:
     assert box.client.post(f"/api/v1/executions/{execution}/cancel").status_code == 200
 
 
-def test_code_that_keeps_running_does_not_prevent_a_checkpoint(fresh: Box) -> None:
+def test_code_that_keeps_writing_does_not_prevent_a_checkpoint(fresh: Box) -> None:
     execution = begun(fresh)
     for _ in range(3):
         saved = fresh.client.post(f"{fresh.url}/checkpoint")
         assert saved.status_code in (200, 201), saved.text
-        goes_on(fresh)
-    ended(fresh, execution)
+        assert_still_running(fresh)
+    cancel(fresh, execution)
     fresh.assert_usable()
 
 
-def left(box: Box) -> None:
+def leave_running(box: Box) -> None:
     """Restless code that its execution left behind."""
     box.run("import os\nif os.fork() == 0:\n    exec(" + repr(RESTLESS) + ")")
     eventually(lambda: box.client.get(f"{box.files}/n").status_code == 200, "its first file")
 
 
 @pytest.mark.quick
-def test_restless_code_uses_no_processor_while_it_is_paused(target: Target, fresh: Box) -> None:
-    left(fresh)
+def test_busy_code_uses_no_cpu_while_it_is_paused(target: Target, fresh: Box) -> None:
+    leave_running(fresh)
     top = fresh.pid_1
     paused = fresh.client.post(f"{fresh.url}/pause")
     if not target.privileged:
         assert (paused.status_code, paused.json()["code"]) == (409, "pause_unavailable")
-        goes_on(fresh)
+        assert_still_running(fresh)
         return
     assert paused.status_code == 200, paused.text
     before = used(top)
@@ -112,14 +112,14 @@ def test_restless_code_uses_no_processor_while_it_is_paused(target: Target, fres
     started = fresh.client.post(f"{fresh.url}/start")
     assert started.status_code == 200, started.text
     assert fresh.pid_1 == top
-    goes_on(fresh)
+    assert_still_running(fresh)
 
 
-def test_a_paused_session_with_restless_code_can_be_ended(target: Target) -> None:
+def test_a_paused_session_with_busy_code_can_be_ended(target: Target) -> None:
     if not target.privileged:
         pytest.skip("instances of this node cannot be paused")
     box = target.box(memory="128Mi", disk="32Mi", max_processes=48)
-    left(box)
+    leave_running(box)
     top = box.pid_1
     assert box.client.post(f"{box.url}/pause").status_code == 200
     inside = below(top) | {top}

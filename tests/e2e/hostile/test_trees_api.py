@@ -63,7 +63,7 @@ def read_members(data: bytes) -> str:
     return text
 
 
-def test_a_link_swapped_under_a_tree_leads_nowhere(fresh: Box) -> None:
+def test_a_link_swapped_during_a_tree_request_is_not_followed(fresh: Box) -> None:
     execution = fresh.submit(SWAP, timeout=200)
     eventually(lambda: fresh.client.get(f"{fresh.files}/ready").status_code == 200, "the start")
     begun = time.monotonic()
@@ -103,7 +103,7 @@ def bomb_zip() -> bytes:
     return out.getvalue()
 
 
-def bomb_of_names() -> bytes:
+def bomb_of_many_names() -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for number in range(60_000):
@@ -114,14 +114,14 @@ def bomb_of_names() -> bytes:
 BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "gzip": ("tar.gz", lambda: gzip.compress(tar(big=bytes(256 * MiB)), 1)),
     "zip": ("zip", bomb_zip),
-    "names": ("tar", bomb_of_names),
+    "names": ("tar", bomb_of_many_names),
 }
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param("gzip", marks=pytest.mark.every_driver), "zip", "names"]
 )
-def test_a_bomb_fills_no_more_than_the_workspace(fresh: Box, kind: str) -> None:
+def test_an_archive_bomb_fills_no_more_than_the_workspace(fresh: Box, kind: str) -> None:
     form, make = BOMBS[kind]
     before = fresh.instance
     inside = resident(fresh.pid_1)
@@ -140,8 +140,8 @@ def test_a_bomb_fills_no_more_than_the_workspace(fresh: Box, kind: str) -> None:
     assert fresh.instance == before
 
 
-def test_a_tree_on_its_way_in_cannot_be_led_astray(fresh: Box) -> None:
-    """What is being unpacked has a place that user code can see, and swap for a link."""
+def test_an_upload_of_a_tree_cannot_be_redirected_by_a_link(fresh: Box) -> None:
+    """Files being unpacked have a path that user code can see and replace by a link."""
     trap = """
 import os, shutil, time
 os.makedirs("/tmp/trap", exist_ok=True)
@@ -166,7 +166,7 @@ while time.monotonic() < end:
     status = f"/api/v1/executions/{execution}/status"
     while fresh.client.get(status).json()["status"] in ("pending", "running"):
         answer = fresh.client.put(f"{fresh.files}/in", params={"archive": "tar"}, content=content)
-        # What the code takes away may also fill its own disk.
+        # Files that the code moves away may also fill its own disk.
         assert answer.status_code in (200, 400, 404, 409, 422, 507), answer.text
     look = """
 import glob, os, shutil
@@ -257,7 +257,7 @@ def test_odd_trees_are_listed_packed_searched_and_refused_to_be_copied(fresh: Bo
     fresh.assert_usable()
 
 
-def test_a_flood_that_nobody_reads_takes_no_memory(target: Target, fresh: Box) -> None:
+def test_an_unread_flood_of_notices_uses_no_memory(target: Target, fresh: Box) -> None:
     flood = """
 import os, time
 end = time.monotonic() + 4
@@ -285,7 +285,7 @@ while time.monotonic() < end:
 
 
 @pytest.mark.quick
-def test_a_file_cannot_become_a_page_by_any_way(fresh: Box) -> None:
+def test_no_route_serves_a_file_as_a_page(fresh: Box) -> None:
     page = b"<html><script>parent.stolen = 1</script>"
     fresh.client.put(f"{fresh.files}/page.html", content=page)
     body: dict[str, Any] = {"path": "page.html", "filename": 'a"; x="\r\nSet-Cookie: y=1'}

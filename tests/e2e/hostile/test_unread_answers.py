@@ -90,7 +90,7 @@ def stuck(server: Server, path: str, body: object = None) -> socket.socket:
         "/executions/{}/events",
     ],
 )
-def test_unread_answers_take_bounded_memory_and_are_given_up(
+def test_unread_responses_use_bounded_memory_and_are_closed(
     server: Server, execution: str, path: str
 ) -> None:
     with server.client() as http:
@@ -110,13 +110,15 @@ def test_unread_answers_take_bounded_memory_and_are_given_up(
             # The server closes them: no client has closed a connection yet.
             eventually(lambda: connections() <= 0)
         assert most - before < MOST_GROWTH
-        # Who reads gets all of it.
+        # A client that reads gets the complete response.
         found = Api(http).result(execution)
         assert found["stdout"] == "\x01" * MiB
         assert found["stderr"] == "\x01" * MiB
 
 
-def test_a_read_without_room_is_refused_with_a_code(server: Server, execution: str) -> None:
+def test_a_read_that_exceeds_the_memory_of_responses_is_refused_with_a_code(
+    server: Server, execution: str
+) -> None:
     with server.client() as http, ExitStack() as stack:
         for _ in range(4):
             stack.callback(stuck(server, f"/executions/{execution}/result").close)
@@ -133,7 +135,7 @@ def test_a_read_without_room_is_refused_with_a_code(server: Server, execution: s
 
 
 @pytest.mark.parametrize("route", ["execute", "invoke"])
-def test_a_run_without_room_for_its_result_is_accepted_and_its_result_read_later(
+def test_a_run_without_memory_for_its_result_is_accepted_and_can_be_read_later(
     server: Server, execution: str, route: str
 ) -> None:
     with server.client() as http, ExitStack() as stack:
@@ -147,7 +149,7 @@ def test_a_run_without_room_for_its_result_is_accepted_and_its_result_read_later
             stack.callback(stuck(server, f"/executions/{execution}/result").close)
         accepted = []
 
-        def answered_without_its_result() -> bool:
+        def is_accepted_without_a_result() -> bool:
             found = http.post(f"{V1}{path}", json=body)
             if found.status_code == 200:
                 return False
@@ -155,14 +157,14 @@ def test_a_run_without_room_for_its_result_is_accepted_and_its_result_read_later
             accepted.append(found.json()["execution_id"])
             return True
 
-        eventually(answered_without_its_result)
-        # Those who do not read are disconnected, which makes room again.
+        eventually(is_accepted_without_a_result)
+        # Clients that do not read are disconnected, which frees memory.
         eventually(lambda: http.get(f"{V1}/executions/{accepted[0]}/result").status_code == 200)
         assert api.result(accepted[0])["stdout"] == "\x01" * MiB
         api.end(session)
 
 
-def test_runs_whose_results_are_not_read_take_bounded_memory(server: Server) -> None:
+def test_executions_whose_results_are_not_read_use_bounded_memory(server: Server) -> None:
     with server.client() as http:
         api = Api(http)
         session = api.create(capacity=8)["id"]

@@ -81,7 +81,7 @@ print(sorted(name for name in os.listdir(b".") if len(name) == 255 or b"\n" in n
 """
 
 
-def test_a_nasty_workspace_is_saved_in_little_memory_while_others_are_served(
+def test_saving_a_pathological_workspace_uses_little_memory_and_blocks_no_request(
     target: Target, boxes: Callable[..., Box]
 ) -> None:
     box = boxes(memory="512Mi", disk="256Mi")

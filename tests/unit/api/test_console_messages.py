@@ -71,17 +71,17 @@ def test_only_some_signals_may_be_sent(name: object) -> None:
 def test_output_is_binary_or_json_as_requested() -> None:
     piece = Output(frames.STDOUT, b"\x1b[1m\xff", 7)
     assert list(messages.output(piece, as_json=False)) == [b"\x1b[1m\xff"]
-    (told,) = messages.output(piece, as_json=True)
-    assert json.loads(told) == {"type": "stdout", "base64": "G1sxbf8=", "position": 7}
-    (told,) = messages.output(Output(frames.STDERR, b"no", 8), as_json=False)
-    assert json.loads(told)["type"] == "stderr"
+    (sent,) = messages.output(piece, as_json=True)
+    assert json.loads(sent) == {"type": "stdout", "base64": "G1sxbf8=", "position": 7}
+    (sent,) = messages.output(Output(frames.STDERR, b"no", 8), as_json=False)
+    assert json.loads(sent)["type"] == "stderr"
 
 
 def test_a_large_piece_is_split_and_its_position_counts_after_the_last_part() -> None:
     data = bytes(range(256)) * 600
-    told = [json.loads(part) for part in messages.output(Output(1, data, 5), as_json=True)]
-    assert b"".join(base64.b64decode(part["base64"]) for part in told) == data
-    assert [part["position"] for part in told] == [4, 4, 5]
+    parts = [json.loads(part) for part in messages.output(Output(1, data, 5), as_json=True)]
+    assert b"".join(base64.b64decode(part["base64"]) for part in parts) == data
+    assert [part["position"] for part in parts] == [4, 4, 5]
 
 
 def test_an_error_has_a_code_and_details() -> None:

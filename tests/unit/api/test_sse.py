@@ -1,4 +1,4 @@
-"""Server-sent events: their encoding, and comments while there are none."""
+"""Server-sent events: their encoding, and comments between them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_comment_is_sent_while_there_are_no_events(monkeypatch: pytest.M
     assert "started" in str(await anext(body))
     assert [await anext(body) for _ in range(3)] == [b": ping\n\n"] * 3
     more.set()
-    # No event was lost meanwhile.
+    # No event was lost in between.
     rest = [piece async for piece in body if piece != b": ping\n\n"]
     assert rest == [b'id: 2\nevent: stdout\ndata: {"text": "x"}\n\n']
 

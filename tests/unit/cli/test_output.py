@@ -28,9 +28,9 @@ def test_foreign_lines_cannot_fake_our_messages(capsys: pytest.CaptureFixture[st
     output.error(forged, forged)
     error = ErrorInfo("exception", "boom", "Boom", f"Traceback\n{forged}\n")
     execution_output._explain(Result("exec_1", "failed", error=error), "")
-    said = capsys.readouterr()
-    assert said.out == "a\\nerror: forged\\x1b[2J\n"
-    assert said.err.splitlines() == [
+    text = capsys.readouterr()
+    assert text.out == "a\\nerror: forged\\x1b[2J\n"
+    assert text.err.splitlines() == [
         "atoll: a",
         "    error: forged\\x1b[2J",
         "error: a",

@@ -1,4 +1,4 @@
-"""Addresses of a Redis: what is refused, and that no password is shown."""
+"""Addresses of a Redis: refused ones, and hidden passwords."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "s3cret"
         "unix:///run/redis.sock?db=2",
     ],
 )
-def test_what_is_an_address_is_taken(url: str) -> None:
+def test_a_valid_address_is_accepted(url: str) -> None:
     check_address(url)
 
 
@@ -37,7 +37,7 @@ def test_what_is_an_address_is_taken(url: str) -> None:
         ("redis://:{0}@host/0?socket_timeout=abc", "socket_timeout"),
     ],
 )
-def test_a_mistake_is_named_and_no_password_shown(url: str, named: str) -> None:
+def test_an_error_names_the_mistake_and_hides_the_password(url: str, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_address(url.format(SECRET))
 

@@ -22,8 +22,8 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lines(base: Path, **given: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = apt_sources.sources_of(base, PackageSettings.model_validate(given))
+def lines(base: Path, **options: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    found = apt_sources.sources_of(base, PackageSettings.model_validate(options))
     return found.lines, found.addresses
 
 
@@ -63,7 +63,7 @@ def test_stanzas_become_lines(base: Path) -> None:
     )
 
 
-def test_the_mirror_of_the_settings_takes_the_place_of_all(base: Path) -> None:
+def test_the_mirror_of_the_settings_replaces_all_others(base: Path) -> None:
     (base / "etc/apt/sources.list").write_text("deb http://a.example/debian stable main\n")
     (base / "etc/os-release").write_text('VERSION_CODENAME="tiny"\n')
     mirror = "https://m.example/debian"
@@ -75,7 +75,7 @@ def test_the_mirror_of_the_settings_takes_the_place_of_all(base: Path) -> None:
     assert lines(base, **flat)[0] == (f"deb [trusted=yes] {HERE}/0/ ./",)
 
 
-def test_a_base_that_names_no_mirror_is_refused(base: Path) -> None:
+def test_a_base_without_a_mirror_is_refused(base: Path) -> None:
     (base / "etc/apt/sources.list").symlink_to("/etc/apt/sources.list")
     with pytest.raises(InvalidRequest, match="DEBIAN_MIRROR"):
         lines(base)

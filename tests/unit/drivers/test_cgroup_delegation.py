@@ -47,7 +47,7 @@ def test_systemd_is_asked_only_where_it_can_help(
     assert cgroup_delegation.decide(Situation(uid, unified, provides, own)) is expected
 
 
-def test_the_request_counts_what_it_sends() -> None:
+def test_the_request_announces_the_number_of_its_elements() -> None:
     """busctl takes the number of elements before each array."""
     words = list(cgroup_delegation.request("atoll-7-ab.scope", 7, 5.0))
     assert words[:2] == ["--user", "--timeout=5"]
@@ -80,7 +80,7 @@ class Kernel:
         return self._wrote(path, text)
 
 
-def test_a_server_leaves_its_group_before_controllers_are_enabled_there(
+def test_a_server_leaves_its_group_before_enabling_controllers_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the scope alone is delegated: the files of the groups above it are not ours."""

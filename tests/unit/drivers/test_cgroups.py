@@ -1,4 +1,4 @@
-"""Control groups on a tree of files that stands for the kernel's."""
+"""Control groups in a tree of files that imitates the kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def version_two(place: Path, controllers: str = "cpuset cpu io memory pids") -> 
     (place / "cgroup.procs").touch()
 
 
-def test_version_one_takes_the_controllers_that_are_there(tmp_path: Path) -> None:
+def test_version_one_uses_the_available_controllers(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "pids", "freezer")
     groups = cgroups.find(tmp_path, "atoll", "4:memory:/\n0::/\n")
     assert isinstance(groups, cgroups.CgroupV1)
@@ -71,7 +71,7 @@ def test_version_one_limits_socket_buffers_beside_memory(tmp_path: Path) -> None
     assert int((memory / "exec/memory.kmem.tcp.limit_in_bytes").read_text()) == 16 * MiB
 
 
-def test_version_one_sends_each_process_to_its_group(tmp_path: Path) -> None:
+def test_version_one_assigns_each_process_to_its_group(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "cpu", "pids")
     groups = cgroups.find(tmp_path, "atoll", "")
     groups.make("one", LIMITS)
@@ -83,7 +83,7 @@ def test_version_one_sends_each_process_to_its_group(tmp_path: Path) -> None:
     assert (tmp_path / "pids/atoll/one/exec/cgroup.procs").read_text() == "4242"
 
 
-def test_version_one_counts_kills_and_tells_names(tmp_path: Path) -> None:
+def test_version_one_counts_kills_and_lists_names(tmp_path: Path) -> None:
     version_one(tmp_path, "memory")
     groups = cgroups.find(tmp_path, "atoll", "")
     assert groups.names() == []
@@ -122,7 +122,7 @@ def test_version_one_freezes_the_supervisor_with_user_code(tmp_path: Path) -> No
     assert not groups.freeze("unknown", 1)
 
 
-def test_version_one_without_a_freezer_says_so(tmp_path: Path) -> None:
+def test_version_one_without_a_freezer_reports_that(tmp_path: Path) -> None:
     version_one(tmp_path, "memory")
     groups = cgroups.find(tmp_path, "atoll", "")
     groups.make("one", LIMITS)
@@ -131,7 +131,7 @@ def test_version_one_without_a_freezer_says_so(tmp_path: Path) -> None:
     groups.thaw("one")
 
 
-def test_groups_that_are_not_there_are_removed_without_a_word(tmp_path: Path) -> None:
+def test_removing_missing_groups_is_silent(tmp_path: Path) -> None:
     version_one(tmp_path, "memory", "pids")
     groups = cgroups.find(tmp_path, "atoll", "")
     groups.remove("never")
@@ -148,7 +148,7 @@ def test_making_groups_twice_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "pids/atoll/one/exec/pids.max").read_text() == "21"
 
 
-def test_a_tiny_share_of_the_processor_is_still_one_that_the_kernel_takes(tmp_path: Path) -> None:
+def test_a_tiny_cpu_share_is_raised_to_the_minimum_of_the_kernel(tmp_path: Path) -> None:
     version_one(tmp_path, "cpu")
     groups = cgroups.find(tmp_path, "atoll", "")
     groups.make("one", Resources(cpu=0.001, memory=MiB, disk=MiB, max_processes=4))
@@ -201,18 +201,18 @@ def frozen_tree(tmp_path: Path) -> tuple[cgroups.ControlGroups, Path]:
     return groups, group
 
 
-def test_version_two_waits_until_all_stand_still(tmp_path: Path) -> None:
+def test_version_two_waits_until_all_processes_are_frozen(tmp_path: Path) -> None:
     groups, group = frozen_tree(tmp_path)
     assert groups.freezes
     assert not groups.frozen("one")
     over = threading.Event()
-    told = threading.Thread(target=_kernel, args=(group, over), daemon=True)
-    told.start()
+    kernel_thread = threading.Thread(target=_kernel, args=(group, over), daemon=True)
+    kernel_thread.start()
     try:
         assert groups.freeze("one", 60)
     finally:
         over.set()
-        told.join()
+        kernel_thread.join()
     assert groups.frozen("one")
     groups.thaw("one")
     assert (group / "cgroup.freeze").read_text() == "0"
@@ -237,12 +237,12 @@ def test_version_two_of_an_old_kernel_has_no_freezer(tmp_path: Path) -> None:
     assert not cgroups.find(tmp_path, "atoll", "0::/\n").freezes
 
 
-def test_version_two_has_the_kernel_end_all_processes_at_once(tmp_path: Path) -> None:
+def test_version_two_lets_the_kernel_end_all_processes_at_once(tmp_path: Path) -> None:
     version_two(tmp_path)
     groups = cgroups.find(tmp_path, "atoll", "0::/\n")
     groups.make("one", LIMITS)
     group = tmp_path / "atoll/one"
-    # Of a process that nobody may signal: it is only asked for where the kernel cannot do it.
+    # Of a process without permission to signal it: used only if the kernel cannot end it.
     (group / "exec/cgroup.procs").write_text("0\n")
     assert not groups.kill("one")
     (group / "cgroup.kill").touch()
@@ -252,7 +252,7 @@ def test_version_two_has_the_kernel_end_all_processes_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("refused", ["cpu", "memory", "pids"])
-def test_version_two_goes_without_a_controller_that_the_kernel_refuses(
+def test_version_two_continues_without_a_controller_that_the_kernel_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     version_two(tmp_path)
@@ -273,7 +273,7 @@ def test_version_two_goes_without_a_controller_that_the_kernel_refuses(
     assert {name for name, file in limit.items() if (group / file).exists()} == left
 
 
-def test_version_two_is_not_used_where_processes_are_in_the_group(
+def test_version_two_is_not_used_in_a_group_with_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version_two(tmp_path)
@@ -285,7 +285,7 @@ def test_version_two_is_not_used_where_processes_are_in_the_group(
     assert cgroups.find(tmp_path, "atoll", "0::/\n").provides == frozenset()
 
 
-def test_version_two_without_controllers_leaves_it_to_version_one(tmp_path: Path) -> None:
+def test_without_controllers_in_version_two_version_one_is_used(tmp_path: Path) -> None:
     version_two(tmp_path, "cpuset io")
     version_one(tmp_path, "memory")
     assert isinstance(cgroups.find(tmp_path, "atoll", "0::/\n"), cgroups.CgroupV1)
@@ -301,12 +301,17 @@ def test_a_host_without_control_groups_reports_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> None:
+def test_a_user_gets_the_highest_delegated_group(tmp_path: Path) -> None:
     session = tmp_path / "user.slice/user-1.slice/session.scope"
-    for place in (tmp_path, tmp_path / "user.slice", tmp_path / "user.slice/user-1.slice", session):
-        version_two(place)
-    for place in (tmp_path, tmp_path / "user.slice"):
-        (place / "cgroup.subtree_control").chmod(0o444)
+    for directory in (
+        tmp_path,
+        tmp_path / "user.slice",
+        tmp_path / "user.slice/user-1.slice",
+        session,
+    ):
+        version_two(directory)
+    for directory in (tmp_path, tmp_path / "user.slice"):
+        (directory / "cgroup.subtree_control").chmod(0o444)
     own = "0::/user.slice/user-1.slice/session.scope\n"
     groups = cgroups.find(tmp_path, "atoll", own)
     assert isinstance(groups, cgroups.CgroupV2)
@@ -316,15 +321,15 @@ def test_a_user_takes_the_highest_group_that_is_delegated(tmp_path: Path) -> Non
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_group_into_which_no_process_can_be_moved_is_not_delegated(tmp_path: Path) -> None:
     scope = tmp_path / "session.scope"
-    for place in (tmp_path, scope):
-        version_two(place)
+    for directory in (tmp_path, scope):
+        version_two(directory)
     (tmp_path / "cgroup.subtree_control").chmod(0o444)
     (scope / "cgroup.procs").chmod(0o444)
     assert cgroups.find(tmp_path, "atoll", "0::/session.scope\n").provides == frozenset()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_one_that_is_removed_while_it_is_read_is_not_there(tmp_path: Path) -> None:
+def test_a_group_removed_while_it_is_read_counts_as_missing(tmp_path: Path) -> None:
     real = next(
         (place for place in (CGROUPS / "memory", CGROUPS) if (place / "cgroup.procs").exists()),
         None,

@@ -7,7 +7,7 @@ from typing import Any
 from atoll.drivers.docker.progress import MAX_LINES, ProgressLines
 
 
-def told(*messages: dict[str, Any]) -> list[str]:
+def progress_lines(*messages: dict[str, Any]) -> list[str]:
     progress = ProgressLines()
     return [text for message in messages if (text := progress.text(message))]
 
@@ -19,7 +19,7 @@ def test_a_layer_is_logged_at_each_quarter_and_each_status() -> None:
     ]
     begun, ended = {"id": "a1", "status": "Waiting"}, {"id": "a1", "status": "Pull complete"}
 
-    assert told(begun, begun, *ticks, ended, ended) == [
+    assert progress_lines(begun, begun, *ticks, ended, ended) == [
         "a1: Waiting\n",
         "a1: Downloading\n",
         "a1: Downloading 25%\n",
@@ -30,13 +30,13 @@ def test_a_layer_is_logged_at_each_quarter_and_each_status() -> None:
 
 
 def test_output_of_commands_is_logged_unchanged() -> None:
-    assert told({"stream": "a"}, {"stream": "a"}, {"aux": {"ID": "x"}}) == ["a", "a"]
+    assert progress_lines({"stream": "a"}, {"stream": "a"}, {"aux": {"ID": "x"}}) == ["a", "a"]
 
 
 def test_the_number_of_lines_is_limited() -> None:
     messages = [{"id": f"{number}", "status": "Waiting"} for number in range(MAX_LINES * 2)]
 
-    assert len(told(*messages)) == MAX_LINES
+    assert len(progress_lines(*messages)) == MAX_LINES
 
 
 def test_malformed_messages_are_ignored() -> None:
@@ -44,6 +44,6 @@ def test_malformed_messages_are_ignored() -> None:
         {}, {"status": 1}, {"status": ""}, {"id": 3, "status": None},
         {"progressDetail": {"current": "x"}},
     ]  # fmt: skip
-    assert told(*odd) == []
+    assert progress_lines(*odd) == []
     strange = {"id": "a", "status": "b", "progressDetail": {"current": 9, "total": 0}}
-    assert told(strange) == ["a: b\n"]
+    assert progress_lines(strange) == ["a: b\n"]

@@ -20,11 +20,11 @@ def checks(*ok: str) -> list[Check]:
     return [*own, Check("node", False, "not there", "apt-get install nodejs")]
 
 
-def test_root_gets_none() -> None:
+def test_root_gets_no_advice() -> None:
     assert without_root(checks(*NAMES), Decision.ROOT, None) == ("", [])
 
 
-def test_everything_that_is_weaker_is_in_one_paragraph() -> None:
+def test_all_weaker_checks_are_in_one_paragraph() -> None:
     paragraph, ways = without_root(checks(), Decision.VERSION_ONE, None)
     assert "8 of these are weaker or missing" in paragraph
     assert "memory, socket buffers and disk are checked every 100 ms" in paragraph
@@ -33,7 +33,7 @@ def test_everything_that_is_weaker_is_in_one_paragraph() -> None:
     assert [name for name, _ in ways] == ["root", "systemd", "Docker"]
 
 
-def test_what_delegation_gives_is_not_called_weaker() -> None:
+def test_checks_provided_by_delegation_are_not_called_weaker() -> None:
     given = ("control group: memory", "control group: cpu", "control group: pids", "socket buffers")
     paragraph, ways = without_root(checks(*given), Decision.DELEGATED, None)
     assert "4 of these" in paragraph
@@ -52,7 +52,7 @@ def test_what_delegation_gives_is_not_called_weaker() -> None:
         pytest.param(Decision.DELEGATED, None, "not delegated to users", id="not all of them"),
     ],
 )
-def test_the_way_by_systemd_is_that_of_this_machine(
+def test_the_advice_about_systemd_fits_this_machine(
     decision: Decision, trouble: str | None, expected: str
 ) -> None:
     _, ways = without_root(checks(), decision, trouble)

@@ -23,7 +23,7 @@ PLAIN = {"version": "cpython 3.11.2", "platform": "linux-x86_64 cpython-311", "p
     [b"", b"[]", b"[" * 200_000, b"{", b'"x"', b"\xff", b"1" * 10_000, b'{"a":' * 100_000],
     ids=["nothing", "list", "deep", "half", "text", "bytes", "number", "nested"],
 )
-def test_an_answer_that_is_no_object_is_final(data: bytes) -> None:
+def test_an_answer_that_is_not_an_object_is_a_permanent_error(data: bytes) -> None:
     with pytest.raises(InstallFailed):
         decoded(data)
 
@@ -44,22 +44,22 @@ def test_an_answer_that_is_no_object_is_final(data: bytes) -> None:
     ],
     ids=str,
 )
-def test_a_description_that_makes_no_sense_is_final(change: dict[str, Any]) -> None:
+def test_an_invalid_description_is_a_permanent_error(change: dict[str, Any]) -> None:
     with pytest.raises(InstallFailed):
         interpreter({**PLAIN, **change}, ("image",))
 
 
-def test_packages_that_no_index_could_have_are_not_known() -> None:
+def test_packages_with_invalid_names_are_ignored() -> None:
     packages = {"fine": "1.0", "odd name": "1", "odd": "1 2", "--evil": "1", "a" * 200: "1"}
     found = interpreter({**PLAIN, "packages": packages}, ("image",))
     assert found.packages == {"fine": "1.0"}
 
 
-def test_interpreters_of_two_images_are_never_the_same() -> None:
+def test_interpreters_of_two_images_differ() -> None:
     mine, other = interpreter(PLAIN, ("root", "/a", "")), interpreter(PLAIN, ("root", "/b", ""))
     assert mine.fingerprint == interpreter(dict(PLAIN), ("root", "/a", "")).fingerprint
     assert mine.fingerprint != other.fingerprint
-    # What one says cannot be taken for which image it is of.
+    # The output of an image does not affect which image it belongs to.
     assert interpreter(PLAIN, ("root",)).fingerprint != interpreter(PLAIN, ()).fingerprint
 
 
@@ -79,14 +79,16 @@ def test_interpreters_of_two_images_are_never_the_same() -> None:
     ],
     ids=lambda answer: str(answer)[:40],
 )
-def test_an_answer_that_makes_no_sense_is_final_and_in_plain_words(answer: dict[str, Any]) -> None:
+def test_an_invalid_answer_is_a_permanent_error_with_a_printable_message(
+    answer: dict[str, Any],
+) -> None:
     with pytest.raises(InstallFailed) as caught:
         installed(answer)
     assert "\0" not in caught.value.message
     caught.value.message.encode()
 
 
-def test_what_is_neither_installed_nor_the_templates_is_not_there() -> None:
+def test_a_package_neither_installed_nor_in_the_template_is_missing() -> None:
     check_held({"a": "1"}, {"a": "1", "b": "2"})
     with pytest.raises(InstallFailed, match="a==2"):
         check_held({"a": "2"}, {"a": "1"})

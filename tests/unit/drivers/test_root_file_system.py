@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def program(path: Path) -> Path:
-    """What tells when it is executed."""
+    """A program that records its execution."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\ntouch {path}.was-run\n")
     path.chmod(0o755)
@@ -59,7 +59,7 @@ def test_an_interpreter_is_never_executed(root: Path) -> None:
     assert not list(root.rglob("*.was-run"))
 
 
-def test_a_link_to_an_interpreter_stands_for_what_it_leads_to(root: Path) -> None:
+def test_a_link_to_an_interpreter_is_resolved(root: Path) -> None:
     real = program(root / "real/bin/python3.12")
     (root / "python").symlink_to(real)
     found = tree(root / "python", root)
@@ -67,7 +67,7 @@ def test_a_link_to_an_interpreter_stands_for_what_it_leads_to(root: Path) -> Non
     assert (str(root / "real"), str(root / "real")) in found.binds
 
 
-def test_a_virtual_environment_brings_its_base_under_every_name(root: Path) -> None:
+def test_a_virtual_environment_includes_its_base_under_every_name(root: Path) -> None:
     program(root / "python-3.12.1/bin/python3")
     (root / "python-3.12").symlink_to("python-3.12.1")
     home = root / "python-3.12/bin"
@@ -80,7 +80,7 @@ def test_a_virtual_environment_brings_its_base_under_every_name(root: Path) -> N
     assert (base, str(root / "python-3.12")) in found.binds
 
 
-def test_the_base_may_be_of_the_system_or_atoll_s_own(root: Path) -> None:
+def test_the_base_can_be_that_of_the_system_or_of_atoll(root: Path) -> None:
     own = Path(sys.base_prefix).resolve()
     python = environment(root / "a", own / "bin", Path(sys.executable).resolve())
     assert (str(own), str(own)) in tree(python, root).binds or str(own).startswith("/usr")
@@ -105,12 +105,12 @@ def test_a_base_elsewhere_is_refused(root: Path) -> None:
     assert not list(root.parent.rglob("*.was-run"))
 
 
-def test_the_owner_s_own_choice_may_lie_anywhere(root: Path) -> None:
+def test_the_default_interpreter_can_be_anywhere(root: Path) -> None:
     outside = program(root.parent / "outside/bin/python3")
     assert tree(outside, root, default=True).python == str(outside)
 
 
-def test_the_whole_machine_is_never_an_interpreter_s_directory(root: Path) -> None:
+def test_the_root_directory_is_never_the_directory_of_an_interpreter(root: Path) -> None:
     python = environment(root / "a", Path("/bin/.."), Path("/usr/bin/env"))
     (root / "a/pyvenv.cfg").write_text("home = /\n")
     with pytest.raises(InvalidRequest):
@@ -118,7 +118,7 @@ def test_the_whole_machine_is_never_an_interpreter_s_directory(root: Path) -> No
 
 
 @pytest.mark.parametrize("case", ["missing", "directory", "not executable", "no home"])
-def test_what_is_no_interpreter_is_refused_with_a_reason(root: Path, case: str) -> None:
+def test_an_invalid_interpreter_is_refused_with_a_reason(root: Path, case: str) -> None:
     python = root / "x/bin/python3"
     if case == "directory":
         python.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_what_is_no_interpreter_is_refused_with_a_reason(root: Path, case: str) 
     assert caught.value.details["field"] == "python"
 
 
-def test_the_etc_of_sandboxes_can_be_read_whatever_the_umask_was(tmp_path: Path) -> None:
+def test_the_etc_of_sandboxes_is_readable_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         etc = root_file_system.write_etc(tmp_path)
@@ -147,7 +147,7 @@ def test_the_etc_of_sandboxes_can_be_read_whatever_the_umask_was(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what an overlay takes for absence")
-def test_layers_are_seen_as_one(tmp_path: Path) -> None:
+def test_layers_appear_as_one_tree(tmp_path: Path) -> None:
     upper, lower, base = (tmp_path / name for name in ("upper", "lower", "base"))
     for place in ("usr/bin", "etc", "opt/one", "var", "gone"):
         (base / place).mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_layers_are_seen_as_one(tmp_path: Path) -> None:
     assert [inside for _, inside in hidden.binds if "opt" in inside] == ["/opt/two"]
 
 
-def test_an_image_is_asked_for_its_interpreter_without_a_look_at_this_machine(
+def test_the_interpreter_of_an_image_is_found_without_following_links_to_this_machine(
     root: Path,
 ) -> None:
     image, outside = root / "image", root / "outside"
@@ -189,7 +189,7 @@ def test_an_image_is_asked_for_its_interpreter_without_a_look_at_this_machine(
 
 
 @pytest.mark.parametrize("place", ["{root}/../outside", "{root}/circle/a", "/proc/1/root", "a"])
-def test_a_place_that_leads_elsewhere_or_nowhere_is_not_allowed(root: Path, place: str) -> None:
+def test_a_path_that_leads_outside_or_does_not_exist_is_not_allowed(root: Path, place: str) -> None:
     (root / "circle").symlink_to("circle")
     named = template(image=place.format(root=root))
     with pytest.raises(InvalidRequest) as refused:

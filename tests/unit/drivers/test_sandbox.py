@@ -60,7 +60,7 @@ def test_an_installation_writes_to_its_own_directory_and_ends_with_its_owner() -
     assert instance_paths.PACKAGES not in argv
 
 
-def test_every_namespace_is_its_own() -> None:
+def test_every_namespace_is_unshared() -> None:
     argv = arguments()
     for name in ("user", "pid", "net", "ipc", "uts"):
         assert f"--unshare-{name}" in argv
@@ -68,7 +68,7 @@ def test_every_namespace_is_its_own() -> None:
     assert "--share-net" not in argv
 
 
-def test_rights_and_environment_are_taken_away() -> None:
+def test_capabilities_and_environment_are_dropped() -> None:
     argv = arguments()
     assert pairs(argv, "--cap-drop", 1) == [("ALL",)]
     assert "--clearenv" in argv
@@ -89,7 +89,7 @@ def test_only_the_workspace_is_bound_writable() -> None:
     assert "--dev-bind" not in argv
 
 
-def test_the_root_is_made_read_only_after_all_else_is_in_place() -> None:
+def test_the_root_becomes_read_only_after_everything_else_is_mounted() -> None:
     argv = arguments()
     last = len(argv) - 1 - argv[::-1].index("--remount-ro")
     assert argv[last + 1] == "/"
@@ -97,7 +97,7 @@ def test_the_root_is_made_read_only_after_all_else_is_in_place() -> None:
         assert max(i for i, word in enumerate(argv) if word == option) < last
 
 
-def test_what_is_in_memory_has_a_size() -> None:
+def test_every_file_system_in_memory_has_a_size() -> None:
     argv = arguments()
     for index, word in enumerate(argv):
         if word == "--tmpfs":
@@ -115,7 +115,7 @@ def test_parts_of_proc_that_reveal_the_host_are_covered() -> None:
 @pytest.mark.parametrize(
     ("field", "option"), [("seccomp", "--seccomp"), ("ephemeral", "--die-with-parent")]
 )
-def test_what_can_be_chosen_is_chosen(field: str, option: str) -> None:
+def test_optional_arguments_follow_the_options(field: str, option: str) -> None:
     assert option in arguments(**{field: True})
     assert option not in arguments(**{field: False})
 
@@ -156,7 +156,7 @@ def roots(tmp_path: Path) -> tuple[Path, ...]:
         ("python", "rootfs/debian/python3"),
     ],
 )  # fmt: skip
-def test_places_beneath_a_root_are_allowed(
+def test_paths_beneath_a_root_are_allowed(
     tmp_path: Path, roots: tuple[Path, ...], field: str, place: str
 ) -> None:
     root_file_system.check_allowed(template(**{field: str(tmp_path / place)}), roots)
@@ -172,7 +172,7 @@ def test_places_beneath_a_root_are_allowed(
         ("python", "rootfs/../outside/bin/python3"), ("python", "rootfs-evil/python3"),
     ],
 )  # fmt: skip
-def test_places_that_lead_elsewhere_are_refused(
+def test_paths_that_lead_outside_are_refused(
     tmp_path: Path, roots: tuple[Path, ...], field: str, place: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -181,7 +181,7 @@ def test_places_that_lead_elsewhere_are_refused(
 
 
 @pytest.mark.parametrize("place", ["rootfs/debian", "../etc", "~", "etc"])
-def test_relative_places_are_refused(
+def test_relative_paths_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: tuple[Path, ...], place: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_relative_places_are_refused(
             root_file_system.check_allowed(template(**{field: place}), roots)
 
 
-def test_a_template_that_names_no_place_is_always_allowed() -> None:
+def test_a_template_without_a_path_is_always_allowed() -> None:
     root_file_system.check_allowed(template(), ())
 
 
@@ -201,7 +201,7 @@ def test_an_image_without_an_interpreter_is_refused(tmp_path: Path) -> None:
         root_file_system.image_root(tmp_path / "nothing", "")
 
 
-def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> None:
+def test_an_image_cannot_replace_directories_of_the_sandbox(tmp_path: Path) -> None:
     for name in ("usr", "proc", "dev", "sys", "tmp", "run", "workspace", "root", "home", "etc"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin").symlink_to("usr/bin")
@@ -213,7 +213,7 @@ def test_an_image_brings_no_place_that_is_the_sandbox_s_own(tmp_path: Path) -> N
     assert tree.python == "/usr/bin/python3"
 
 
-def test_volumes_are_bound_before_the_root_is_closed_and_hide_what_has_their_top() -> None:
+def test_volumes_are_mounted_before_the_root_becomes_read_only_and_hide_image_directories() -> None:
     tree = sandbox.RootFileSystem(
         binds=(*TREE.binds, ("/image/data", "/data"), ("/image/srv", "/srv")),
         links=(*TREE.links, ("/elsewhere", "/mnt")),

@@ -49,7 +49,7 @@ def judge(machine: str, number: int, *arguments: int) -> str:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_jump_lands_inside(machine: str) -> None:
+def test_every_jump_stays_in_the_program(machine: str) -> None:
     program = seccomp.program(machine)
     assert program is not None
     assert len(program) % 8 == 0
@@ -63,13 +63,13 @@ def test_every_jump_lands_inside(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_on_the_list_is_refused(machine: str) -> None:
+def test_denied_calls_are_refused(machine: str) -> None:
     for name, number in seccomp.ARCHITECTURES[machine].denied.items():
         assert judge(machine, number) == "EPERM", name
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_everything_else_that_is_known_is_allowed(machine: str) -> None:
+def test_all_other_known_calls_are_allowed(machine: str) -> None:
     arch = seccomp.ARCHITECTURES[machine]
     special = {
         arch.clone3, arch.io_setup, arch.socket, arch.socketpair, arch.ioprio_set,
@@ -82,7 +82,7 @@ def test_everything_else_that_is_known_is_allowed(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("beyond", [1, 2, 100, 0x4000_0000, 0x4000_0027, 0x7FFF_FFFF - 500])
-def test_newer_calls_are_not_there(machine: str, beyond: int) -> None:
+def test_newer_calls_are_reported_as_missing(machine: str, beyond: int) -> None:
     newest = seccomp.ARCHITECTURES[machine].newest
     assert judge(machine, newest + beyond) == "ENOSYS"
 
@@ -151,7 +151,7 @@ def test_only_protocols_whose_buffers_are_counted_can_be_used(
         ("io_setup", (1,), "ENOSYS"),
     ],
 )  # fmt: skip
-def test_calls_are_judged_by_their_arguments(
+def test_verdicts_depend_on_arguments(
     machine: str, call: str, arguments: tuple[int, ...], verdict: str
 ) -> None:
     number = getattr(seccomp.ARCHITECTURES[machine], call)
@@ -178,7 +178,7 @@ def test_calls_are_judged_by_their_arguments(
         ("fcntl", (3, 8, 1), "allow"), ("fcntl", (3, 1, 0), "allow"),
     ],
 )  # fmt: skip
-def test_limits_and_priority_of_the_executor_are_out_of_reach(
+def test_limits_and_priority_of_the_executor_cannot_be_changed(
     machine: str, call: str, arguments: tuple[int, ...], verdict: str
 ) -> None:
     number = getattr(seccomp.ARCHITECTURES[machine], call)
@@ -186,7 +186,7 @@ def test_limits_and_priority_of_the_executor_are_out_of_reach(
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_executor_s_scheduling_and_signals_cannot_be_set_but_one_s_own_can(
+def test_scheduling_and_signals_can_be_set_only_for_the_calling_process(
     machine: str,
 ) -> None:
     for name, number in seccomp.ARCHITECTURES[machine].on_process.items():

@@ -11,7 +11,7 @@ from atoll.executor.files import checkpoint_scan, workspace
 
 
 class Listener:
-    """The other end, which hears everything at once."""
+    """The other end, which receives everything immediately."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -24,7 +24,7 @@ class Listener:
         self.data += payload
 
 
-def test_a_file_is_read_when_a_later_change_would_be_dated_later(
+def test_a_recently_changed_file_is_read_only_after_the_clock_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On kernels that date files by their tick, two changes within one look alike."""
@@ -47,7 +47,7 @@ def test_a_file_is_read_when_a_later_change_would_be_dated_later(
     assert [event["event"] for event in stream.events] == ["file", "over"]
 
 
-def test_a_file_that_is_dated_in_the_future_is_not_waited_for(
+def test_a_file_dated_in_the_future_is_read_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("first")

@@ -15,7 +15,7 @@ BIG = 1024 * 1024
 
 @pytest.mark.parametrize("mode", [0o000, 0o100, 0o200, 0o300, 0o400, 0o500, 0o600, 0o700])
 @pytest.mark.parametrize("closed", ["a", "a/b", "."])
-def test_a_closed_directory_hides_nothing(tmp_path: Path, mode: int, closed: str) -> None:
+def test_files_in_a_closed_directory_are_counted(tmp_path: Path, mode: int, closed: str) -> None:
     top = tmp_path / "workspace"
     (top / "a/b").mkdir(parents=True)
     (top / "other").mkdir()
@@ -30,13 +30,13 @@ def test_a_closed_directory_hides_nothing(tmp_path: Path, mode: int, closed: str
         (top / closed).chmod(0o700)
 
 
-def test_a_directory_that_can_be_looked_at_keeps_its_rights(tmp_path: Path) -> None:
+def test_a_readable_directory_keeps_its_permissions(tmp_path: Path) -> None:
     (tmp_path / "fixed").mkdir(mode=0o555)
     disk_use(str(tmp_path))
     assert (tmp_path / "fixed").stat().st_mode & 0o777 == 0o555
 
 
-def test_descriptors_are_given_back(tmp_path: Path) -> None:
+def test_descriptors_are_closed(tmp_path: Path) -> None:
     (tmp_path / "a/b/c").mkdir(parents=True)
     (tmp_path / "a").chmod(0o400)
     disk_use(str(tmp_path))

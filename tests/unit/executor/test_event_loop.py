@@ -13,7 +13,7 @@ def fail(*arguments: int) -> None:
     raise PermissionError("of a callback")
 
 
-def test_a_callback_that_raises_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_in_a_callback_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop()
     read, write = os.pipe()
     seen: list[str] = []
@@ -44,7 +44,7 @@ def test_a_callback_that_raises_ends_nothing_else(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err.count("PermissionError: of a callback") == 3
 
 
-def test_a_callback_that_raises_in_every_turn_does_not_fill_the_log(
+def test_repeated_exceptions_do_not_fill_the_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     loop = Loop()
@@ -66,7 +66,7 @@ def test_a_callback_that_raises_in_every_turn_does_not_fill_the_log(
     assert capsys.readouterr().err.count("PermissionError:") == MAX_TRACEBACKS
 
 
-def test_an_exit_is_an_exit() -> None:
+def test_a_system_exit_ends_the_loop() -> None:
     loop = Loop()
 
     def leave() -> None:

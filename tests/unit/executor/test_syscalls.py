@@ -22,7 +22,7 @@ KILL, QUEUED, THREAD, KERNEL = 0, -1, -6, 0x80
         pytest.param(KERNEL, 0, False, id="the kernel"),
     ],
 )
-def test_a_signal_counts_as_the_host_s_only_when_it_cannot_be_forged(
+def test_a_signal_counts_as_sent_from_the_host_only_if_it_cannot_be_forged(
     code: int, pid: int, outside: bool
 ) -> None:
     message = struct.pack("=IiiI", 15, 0, code, pid).ljust(128, b"\0")

@@ -38,7 +38,7 @@ class Time:
         self.now = end
 
     def freeze(self, seconds: float) -> None:
-        """Nothing is called meanwhile; what is due is called afterwards."""
+        """No timer fires in between; due ones fire afterwards."""
         self.now += seconds
         for timer in self.timers:
             if timer.call and timer.due <= self.now:
@@ -72,12 +72,12 @@ def unattended(time: Time) -> Unattended:
     return Unattended(cast("Any", time), 10 * MINUTE, time.leave, lambda: time.now)
 
 
-def tell(unattended: Unattended, *, ends_in: float) -> None:
+def configure_session(unattended: Unattended, *, ends_in: float) -> None:
     request = {"ends_in": ends_in, "grace": 10 * MINUTE, "limit": 6 * HOUR}
     unattended.configure(cast("Any", Silent()), request)
 
 
-def test_without_a_session_it_waits_for_the_grace(time: Time, unattended: Unattended) -> None:
+def test_without_a_session_the_grace_period_applies(time: Time, unattended: Unattended) -> None:
     unattended.disconnected()
     time.pass_by(10 * MINUTE - 1)
     assert time.left == 0
@@ -93,10 +93,10 @@ def test_without_a_session_it_waits_for_the_grace(time: Time, unattended: Unatte
         pytest.param(24 * HOUR, 6 * HOUR, id="never longer than the limit"),
     ],
 )
-def test_with_a_session_it_waits_for(
+def test_the_wait_depends_on_the_remaining_life_of_the_session(
     time: Time, unattended: Unattended, ends_in: float, waits: float
 ) -> None:
-    tell(unattended, ends_in=ends_in)
+    configure_session(unattended, ends_in=ends_in)
     unattended.disconnected()
     time.pass_by(waits - 1)
     assert time.left == 0
@@ -104,7 +104,7 @@ def test_with_a_session_it_waits_for(
     assert time.left == 1
 
 
-def test_a_link_ends_the_wait_and_the_next_loss_begins_another(
+def test_a_link_ends_the_wait_and_the_next_loss_starts_another(
     time: Time, unattended: Unattended
 ) -> None:
     unattended.disconnected()
@@ -118,7 +118,7 @@ def test_a_link_ends_the_wait_and_the_next_loss_begins_another(
     assert time.left == 1
 
 
-def test_time_in_which_the_instance_was_frozen_does_not_count(
+def test_time_while_the_instance_was_frozen_does_not_count(
     time: Time, unattended: Unattended
 ) -> None:
     unattended.disconnected()

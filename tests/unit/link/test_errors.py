@@ -41,7 +41,7 @@ FAMILIES = (Conflict, InvalidRequest, NotFound, TemporaryError, TooLarge)
         ("stdin", "invented", InvalidRequest, "invented"),
     ],
 )
-def test_a_refusal_has_the_family_and_the_code_that_clients_get(
+def test_a_refusal_has_the_family_and_the_code_of_the_api(
     operation: str, code: str, family: type[AtollError], public_code: str
 ) -> None:
     error = refusal(operation, code, "why")
@@ -51,11 +51,11 @@ def test_a_refusal_has_the_family_and_the_code_that_clients_get(
     assert (error.code, error.message) == (public_code, "why")
 
 
-def test_a_full_disk_during_a_restore_is_no_conflict_with_another_change_of_the_session() -> None:
+def test_a_full_disk_during_a_restore_is_not_a_conflict() -> None:
     assert isinstance(refusal("populate", "disk_full", "why"), RequestRefused)
 
 
-def test_input_that_waits_is_told_apart_from_messages_that_wait() -> None:
+def test_queued_input_and_queued_messages_have_distinct_errors() -> None:
     assert isinstance(refusal("stdin", "stdin_full", "why"), StdinFull)
     assert not isinstance(refusal("message", "queue_full", "why"), StdinFull)
     assert isinstance(refusal("message", "queue_full", "why"), QueueFull)

@@ -16,5 +16,5 @@ from atoll.model.artifact import artifact_type
         ("/workspace/output/a", "output"),
     ],
 )  # fmt: skip
-def test_a_path_tells_the_kind(path: str, kind: str) -> None:
+def test_the_path_determines_the_kind(path: str, kind: str) -> None:
     assert artifact_type(path) == kind

@@ -18,22 +18,22 @@ ENDS = {status for status in ExecutionStatus if status.ended}
 statuses = st.sampled_from(ExecutionStatus)
 
 
-def test_every_status_has_its_moves_and_every_end_a_word() -> None:
+def test_every_status_has_transitions_and_every_final_status_a_result() -> None:
     assert set(TRANSITIONS) == set(ExecutionStatus)
     assert set(RESULT_STATUS) == ENDS == set(ExecutionStatus) - {PENDING, RUNNING}
 
 
 @pytest.mark.parametrize("status", ExecutionStatus)
-def test_from_everywhere_there_is_a_way_to_an_end(status: ExecutionStatus) -> None:
+def test_every_status_can_reach_a_final_status(status: ExecutionStatus) -> None:
     assert reachable(TRANSITIONS, status) & ENDS
 
 
-def test_every_status_is_reached() -> None:
+def test_every_status_is_reachable() -> None:
     assert reachable(TRANSITIONS, PENDING) == set(ExecutionStatus)
 
 
 @given(walks(TRANSITIONS, PENDING))
-def test_a_walk_stops_at_its_first_end(walk: list[ExecutionStatus]) -> None:
+def test_a_walk_stops_at_its_first_final_status(walk: list[ExecutionStatus]) -> None:
     *before, last = walk
     assert not any(status.ended for status in before)
     assert last.ended == (not TRANSITIONS[last])
@@ -41,7 +41,7 @@ def test_a_walk_stops_at_its_first_end(walk: list[ExecutionStatus]) -> None:
 
 
 @given(walks(TRANSITIONS, PENDING), statuses)
-def test_what_has_ended_becomes_nothing_else(
+def test_a_final_status_never_changes(
     walk: list[ExecutionStatus], following: ExecutionStatus
 ) -> None:
     if walk[-1].ended:
@@ -49,10 +49,10 @@ def test_what_has_ended_becomes_nothing_else(
 
 
 @given(st.lists(statuses, max_size=30))
-def test_a_record_that_takes_only_what_it_may_ends_at_most_once(
+def test_a_record_that_allows_only_valid_transitions_ends_at_most_once(
     asked: list[ExecutionStatus],
 ) -> None:
-    """As the store's record does, whatever replicas and retries ask of it in whatever order."""
+    """As in the record of the store, for any requests of replicas and retries in any order."""
     status, ends = PENDING, []
     for following in asked:
         if may_become(status, following) and status is not following:
@@ -63,7 +63,7 @@ def test_a_record_that_takes_only_what_it_may_ends_at_most_once(
 
 
 @given(statuses)
-def test_the_same_status_may_always_be_written_again(status: ExecutionStatus) -> None:
+def test_the_same_status_can_always_be_written_again(status: ExecutionStatus) -> None:
     assert may_become(status, status)
 
 

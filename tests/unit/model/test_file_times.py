@@ -1,4 +1,4 @@
-"""Times of files are told, whatever they were set to."""
+"""Times of files are reported, whatever their value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.model.file_times import FIRST, LAST, file_time
         (-(2**63) * 10**9, FIRST),
     ],
 )
-def test_a_time_that_no_calendar_has_is_the_nearest_one(
+def test_an_impossible_time_becomes_the_nearest_valid_one(
     nanoseconds: int, expected: datetime
 ) -> None:
     assert file_time(nanoseconds) == expected

@@ -35,7 +35,7 @@ def test_an_image_name_is_parsed(text: str, name: str, server: str, wanted: str)
     ["", "/srv/root", "../a", "A", "Team/a", "a b", "a:", "a@sha256:1", "http://a/b", "a//b", "a/",
      "a:1:2", "a\nb", "-a", "a" * 600, "a?x=1", "a#b", "a%2f"],
 )  # fmt: skip
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_an_invalid_image_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not the name"):
         parse(text)
 

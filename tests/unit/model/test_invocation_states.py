@@ -1,4 +1,4 @@
-"""An invocation is as its latest execution is; only one that failed is begun anew."""
+"""An invocation has the status of its latest execution; only a failed one can be retried."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def is_legal(walk: list[InvocationStatus]) -> bool:
     )
 
 
-def test_every_status_of_an_execution_is_one_of_an_invocation() -> None:
+def test_every_status_of_an_execution_maps_to_one_of_an_invocation() -> None:
     assert set(STATUS_OF) == set(ExecutionStatus)
     assert set(STATUS_OF.values()) == set(InvocationStatus)
     for status, of_invocation in STATUS_OF.items():
         assert status.ended == of_invocation.ended
 
 
-def test_the_statuses_of_executions_are_shared_out_among_those_of_invocations() -> None:
+def test_every_status_of_an_execution_belongs_to_exactly_one_of_an_invocation() -> None:
     shared = [status for several in STATUSES_OF.values() for status in several]
     assert sorted(shared) == sorted(ExecutionStatus)
     for status, several in STATUSES_OF.items():
@@ -64,7 +64,7 @@ def test_the_statuses_of_executions_are_shared_out_among_those_of_invocations() 
 
 
 @pytest.mark.parametrize("status", ExecutionStatus)
-def test_an_invocation_is_as_its_only_execution(status: ExecutionStatus) -> None:
+def test_an_invocation_has_the_status_of_its_only_execution(status: ExecutionStatus) -> None:
     completed_at = NOW + timedelta(seconds=1) if status.ended else None
 
     assert invocation_of(replace(FIRST, status=status, completed_at=completed_at)) == Invocation(
@@ -89,19 +89,21 @@ def test_an_invocation_began_with_its_first_execution() -> None:
     assert (found.execution_id, found.created_at) == ("exec_2", NOW)
 
 
-def test_what_began_anew_has_no_end_any_more() -> None:
+def test_a_retried_invocation_has_no_completion_time() -> None:
     waiting = replace(FIRST, completed_at=NOW, status=ExecutionStatus.PENDING)
 
     assert invocation_of(waiting).completed_at is None
 
 
 @given(execution_walks)
-def test_an_execution_takes_its_invocation_along_a_legal_way(walk: list[ExecutionStatus]) -> None:
+def test_executions_take_their_invocation_only_through_valid_transitions(
+    walk: list[ExecutionStatus],
+) -> None:
     assert is_legal([invocation_of(replace(FIRST, status=status)).status for status in walk])
 
 
 @given(st.lists(execution_walks, min_size=1, max_size=5))
-def test_so_do_several_executions_each_after_one_that_failed(
+def test_retries_take_their_invocation_only_through_valid_transitions(
     several: list[list[ExecutionStatus]],
 ) -> None:
     walk: list[Invocation] = []

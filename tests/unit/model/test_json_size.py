@@ -45,5 +45,5 @@ def test_no_text_with_too_many_values_passes(value: Any) -> None:
         (b"x" * 1000, True),
     ],
 )
-def test_marks_within_strings_do_not_count(text: bytes, passes: bool) -> None:
+def test_commas_and_brackets_in_strings_are_not_counted(text: bytes, passes: bool) -> None:
     assert has_at_most(text, 100) is passes

@@ -1,4 +1,4 @@
-"""Manifests and pages that somebody else wrote into the blob store."""
+"""Manifests and pages that an attacker wrote to the blob store."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ HOSTILE_ENTRIES = {
 
 
 @pytest.mark.parametrize("entry", HOSTILE_ENTRIES.values(), ids=HOSTILE_ENTRIES)
-def test_an_entry_that_no_workspace_has_is_damage(entry: Any) -> None:
+def test_an_invalid_entry_counts_as_damage(entry: Any) -> None:
     assert read_page(page(FILE))
     with pytest.raises(PermanentError) as refused:
         read_page(page(FILE, entry))
     assert refused.value.code == "checkpoint_damaged"
 
 
-def test_a_page_inflates_to_no_more_than_a_page_has() -> None:
+def test_an_inflated_page_is_limited_to_the_size_of_a_page() -> None:
     bomb = zlib.compress(bytes(64 * MAX_PAGE), 9)
     assert len(bomb) < MAX_PAGE
     for data in (bomb, bomb[:-8], page(FILE)[:-1], b"", b"no zlib", page(*[FILE] * 5000)):
@@ -110,7 +110,7 @@ HOSTILE_MANIFESTS = {
 
 
 @pytest.mark.parametrize("fields", HOSTILE_MANIFESTS.values(), ids=HOSTILE_MANIFESTS)
-def test_a_manifest_that_no_session_has_is_damage(fields: dict[str, Any]) -> None:
+def test_an_invalid_manifest_counts_as_damage(fields: dict[str, Any]) -> None:
     assert read_manifest(json.dumps(MANIFEST).encode(), "s").objects == {DIGEST: (10, 10)}
     with pytest.raises(PermanentError) as refused:
         read_manifest(json.dumps(MANIFEST | fields).encode(), "s")
@@ -121,7 +121,7 @@ def test_a_manifest_that_no_session_has_is_damage(fields: dict[str, Any]) -> Non
     "data",
     [b"", b"[]", b"null", b"\xff", b"{" * 100_000, b"[" * 100_000, b'{"version":1}'],
 )
-def test_what_is_no_manifest_is_damage(data: bytes) -> None:
+def test_data_that_is_not_a_manifest_counts_as_damage(data: bytes) -> None:
     with pytest.raises(PermanentError) as refused:
         read_manifest(data, "s")
     assert refused.value.code == "checkpoint_damaged"
@@ -135,7 +135,7 @@ _json = st.recursive(
 
 
 @given(st.lists(_json, min_size=9, max_size=9), st.integers(0, 8), st.binary(max_size=50))
-def test_whatever_is_read_is_an_entry_or_damage(
+def test_arbitrary_data_is_read_or_counts_as_damage(
     fields: list[Any], place: int, noise: bytes
 ) -> None:
     for data in (page(fields), page(changed(place, fields[0])), zlib.compress(noise), noise):
@@ -157,7 +157,7 @@ def test_whatever_is_read_is_an_entry_or_damage(
     ],
     ids="-".join,
 )
-def test_entries_that_are_no_tree_are_damage(paths: list[str]) -> None:
+def test_entries_that_do_not_form_a_tree_count_as_damage(paths: list[str]) -> None:
     def entries(texts: list[str]) -> list[Entry]:
         return read_page(page(*([t[:-2], t[-1], 0, 0, 0, 0, 0, "", []] for t in texts)))
 

@@ -1,4 +1,4 @@
-"""From what the kernel and the process say to how an execution ended."""
+"""How the outcome of an execution follows from reports of the kernel and the process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outcome_of(
     )
 
 
-# What is said, then status, cause, exit code, signal, code of the error, whether the value counts.
+# The report, then status, cause, exit code, signal, code of the error, whether the value counts.
 ENDS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     "exit 0": ({"raw": {"exit_code": 0}}, ("completed", None, 0, None, None, False)),
     "exit 0 with a value": (
@@ -98,7 +98,9 @@ ENDS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("said", "expected"), ENDS.values(), ids=ENDS.keys())
-def test_an_end_is_concluded(said: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_the_outcome_of_an_execution_is_derived_from_its_exit(
+    said: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     outcome = outcome_of(**said)
 
     assert (
@@ -112,14 +114,14 @@ def test_an_end_is_concluded(said: dict[str, Any], expected: tuple[Any, ...]) ->
     assert (outcome.error is None) == (outcome.status is ExecutionStatus.COMPLETED)
 
 
-def test_output_that_was_not_cut_is_as_long_as_it_is() -> None:
+def test_output_that_was_not_truncated_has_its_own_length() -> None:
     outcome = outcome_of({"exit_code": 0})
 
     assert (outcome.stdout, outcome.stdout_size) == (b"out", 3)
     assert (outcome.stderr, outcome.stderr_size) == (b"err", 3)
 
 
-def test_sizes_and_usage_are_carried_over_in_their_units() -> None:
+def test_sizes_and_usage_are_converted_to_their_units() -> None:
     outcome = outcome_of(
         {
             "exit_code": 0,
@@ -142,7 +144,7 @@ def test_sizes_and_usage_are_carried_over_in_their_units() -> None:
     assert outcome.artifacts_truncated is True
 
 
-def test_an_artifact_gets_its_type_by_its_name() -> None:
+def test_the_type_of_an_artifact_follows_from_its_name() -> None:
     item = {"path": "a/b.csv", "size": 3, "modified": 1_700_000_000_123_456_789, "sha256": "ab"}
     outcome = outcome_of({"exit_code": 0, "artifacts": [item, {**item, "path": "unknown"}]})
 
@@ -162,6 +164,6 @@ def test_a_lost_attempt_keeps_the_output_received() -> None:
     assert outcome.metrics == {}
 
 
-def test_every_final_status_has_a_word_in_results() -> None:
+def test_every_final_status_has_a_result_status() -> None:
     assert set(RESULT_STATUS) == {status for status in ExecutionStatus if status.ended}
     assert set(RESULT_STATUS.values()) == {"success", "failed", "timeout", "error"}

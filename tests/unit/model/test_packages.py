@@ -1,4 +1,4 @@
-"""What may be asked for, and what it is held against."""
+"""Which packages may be requested, and their conflicts with a template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.model.packages import Interpreter, conflicts, covered, is_pinned, mer
 HAS = {"numpy": "2.1.0", "odd": "not-a-version", "early": "3.0rc1"}
 
 
-def test_a_set_is_written_in_one_way() -> None:
+def test_equal_sets_have_one_normal_form() -> None:
     one = (Dependency("Requests", ">=2,<3"), Dependency("a.b_c[Two,one]"))
     two = (Dependency("A-B-C[one, two]"), Dependency("requests", "<3,>=2"))
     assert normalised(one) == normalised(two)
@@ -39,7 +39,7 @@ def test_a_set_is_written_in_one_way() -> None:
         ("../a", ""),
     ],
 )
-def test_anything_but_names_extras_and_versions_is_refused(name: str, version: str) -> None:
+def test_only_names_extras_and_versions_are_accepted(name: str, version: str) -> None:
     with pytest.raises(InvalidRequest):
         normalised([Dependency(name, version)])
 
@@ -53,12 +53,12 @@ def test_an_invalid_requirement_is_quoted_in_the_error(name: str, version: str, 
         normalised([Dependency(name, version)])
 
 
-def test_a_package_is_named_once() -> None:
+def test_a_package_can_be_listed_only_once() -> None:
     with pytest.raises(InvalidRequest, match="twice"):
         normalised([Dependency("a-b"), Dependency("A_B", "==1")])
 
 
-def test_fifty_are_enough() -> None:
+def test_fifty_packages_are_allowed() -> None:
     normalised(Dependency(f"p{number}") for number in range(50))
     with pytest.raises(InvalidRequest, match="at most 50"):
         normalised(Dependency(f"p{number}") for number in range(51))
@@ -68,7 +68,7 @@ def test_fifty_are_enough() -> None:
     ("version", "pinned"),
     [("==1.0", True), ("==1.*", False), (">=1", False), ("", False), ("==1.0,>=0", True)],
 )
-def test_a_set_is_pinned_when_each_names_one_version(version: str, pinned: bool) -> None:
+def test_a_set_is_pinned_if_each_package_has_one_version(version: str, pinned: bool) -> None:
     assert is_pinned([Dependency("a", "==1"), Dependency("b", version)]) is pinned
 
 
@@ -88,27 +88,25 @@ def test_a_set_is_pinned_when_each_names_one_version(version: str, pinned: bool)
     ],
     ids=lambda value: getattr(value, "requirement", value),
 )
-def test_conflicts_are_by_the_versions_that_are_there(
-    dependency: Dependency, conflict: bool
-) -> None:
+def test_conflicts_depend_on_the_installed_versions(dependency: Dependency, conflict: bool) -> None:
     found = conflicts([dependency], HAS)
     assert bool(found) is conflict
     if found:
         assert found[0]["template_has"] == HAS[found[0]["name"]]
 
 
-def test_what_the_template_has_covers_what_is_asked_for() -> None:
+def test_packages_of_the_template_can_cover_a_request() -> None:
     assert covered([Dependency("numpy", ">2")], HAS) == ("numpy==2.1.0",)
     assert covered([Dependency("numpy", ">2"), Dependency("absent")], HAS) is None
     assert covered([Dependency("numpy[more]")], HAS) is None
 
 
-def test_of_what_is_named_again_the_new_version_counts() -> None:
+def test_a_repeated_package_takes_the_new_version() -> None:
     both = merged([Dependency("a", "==1"), Dependency("b")], [Dependency("A", "==2")])
     assert [each.requirement for each in both] == ["a==2", "b"]
 
 
-def test_interpreters_with_other_packages_are_others() -> None:
+def test_interpreters_with_different_packages_are_distinct() -> None:
     one = Interpreter("cpython 3.11.7", "linux-x86_64", {"a": "1"})
     assert one.fingerprint != Interpreter("cpython 3.11.7", "linux-x86_64", {"a": "2"}).fingerprint
     assert one.fingerprint == Interpreter("cpython 3.11.7", "linux-x86_64", {"a": "1"}).fingerprint

@@ -20,12 +20,12 @@ DEMAND = PlacementRequest("python@2", RESOURCES)
 IDLE = NodeMetrics(0.1, 0.1, 10**12, 8, 64 * GIB, 0.5)
 
 
-def node(node_id: str = "a", **given: Any) -> Node:
-    return Node(node_id, "local", f"http://{node_id}", **{"metrics": IDLE, **given})
+def node(node_id: str = "a", **options: Any) -> Node:
+    return Node(node_id, "local", f"http://{node_id}", **{"metrics": IDLE, **options})
 
 
-def demand(**given: Any) -> PlacementRequest:
-    return replace(DEMAND, **given)
+def demand(**options: Any) -> PlacementRequest:
+    return replace(DEMAND, **options)
 
 
 @pytest.mark.parametrize(
@@ -105,25 +105,25 @@ BUSY = {"metrics": replace(IDLE, cpu_usage=0.9)}
     ],
 )
 def test_the_better_node_comes_first(better: dict[str, Any], worse: dict[str, Any]) -> None:
-    # Whatever their names are.
+    # Independently of their names.
     for first, second in (("a", "b"), ("b", "a")):
         nodes = [node(second, **worse), node(first, **better)]
         assert [found.id for found in rank(nodes, DEMAND, spread_above=35)] == [first, second]
 
 
-def test_a_warm_instance_is_of_no_use_to_a_session_that_needs_one_of_its_own() -> None:
+def test_a_ready_instance_does_not_count_for_a_session_that_needs_its_own() -> None:
     nodes = [node("a", **WARM), node("b", **CACHED)]
     assert [found.id for found in rank(nodes, DEMAND, spread_above=35)] == ["a", "b"]
     own = demand(pooled=False)
     assert [found.id for found in rank(nodes, own, spread_above=35)] == ["b", "a"]
 
 
-def test_equal_nodes_are_in_order_of_their_ids() -> None:
+def test_equal_nodes_are_ordered_by_their_ids() -> None:
     nodes = [node(name) for name in ("c", "a", "b")]
     assert [found.id for found in rank(nodes, DEMAND, spread_above=35)] == ["a", "b", "c"]
 
 
-# Whatever nodes there are
+# Any set of nodes
 
 names = st.sets(st.sampled_from(["seccomp", "own_uid", "pause", MOUNT])).map(frozenset)
 shares = st.floats(0, 1)
@@ -176,7 +176,7 @@ demands = st.builds(
 
 
 @given(nodes=nodes_given, asked=demands, spread=st.integers(0, 40))
-def test_all_nodes_that_fit_are_ranked_and_no_others(
+def test_exactly_the_suitable_nodes_are_ranked(
     nodes: list[Node], asked: PlacementRequest, spread: int
 ) -> None:
     ranked = rank(nodes, asked, spread_above=spread)
@@ -196,7 +196,7 @@ def test_all_nodes_that_fit_are_ranked_and_no_others(
 
 
 @given(nodes=nodes_given, asked=demands, spread=st.integers(0, 40), seed=st.integers())
-def test_the_order_is_that_of_any_two_and_not_that_in_which_they_are_given(
+def test_the_order_does_not_depend_on_that_of_the_input(
     nodes: list[Node], asked: PlacementRequest, spread: int, seed: int
 ) -> None:
     ranked = rank(nodes, asked, spread_above=spread)

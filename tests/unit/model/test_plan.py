@@ -1,4 +1,4 @@
-"""The table says what to do with every session, and following it comes to an end."""
+"""The table has a step for every session, and a sequence of steps ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_WAY = 6
 LEADS_TO: dict[Step, tuple[Observed, ...]] = {
     Step.START: (Observed.STARTING, Observed.RESTORING, Observed.RUNNING),
     Step.RESUME: (Observed.RUNNING,),
-    # One whose instance has died has nothing to keep, and runs anew before it stands still.
+    # A session whose instance has died has no memory to keep, and starts again before it stops.
     Step.PAUSE: (Observed.PAUSING, Observed.PAUSED, Observed.RUNNING),
     Step.STOP: (Observed.STOPPING, Observed.STOPPED),
     Step.ARCHIVE: (Observed.ARCHIVING, Observed.ARCHIVED),
@@ -57,9 +57,7 @@ def test_every_pair_has_a_step() -> None:
 
 @pytest.mark.parametrize("wanted", Wanted)
 @pytest.mark.parametrize("observed", Observed)
-def test_every_way_on_which_nothing_goes_wrong_ends_at_rest(
-    wanted: Wanted, observed: Observed
-) -> None:
+def test_every_undisturbed_sequence_of_steps_settles(wanted: Wanted, observed: Observed) -> None:
     ways = [[observed]]
     while ways:
         way = ways.pop()
@@ -67,7 +65,7 @@ def test_every_way_on_which_nothing_goes_wrong_ends_at_rest(
         if step is Step.NONE:
             continue
         assert len(way) <= LONGEST_WAY, way
-        # What is really there is found once; from then on each step does what it is for.
+        # The observed state is determined once; afterwards each step has its effect.
         leads = LEADS_TO[step] if step is Step.HEAL else LEADS_TO[step][-1:]
         if step is Step.PAUSE:
             leads = (Observed.PAUSED,)
@@ -75,7 +73,7 @@ def test_every_way_on_which_nothing_goes_wrong_ends_at_rest(
 
 
 @given(st.sampled_from(Wanted), st.sampled_from(Observed), st.data())
-def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
+def test_a_step_that_stops_halfway_or_fails_can_still_settle(
     wanted: Wanted, observed: Observed, data: st.DataObject
 ) -> None:
     for _ in range(8):
@@ -100,7 +98,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     ("wanted", "at_rest"),
     [
         (Wanted.RUNNING, {Observed.RUNNING}),
-        # One that has no instance has no memory to keep.
+        # Without an instance no memory can be kept.
         (Wanted.PAUSED, {Observed.PAUSED, Observed.STOPPED, Observed.ARCHIVED}),
         (Wanted.STOPPED, {Observed.STOPPED, Observed.ARCHIVED}),
         (Wanted.ARCHIVED, {Observed.ARCHIVED}),
@@ -108,7 +106,7 @@ def test_a_step_that_stops_halfway_or_fails_leaves_a_way_to_rest(
     ],
     ids=["running", "paused", "stopped", "archived", "destroyed"],
 )
-def test_only_what_is_wanted_rests(wanted: Wanted, at_rest: set[Observed]) -> None:
+def test_only_wanted_states_are_settled(wanted: Wanted, at_rest: set[Observed]) -> None:
     found = {observed for observed in Observed if TABLE[wanted, observed] is Step.NONE}
 
     assert found == at_rest | {Observed.DESTROYED}
@@ -133,7 +131,7 @@ def test_every_status_is_observed(status: SessionStatus) -> None:
     ids=["both", "workspace", "instance", "nothing"],
 )
 @pytest.mark.parametrize("wanted", Wanted)
-def test_what_has_ended_is_cleared_until_nothing_is_left(
+def test_an_ended_session_is_cleared_until_nothing_is_left(
     status: SessionStatus, left: dict[str, None], step: Step, wanted: Wanted
 ) -> None:
     assert plan.next_step(session(status=status, wanted=wanted, **left)) is step
@@ -198,7 +196,7 @@ ARCHIVED: dict[str, Any] = STOPPED | {
         ),
     ],
 )
-def test_the_first_timer_is(
+def test_the_earliest_timer_is_returned(
     fields: dict[str, Any], expected: tuple[datetime, Wanted, Cause] | None
 ) -> None:
     found = plan.timer(session(**fields))
@@ -269,7 +267,9 @@ def test_timer_at_is_the_time_of_the_next_timer(
         ),
     ],
 )
-def test_there_is_something_to_do_from(fields: dict[str, Any], expected: datetime | None) -> None:
+def test_unsettled_at_is_the_time_of_the_next_step(
+    fields: dict[str, Any], expected: datetime | None
+) -> None:
     assert plan.unsettled_at(session(**fields)) == expected
 
 

@@ -1,4 +1,4 @@
-"""The ways that the documentation draws: each leads to where the session is left alone."""
+"""The sequences of steps in the documentation: each ends in a state without a next step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def test_every_pair_has_a_step() -> None:
 
 @pytest.mark.parametrize("wanted", Wanted)
 @pytest.mark.parametrize("observed", Observed)
-def test_every_way_ends_at_what_is_wanted(wanted: Wanted, observed: Observed) -> None:
+def test_every_sequence_of_steps_ends_at_the_wanted_state(
+    wanted: Wanted, observed: Observed
+) -> None:
     allowed = SETTLED[wanted] | {Observed.DESTROYED}
     ways = [[observed]]
     while ways:

@@ -34,7 +34,7 @@ def test_the_need_follows_from_rate_start_and_bursts(
 
 
 @given(one=rates, other=rates, start=seconds, burst=counts, concurrency=st.integers(1, 16))
-def test_a_higher_rate_never_needs_fewer(
+def test_a_higher_rate_never_lowers_the_target(
     one: float, other: float, start: float, burst: int, concurrency: int
 ) -> None:
     low, high = sorted((one, other))
@@ -43,13 +43,15 @@ def test_a_higher_rate_never_needs_fewer(
 
 
 @given(rate=rates, one=seconds, other=seconds)
-def test_a_longer_start_never_needs_fewer(rate: float, one: float, other: float) -> None:
+def test_a_longer_start_never_lowers_the_target(rate: float, one: float, other: float) -> None:
     short, long = sorted((one, other))
     assert need(rate, short) <= need(rate, long)
 
 
 @given(rate=rates, start=seconds, burst=counts)
-def test_what_comes_while_one_is_replaced_is_there(rate: float, start: float, burst: int) -> None:
+def test_requests_that_arrive_during_a_start_are_covered(
+    rate: float, start: float, burst: int
+) -> None:
     assert need(rate, start, burst=burst) >= max(rate * start, burst)
 
 
@@ -64,7 +66,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize(("template", "expected"), BOUNDS.values(), ids=BOUNDS)
-def test_the_bounds_are_the_templates_within_the_settings(
+def test_the_bounds_of_a_template_stay_within_the_settings(
     template: tuple[int, int | None], expected: tuple[int, int]
 ) -> None:
     least, most = template
@@ -82,7 +84,7 @@ def test_a_level_rises_at_once_and_falls_by_halves() -> None:
 
 
 @given(wanted=st.lists(counts, min_size=1), pause=st.floats(0.1, 100))
-def test_a_level_is_never_below_what_is_wanted_nor_above_what_was(
+def test_a_level_stays_between_the_current_and_the_highest_demand(
     wanted: list[int], pause: float
 ) -> None:
     level = Level(0, 0.0)
@@ -92,7 +94,7 @@ def test_a_level_is_never_below_what_is_wanted_nor_above_what_was(
 
 
 @given(start=counts, wanted=counts)
-def test_a_level_settles_where_it_is_wanted(start: int, wanted: int) -> None:
+def test_a_level_settles_at_the_demand(start: int, wanted: int) -> None:
     level = Level(start, 0.0)
     for turn in range(1, 12):
         level = smooth(level, wanted, float(turn), 1.0)
@@ -100,7 +102,7 @@ def test_a_level_settles_where_it_is_wanted(start: int, wanted: int) -> None:
 
 
 @given(around=st.integers(2, 50))
-def test_demand_that_goes_up_and_down_within_a_pause_moves_nothing(around: int) -> None:
+def test_demand_that_varies_within_a_pause_changes_nothing(around: int) -> None:
     level = Level(around, 0.0)
     for now in range(100):
         level = smooth(level, around - now % 2, float(now), 4.0)
@@ -128,7 +130,7 @@ SHARES = {
 
 
 @pytest.mark.parametrize(("wants", "budget", "expected"), SHARES.values(), ids=SHARES)
-def test_memory_is_shared_minimums_first(
+def test_minimums_get_memory_first(
     wants: list[PoolDemand], budget: int, expected: list[int]
 ) -> None:
     assert share_memory(wants, budget) == expected
@@ -151,7 +153,7 @@ def used(wants: list[PoolDemand], granted: list[int]) -> int:
 
 
 @given(wants=asked, budget=budgets)
-def test_all_together_stay_within_the_budget_unless_minimums_do_not(
+def test_all_pools_together_stay_within_the_budget_unless_minimums_exceed_it(
     wants: list[PoolDemand], budget: int
 ) -> None:
     granted = share_memory(wants, budget)

@@ -43,12 +43,12 @@ NO_SIZES = [
 
 
 @pytest.mark.parametrize(("text", "size"), SIZES.items(), ids=SIZES.keys())
-def test_a_size_is_read(text: str, size: int) -> None:
+def test_a_size_is_parsed(text: str, size: int) -> None:
     assert parse_size(text, "memory") == size
 
 
 @pytest.mark.parametrize("text", NO_SIZES, ids=repr)
-def test_what_is_no_size_is_refused_with_its_field(text: str) -> None:
+def test_an_invalid_size_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match="memory") as caught:
         parse_size(text, "memory")
     assert caught.value.details == {"field": "memory"}
@@ -58,28 +58,28 @@ CORES = {"1": 1.0, "0.5": 0.5, "500m": 0.5, "1500m": 1.5, "2.25": 2.25, " 4 ": 4
 
 
 @pytest.mark.parametrize(("text", "cores"), CORES.items(), ids=CORES.keys())
-def test_a_number_of_cores_is_read(text: str, cores: float) -> None:
+def test_a_number_of_cores_is_parsed(text: str, cores: float) -> None:
     assert parse_cpu(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-1", "1.", "m", "one", "1e3", "nan", "inf", "1M"])
-def test_what_is_no_number_of_cores_is_refused(text: str) -> None:
+def test_an_invalid_number_of_cores_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="cpu"):
         parse_cpu(text)
 
 
 @given(st.integers(min_value=1, max_value=2**49))
-def test_a_size_that_is_written_is_read_as_it_was(size: int) -> None:
+def test_a_formatted_size_is_parsed_to_the_same_value(size: int) -> None:
     assert parse_size(format_size(size), "disk") == size
 
 
 @given(st.integers(min_value=1, max_value=999_999))
-def test_thousandths_of_cores_that_are_written_are_read_as_they_were(thousandths: int) -> None:
+def test_formatted_cores_are_parsed_to_the_same_value(thousandths: int) -> None:
     assert parse_cpu(format_cpu(thousandths / 1000)) == pytest.approx(thousandths / 1000, rel=1e-5)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (lambda: parse_size(text, "memory"), lambda: parse_cpu(text)):
         with contextlib.suppress(InvalidRequest):
             assert parse() > 0

@@ -1,4 +1,4 @@
-"""What is retried, and when."""
+"""Which failures are retried, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.stores.store_entities import make_execution
 MOST = 3
 CODE = {"code": "print(1)"}
 
-# Status and cause of the attempt, retries before it, what was asked for, whether it is retried.
+# Status and cause of the attempt, retries before it, the request, whether it is retried.
 CASES: dict[str, tuple[str, str | None, int, dict[str, Any], bool]] = {
     "instance lost": ("crashed", "instance_lost", 0, CODE, True),
     "a violation of the protocol": ("failed", "protocol", 0, CODE, False),
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, str | None, int, dict[str, Any], bool]] = {
 @pytest.mark.parametrize(
     ("status", "cause", "before", "given", "retried"), CASES.values(), ids=list(CASES)
 )
-def test_only_what_the_code_did_not_cause_is_retried(
+def test_only_failures_that_the_code_did_not_cause_are_retried(
     status: str, cause: str | None, before: int, given: dict[str, Any], retried: bool
 ) -> None:
     execution = make_execution(request=Request(**given), retry_count=before)
@@ -66,7 +66,7 @@ def test_only_what_the_code_did_not_cause_is_retried(
     before=st.integers(0, 5),
     most=st.integers(0, 5),
 )
-def test_never_beyond_the_bound_and_never_a_fault_of_the_code(
+def test_the_number_of_retries_is_limited_and_failures_of_the_code_are_never_retried(
     status: ExecutionStatus, cause: Cause | None, before: int, most: int
 ) -> None:
     outcome = Outcome(status, cause, None)
@@ -90,7 +90,7 @@ def test_a_first_pause_beyond_the_bound_is_the_bound() -> None:
     assert [seconds(retry, first=60) for retry in (1, 2)] == [10, 10]
 
 
-def test_no_pause_stays_none() -> None:
+def test_a_pause_of_zero_stays_zero() -> None:
     assert [seconds(retry, first=0) for retry in (1, 2, 50)] == [0, 0, 0]
     assert [seconds(retry, most=0) for retry in (1, 2, 50)] == [0, 0, 0]
 
@@ -107,7 +107,7 @@ def test_no_number_of_retries_is_too_large(retry: int, first: timedelta, most: t
     assert pause <= delay(retry + 1, first=first, most=most)
 
 
-def test_each_retry_follows_a_recorded_attempt_also_when_nobody_knows_when_that_began() -> None:
+def test_each_retry_follows_a_recorded_attempt_even_if_its_start_is_unknown() -> None:
     outcome = without_result(
         ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, "It is gone.", stdout=b"", stderr=b""
     )

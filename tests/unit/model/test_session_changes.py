@@ -55,7 +55,7 @@ OTHER = Warning("other", "Something else.")
         "about to start", "is archived", "archived", "moved before", "other warnings at rest",
     ],
 )  # fmt: skip
-def test_on_another_node_it_is(
+def test_a_moved_session_has_a_new_status_and_warnings(
     fields: dict[str, Any],
     status: SessionStatus,
     wanted: Wanted,
@@ -72,15 +72,15 @@ def test_on_another_node_it_is(
 
 
 @pytest.mark.parametrize("status", sorted(ENDED))
-def test_what_has_ended_stays_where_it_is(status: SessionStatus) -> None:
+def test_an_ended_session_stays_on_its_node(status: SessionStatus) -> None:
     ended = session(status=status, wanted=Wanted.DESTROYED)
 
     assert moved(ended, THERE, after(100)) is ended
 
 
 @given(st.sampled_from(SessionStatus), st.sampled_from(Wanted))
-def test_what_moved_settles_or_rests_there(status: SessionStatus, wanted: Wanted) -> None:
+def test_a_moved_session_settles_on_its_new_node(status: SessionStatus, wanted: Wanted) -> None:
     found = moved(session(status=status, wanted=wanted), THERE, NOW)
     if not status.ended and wanted is not Wanted.DESTROYED:
-        # Nothing of the way that needs an instance which is not there.
+        # No step that needs an instance, which does not exist there.
         assert plan.next_step(found) in (Step.START, Step.NONE, Step.ARCHIVE, Step.STOP)

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=StrEnum)
 def walks(
     moves: Mapping[S, frozenset[S]], start: S, *, most: int = 30
 ) -> st.SearchStrategy[list[S]]:
-    """From `start`, one move after the other, until there is none or `most` were made."""
+    """From `start`, one transition after the other, until none is left or `most` were made."""
 
     @st.composite
     def walk(draw: Callable[[st.SearchStrategy[S]], S]) -> list[S]:

@@ -47,7 +47,7 @@ def test_frames_are_decoded_byte_by_byte(sent: list[frames.Frame]) -> None:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
-def test_garbage_is_a_protocol_error_or_waited_out(garbage: list[bytes]) -> None:
+def test_garbage_is_a_protocol_error_or_waits_for_more(garbage: list[bytes]) -> None:
     decoder = frames.Decoder()
     try:
         for piece in garbage:
@@ -80,7 +80,7 @@ def test_an_unknown_kind_is_refused_by_its_header(kind: int) -> None:
         frames.Decoder().feed(frames.HEADER.pack(0, 1, kind))
 
 
-def test_what_is_kept_is_one_incomplete_frame_and_no_more() -> None:
+def test_the_decoder_keeps_at_most_one_incomplete_frame() -> None:
     decoder = frames.Decoder()
     whole = frames.encode(1, frames.DATA, bytes(65_536))
     tracemalloc.start()
@@ -101,7 +101,7 @@ def test_a_payload_that_is_too_large_is_not_sent() -> None:
 
 @given(st.dictionaries(st.text(), JSON, max_size=6))
 @settings(max_examples=60)
-def test_objects_travel_as_json_and_mean_the_same_to_others(value: dict[str, object]) -> None:
+def test_objects_are_encoded_as_standard_json(value: dict[str, object]) -> None:
     ((_, _, payload),) = frames.Decoder().feed(frames.encode_json(1, frames.EVENT, value))
     assert frames.decode_json(payload) == value
     assert json.loads(payload) == value
@@ -126,7 +126,7 @@ def test_any_depth_is_refused_without_a_crash(depth: int) -> None:
         frames.decode_json(b'{"a":' + b"[" * depth + b"]" * depth)
 
 
-def test_a_failed_encoding_leaves_nothing_behind() -> None:
+def test_a_failed_encoding_leaves_no_state() -> None:
     inner: list[object] = [object()]
     value = {"a": inner}
     with pytest.raises(TypeError):
@@ -136,6 +136,6 @@ def test_a_failed_encoding_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"[]", b"1", b"null", b'"x"', b"", b"NaN", b"{}x", b"\xff{}"])
-def test_what_is_no_object_is_refused(payload: bytes) -> None:
+def test_a_payload_that_is_not_an_object_is_refused(payload: bytes) -> None:
     with pytest.raises(frames.ProtocolError):
         frames.decode_json(payload)

@@ -1,4 +1,4 @@
-"""Workers go on, whatever becomes of one key."""
+"""Workers continue after any failure of one key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def working(
 
 
 class Seen:
-    """Who was looked at, how often, and how many at once."""
+    """Which keys were handled, how often, and how many concurrently."""
 
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Seen:
             await self.changed.wait()
 
 
-async def test_a_key_is_handled_and_is_not_due_again() -> None:
+async def test_a_handled_key_is_not_due_again() -> None:
     queue, seen = Queue(), Seen()
 
     async def handle(key: str) -> None:
@@ -75,7 +75,7 @@ async def test_a_key_is_handled_and_is_not_due_again() -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01], ids=["at once", "later"])
-async def test_a_key_that_is_due_again_comes_again(pause: float) -> None:
+async def test_a_key_that_is_due_again_is_handled_again(pause: float) -> None:
     queue, seen = Queue(), Seen()
 
     async def handle(key: str) -> float | None:
@@ -91,7 +91,7 @@ async def test_a_key_that_is_due_again_comes_again(pause: float) -> None:
     assert seen.times == {"a": 3, "b": 3}
 
 
-async def test_one_that_hangs_holds_up_no_other_and_is_not_given_out_twice() -> None:
+async def test_a_hanging_key_delays_no_other_and_is_not_handled_twice() -> None:
     queue, seen, free = Queue(), Seen(), asyncio.Event()
 
     async def handle(key: str) -> None:
@@ -142,12 +142,12 @@ async def test_a_failing_key_is_logged_and_delays_no_other(error: Exception, lev
             queue.add("bad 0")
             await seen.until("bad 0", 2)
             assert not running.done()
-    told = [entry for entry in logs if entry["event"] == "reconcile.failed"]
-    assert {entry["log_level"] for entry in told} == {level}
-    assert [entry["key"] for entry in told] == [f"bad {n}" for n in range(5)] + ["bad 0"]
+    failures = [entry for entry in logs if entry["event"] == "reconcile.failed"]
+    assert {entry["log_level"] for entry in failures} == {level}
+    assert [entry["key"] for entry in failures] == [f"bad {n}" for n in range(5)] + ["bad 0"]
 
 
-async def test_a_key_that_was_added_while_it_failed_comes_again() -> None:
+async def test_a_key_added_while_it_failed_is_handled_again() -> None:
     queue, seen = Queue(), Seen()
 
     async def handle(key: str) -> None:
@@ -182,8 +182,8 @@ async def test_workers_end_with_their_task_and_leave_no_timer() -> None:
 
 
 @pytest.mark.parametrize("loop", ["work", "sweep"])
-async def test_a_cancellation_that_an_error_took_the_place_of_ends_the_loop(loop: str) -> None:
-    """What is given back at the end may fail, as with a back-end that is away."""
+async def test_a_cancellation_replaced_by_an_error_ends_the_loop(loop: str) -> None:
+    """Cleaning up may fail, for example with an unavailable back-end."""
     begun = asyncio.Event()
 
     async def handle(key: str = "") -> None:

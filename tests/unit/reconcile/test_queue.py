@@ -1,4 +1,4 @@
-"""Keys are given out once, to one worker at a time, and none is forgotten."""
+"""Keys are handed out once, to one worker at a time, and none is lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LONG = 600.0
 KEYS = st.sampled_from(["a", "b", "c"])
 
 
-async def taken(queue: Queue) -> str | None:
-    """What is given out at once, if anything is."""
+async def take_now(queue: Queue) -> str | None:
+    """The key that can be taken immediately, if any."""
     taking = asyncio.ensure_future(queue.take())
     await asyncio.sleep(0)
     if taking.done():
@@ -28,38 +28,38 @@ async def taken(queue: Queue) -> str | None:
     return None
 
 
-async def test_a_key_is_given_out_once_however_often_it_was_added() -> None:
+async def test_a_key_added_repeatedly_is_handed_out_once() -> None:
     queue = Queue()
     for _ in range(5):
         queue.add("a")
 
     assert len(queue) == 1
-    assert [await taken(queue), await taken(queue)] == ["a", None]
+    assert [await take_now(queue), await take_now(queue)] == ["a", None]
 
 
-async def test_a_key_that_is_taken_waits_until_it_is_done() -> None:
+async def test_a_taken_key_waits_until_it_is_done() -> None:
     queue = Queue()
     queue.add("a")
     assert await queue.take() == "a"
     queue.add("a")
     queue.add("a")
 
-    assert await taken(queue) is None
+    assert await take_now(queue) is None
     queue.done("a")
-    assert [await taken(queue), await taken(queue)] == ["a", None]
+    assert [await take_now(queue), await take_now(queue)] == ["a", None]
     queue.done("a")
-    assert await taken(queue) is None
+    assert await take_now(queue) is None
     assert len(queue) == 0
 
 
-async def test_a_key_that_is_done_may_be_added_again() -> None:
+async def test_a_finished_key_can_be_added_again() -> None:
     queue = Queue()
     queue.add("a")
     await queue.take()
     queue.done("a")
     queue.add("a")
 
-    assert await taken(queue) == "a"
+    assert await take_now(queue) == "a"
 
 
 async def test_a_waiting_worker_gets_a_new_key_and_each_key_has_one_worker() -> None:
@@ -84,11 +84,11 @@ async def test_a_cancelled_worker_takes_no_key() -> None:
         assert await staying == "a"
 
 
-async def test_a_later_time_is_waited_for() -> None:
+async def test_a_key_added_for_later_is_taken_later() -> None:
     queue = Queue()
     queue.add("a", after=SHORT)
 
-    assert await taken(queue) is None
+    assert await take_now(queue) is None
     async with asyncio.timeout(60):
         assert await queue.take() == "a"
 
@@ -96,7 +96,7 @@ async def test_a_later_time_is_waited_for() -> None:
 @pytest.mark.parametrize(
     "delays", [(SHORT, LONG), (LONG, SHORT), (LONG, 0.0), (LONG, LONG, SHORT)], ids=str
 )
-async def test_the_earliest_of_several_times_counts(delays: tuple[float, ...]) -> None:
+async def test_the_earliest_of_several_times_applies(delays: tuple[float, ...]) -> None:
     queue = Queue()
     for delay in delays:
         queue.add("a", after=delay)
@@ -105,20 +105,20 @@ async def test_the_earliest_of_several_times_counts(delays: tuple[float, ...]) -
         assert await queue.take() == "a"
     queue.done("a")
     # Once for all of them.
-    assert await taken(queue) is None
+    assert await take_now(queue) is None
     queue.close()
 
 
-async def test_a_time_that_comes_while_the_key_is_taken_brings_it_back() -> None:
+async def test_a_key_whose_time_comes_while_it_is_taken_is_queued_again() -> None:
     queue = Queue()
     queue.add("a")
     await queue.take()
     queue.add("a", after=SHORT)
     await asyncio.sleep(SHORT * 3)
 
-    assert await taken(queue) is None
+    assert await take_now(queue) is None
     queue.done("a")
-    assert await taken(queue) == "a"
+    assert await take_now(queue) == "a"
 
 
 async def test_a_closed_queue_has_no_timers_left() -> None:
@@ -132,7 +132,7 @@ async def test_a_closed_queue_has_no_timers_left() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.sampled_from([0.0, 0.001, 0.003])), max_size=20))
-def test_whatever_is_added_comes_and_nothing_comes_to_two(
+def test_every_added_key_is_taken_by_one_worker_at_a_time(
     added: list[tuple[str, float]],
 ) -> None:
     async def go() -> None:
@@ -176,7 +176,7 @@ class Model(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.queue = Queue()
         self.due: set[str] = set()
-        """Keys that somebody has to look at still."""
+        """Keys that still have to be handled."""
         self.out: set[str] = set()
 
     def teardown(self) -> None:
@@ -189,7 +189,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        key = self.loop.run_until_complete(taken(self.queue))
+        key = self.loop.run_until_complete(take_now(self.queue))
         free = self.due - self.out
         if key is None:
             assert not free
@@ -206,7 +206,7 @@ class Model(RuleBasedStateMachine):
         self.out.remove(key)
 
     @invariant()
-    def nothing_is_forgotten(self) -> None:
+    def no_key_is_lost(self) -> None:
         assert len(self.queue) == len(self.due)
 
 

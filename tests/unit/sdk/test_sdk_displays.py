@@ -129,7 +129,7 @@ def test_a_large_figure_is_not_in_the_description() -> None:
     assert len(repr(Result("e", "success", stdout="x" * 5000, results=(figure,) * 50))) < 500
 
 
-def test_nothing_of_the_sandbox_is_unescaped_in_a_description() -> None:
+def test_text_from_the_sandbox_is_escaped_in_a_description() -> None:
     error = ErrorInfo("exception", "\x1b]0;title\x07", "Name\nlog line")
     for thing in (Display("\x1b[2J", {"\x1b[2J": "x"}), Result("e", "failed", error=error)):
         assert repr(thing).isprintable()

@@ -78,7 +78,7 @@ def test_no_address_of_a_special_network_is_public(network: IPv4Network | IPv6Ne
             assert not is_public(str(IPv6Address((0x2002 << 112) + (number << 80))))
 
 
-def test_an_address_is_taken_apart_and_put_together() -> None:
+def test_an_address_is_parsed_and_formatted() -> None:
     target = parse("https://Example.com:8443/a/b?c=d&e")
 
     assert target == HttpTarget("https", "example.com", 8443, "/a/b?c=d&e")
@@ -95,14 +95,14 @@ def test_an_address_is_taken_apart_and_put_together() -> None:
      "http://ä/", "http://[::1", "http://[fe80::1%25eth0]/", "http://a/\n",
      "http://a/" + "x" * 3000],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse(url)
     assert refused.value.code == "webhook_bad_url"
 
 
 @pytest.mark.anyio
-async def test_all_that_a_name_leads_to_is_judged() -> None:
+async def test_every_address_of_a_name_is_checked() -> None:
     local = parse("http://localhost/")
 
     assert await resolve(local, private=True, timeout=60)

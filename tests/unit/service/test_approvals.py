@@ -1,4 +1,4 @@
-"""Questions of an execution, as the replica that sees to it puts them."""
+"""Questions of an execution at the replica that owns it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ pytestmark = pytest.mark.anyio
 
 
 class Executor:
-    """Stands where a sandbox would be, and keeps what it is told."""
+    """Replaces a sandbox and records the answers."""
 
     def __init__(self) -> None:
         self.link = self
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def reachable(self, session_id: str) -> Executor:
         return self
 
     async def call(self, op: str, **fields: Any) -> None:
-        self.told.put_nowait(fields)
+        self.answers.put_nowait(fields)
         raise NotFound("over meanwhile")
 
 
-class Ground:
+class Environment:
     def __init__(self) -> None:
         clock = SystemClock()
         self.coordination = MemoryCoordination(
@@ -66,33 +66,33 @@ class Ground:
 
 
 async def test_the_question_of_a_lost_attempt_is_not_answered_to_the_next() -> None:
-    ground = Ground()
-    ground.ask("may I?")
-    ground.ask("and this?", "2")
-    await ground.shown("may I?")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
+    environment = Environment()
+    environment.ask("may I?")
+    environment.ask("and this?", "2")
+    await environment.shown("may I?")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)
     with pytest.raises(Conflict):
-        await ground.approvals.resume("exec_1", {"approved": True}, approval=None, status="")
-    ground.ask("something else?")
-    await ground.shown("something else?")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
-    assert ground.executor.told.empty()
+        await environment.approvals.resume("exec_1", {"approved": True}, approval=None, status="")
+    environment.ask("something else?")
+    await environment.shown("something else?")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)
+    assert environment.executor.answers.empty()
 
 
-async def test_what_cannot_be_asked_is_refused_at_once() -> None:
-    ground = Ground()
-    # Short as the executor wrote it, and long as it is written here.
-    ground.ask("?", data=[1e15] * 5000)
-    told = await asyncio.wait_for(ground.executor.told.get(), 60)
+async def test_an_oversized_question_is_refused_at_once() -> None:
+    environment = Environment()
+    # Short in the encoding of the executor, and long in ours.
+    environment.ask("?", data=[1e15] * 5000)
+    response = await asyncio.wait_for(environment.executor.answers.get(), 60)
     answer = {"approved": False, "answer": None, "reason": "message_too_large"}
-    assert told == {"id": "exec_1", "approval": "1", "answer": answer}
+    assert response == {"id": "exec_1", "approval": "1", "answer": answer}
 
 
-async def test_a_question_as_large_as_an_executor_takes_can_be_asked() -> None:
-    ground = Ground()
-    ground.ask("large", data=[1] * 32_000)
-    await ground.shown("large")
-    ground.approvals.forget(ground.running)
-    await ground.shown(None)
+async def test_a_question_of_the_maximum_size_of_an_executor_is_accepted() -> None:
+    environment = Environment()
+    environment.ask("large", data=[1] * 32_000)
+    await environment.shown("large")
+    environment.approvals.forget(environment.running)
+    await environment.shown(None)

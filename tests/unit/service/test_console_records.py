@@ -1,4 +1,4 @@
-"""What a console tells of an execution that has ended, and what is kept of a terminal."""
+"""Console output of an ended execution, and the stored output of a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _ring(size: int, entries: list[tuple[int, bytes]]) -> EventLog:
     return events
 
 
-def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
+def test_events_of_a_terminal_record_keep_the_numbers_of_the_executor() -> None:
     question = b'{"id": "1", "state": "asked"}\n'
     entries = [(OUT, b"%03d." % number) for number in range(100)]
     entries[50:50] = [(ASK, question)]
@@ -71,7 +71,7 @@ def test_a_record_of_a_ring_numbers_what_is_left_as_the_executor_did() -> None:
     assert [line["id"] for line in lines_of(outcome)] == ["1"]
 
 
-def test_a_ring_of_tiny_pieces_is_bounded_too() -> None:
+def test_the_number_of_tiny_pieces_in_a_terminal_record_is_limited() -> None:
     events = _ring(1 << 20, [(OUT, b"x")] * 20_000)
     _, kept = events.since(0)
     assert len(kept) <= 8192

@@ -1,4 +1,4 @@
-"""What becomes of what a context shows, which user code can write as well."""
+"""Displays of a context, which user code can forge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_a_bundle_is_shown_without_what_is_not_promised() -> None:
+def test_a_display_keeps_only_documented_fields() -> None:
     line = {"type": "result", "data": {"text/plain": "1"}, "metadata": {"a": 1}, "more": 2}
     assert display_of(line) == {
         "type": "result",
@@ -45,17 +45,17 @@ def test_a_bundle_is_shown_without_what_is_not_promised() -> None:
         {"type": "result", "data": {"a": nested(1000)}},
     ],
 )
-def test_what_is_no_bundle_is_not_shown(line: dict[str, Any]) -> None:
+def test_an_invalid_display_is_dropped(line: dict[str, Any]) -> None:
     assert display_of(line) is None
 
 
-def test_depth_has_a_bound() -> None:
+def test_the_depth_of_a_display_is_limited() -> None:
     assert is_within({"a": nested(MAX_DEPTH - 3)}, MAX_DEPTH)
     assert not is_within({"a": nested(MAX_DEPTH)}, MAX_DEPTH)
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b"{", b"\xff", b""])
-def test_a_line_that_is_no_json_object_is_left_out(line: bytes) -> None:
+def test_a_line_that_is_not_a_json_object_is_dropped(line: bytes) -> None:
     lines = event_log.LineBuffer()
     assert list(lines.feed(line + b'\n{"b":')) == []
     assert list(lines.feed(b"1}\n")) == [{"b": 1}]
@@ -76,12 +76,12 @@ def test_a_question_is_returned_unchanged() -> None:
         (b'["\\\\","\\\\\\",[["]', 3),
     ],
 )
-def test_values_are_counted_where_they_are_and_not_in_strings(line: bytes, count: int) -> None:
+def test_values_are_counted_outside_strings_only(line: bytes, count: int) -> None:
     assert count_values(line, MAX_VALUES) == count
 
 
 @pytest.mark.parametrize("unit", [b"{},", b'"a",', b"1,"])
-def test_what_would_take_much_more_memory_than_it_has_bytes_is_left_out(unit: bytes) -> None:
+def test_lines_that_would_use_much_more_memory_than_their_size_are_dropped(unit: bytes) -> None:
     lines = event_log.LineBuffer()
     half = b'{"data":[' + unit * (MAX_VALUES // 4) + b"0]}\n"
     assert list(lines.feed(b'{"data":[' + unit * MAX_VALUES + b"0]}\n")) == []

@@ -13,7 +13,7 @@ from atoll.testing import ManualClock
 DAY = timedelta(days=1)
 
 
-def test_a_token_is_of_its_instance_until_it_expires() -> None:
+def test_a_token_is_valid_for_its_instance_until_it_expires() -> None:
     clock = ManualClock()
     tokens = ExecutorTokens("secret", clock, DAY)
     token = tokens.make("inst_1")
@@ -26,7 +26,7 @@ def test_a_token_is_of_its_instance_until_it_expires() -> None:
     assert expired.value.code == "token_expired"
 
 
-def test_replicas_of_one_database_take_each_other_s_tokens_and_no_others() -> None:
+def test_tokens_are_valid_on_all_replicas_of_one_database_and_nowhere_else() -> None:
     clock = ManualClock()
     token = ExecutorTokens("secret", clock, DAY).make("inst_1")
     assert ExecutorTokens("secret", clock, DAY).verify(token) == "inst_1"

@@ -29,7 +29,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def hops(tmp_path: Path, clock: ManualClock) -> Callable[..., ForwardTokens]:
-    """The tokens of a node, whose accepted ones are in a directory of its own."""
+    """The tokens of a node, which stores accepted ones in its own directory."""
 
     def make(node_id: str = "local-1", secret: str = "secret") -> ForwardTokens:
         return ForwardTokens(
@@ -44,7 +44,7 @@ def hops(tmp_path: Path, clock: ManualClock) -> Callable[..., ForwardTokens]:
     [Content.of(b""), Content.of(b"body"), Content(1 << 40), Content(None)],
     ids=["empty", "known", "long", "unknown"],
 )
-def test_a_token_is_read_by_the_node_that_it_is_for(
+def test_a_token_is_valid_on_its_target_node(
     hops: Callable[..., ForwardTokens], content: Content
 ) -> None:
     hop = ForwardToken("local-1", "https", content)
@@ -57,7 +57,7 @@ def test_a_token_is_read_by_the_node_that_it_is_for(
     [("other", "POST", b"/a"), ("secret", "GET", b"/a"), ("secret", "POST", b"/b")],
     ids=["another database", "another method", "another path"],
 )
-def test_a_token_is_for_one_request(
+def test_a_token_is_valid_for_one_request(
     hops: Callable[..., ForwardTokens], secret: str, method: str, target: bytes
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
@@ -66,7 +66,7 @@ def test_a_token_is_for_one_request(
     assert refused.value.code == "hop_refused"
 
 
-def test_a_token_is_for_one_node(hops: Callable[..., ForwardTokens]) -> None:
+def test_a_token_is_valid_for_one_node(hops: Callable[..., ForwardTokens]) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
     with pytest.raises(TemporaryError) as refused:
         hops("local-3").verify(token, "POST", b"/a")
@@ -102,7 +102,7 @@ def _field(number: int, value: str) -> Callable[[str], str]:
         _field(7, "A" * 43),
     ],
 )
-def test_a_token_that_was_changed_is_refused(
+def test_a_changed_token_is_refused(
     hops: Callable[..., ForwardTokens], change: Callable[[str], str]
 ) -> None:
     token = hops("local-2").make(HOP, "POST", b"/a")
@@ -112,7 +112,7 @@ def test_a_token_that_was_changed_is_refused(
 
 @pytest.mark.parametrize("later", [0, MAX_CLOCK_SKEW, 2 * MAX_CLOCK_SKEW, 100 * MAX_CLOCK_SKEW])
 @pytest.mark.parametrize("skew", [-MAX_CLOCK_SKEW, 0, MAX_CLOCK_SKEW])
-def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
+def test_a_token_is_accepted_once_by_all_processes_of_a_node(
     hops: Callable[..., ForwardTokens], clock: ManualClock, later: int, skew: int
 ) -> None:
     clock.time += skew
@@ -120,11 +120,11 @@ def test_a_token_is_accepted_once_whoever_of_the_node_is_asked(
     clock.time -= skew
     first, second = hops(), hops()
     first.verify(token, "POST", b"/a")
-    # Tokens of other minutes, on the way, remove none that is needed.
+    # Tokens of other minutes remove none that is still needed.
     for _ in range(later // MAX_CLOCK_SKEW):
         clock.time += MAX_CLOCK_SKEW
         first.verify(hops("local-2").make(HOP, "POST", b"/a"), "POST", b"/a")
-    # The process itself, another one, and one that was started since.
+    # The same process, another one, and one that was started later.
     for asked in (first, second, hops()):
         with pytest.raises(Forbidden) as refused:
             asked.verify(token, "POST", b"/a")
@@ -141,7 +141,7 @@ def test_a_token_of_another_time_is_refused(
         hops().verify(token, "POST", b"/a")
 
 
-def test_what_is_remembered_is_bounded(
+def test_the_number_of_remembered_tokens_is_limited(
     hops: Callable[..., ForwardTokens],
     clock: ManualClock,
     tmp_path: Path,
@@ -161,7 +161,7 @@ def test_what_is_remembered_is_bounded(
     assert len(list((tmp_path / "local-1").iterdir())) <= 2 * MAX_CLOCK_SKEW // 60 + 1
 
 
-def test_a_record_that_was_cut_short_hides_none(
+def test_a_truncated_record_hides_no_others(
     hops: Callable[..., ForwardTokens], clock: ManualClock, tmp_path: Path
 ) -> None:
     sender = hops("local-2")

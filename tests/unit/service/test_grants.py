@@ -22,7 +22,7 @@ def code(signing: GrantTokens, token: str, method: str = "GET") -> str:
     return refused.value.code
 
 
-def test_a_grant_is_what_was_granted_until_it_ends() -> None:
+def test_a_grant_is_valid_until_it_expires() -> None:
     clock = ManualClock()
     signing = GrantTokens("secret", clock)
     token, end = signing.make(GRANT, HOUR)
@@ -34,14 +34,14 @@ def test_a_grant_is_what_was_granted_until_it_ends() -> None:
     assert code(signing, token) == "signed_url_expired"
 
 
-def test_no_grant_is_longer_than_a_week() -> None:
+def test_no_grant_is_valid_for_more_than_a_week() -> None:
     clock = ManualClock()
     _, end = GrantTokens("secret", clock).make(GRANT, timedelta(days=400))
     assert end == clock.now() + MAX_LIFETIME
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "get", ""])
-def test_a_grant_is_for_one_method(method: str) -> None:
+def test_a_grant_is_valid_for_one_method(method: str) -> None:
     signing = GrantTokens("secret", ManualClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, token, method) == "signed_url_invalid"
@@ -56,14 +56,14 @@ def test_a_grant_is_for_one_method(method: str) -> None:
         replace(GRANT, may_start=False, key_id="key_1"),
     ],
 )
-def test_replicas_of_one_database_take_each_other_s_grants_and_no_others(grant: Grant) -> None:
+def test_grants_are_valid_on_all_replicas_of_one_database_and_nowhere_else(grant: Grant) -> None:
     clock = ManualClock()
     token, _ = GrantTokens("secret", clock).make(grant, HOUR)
     assert GrantTokens("secret", clock).verify(token, "GET") == grant
     assert code(GrantTokens("another", clock), token) == "signed_url_invalid"
 
 
-def test_a_token_of_an_instance_is_no_grant() -> None:
+def test_the_token_of_an_instance_is_not_a_grant() -> None:
     clock = ManualClock()
     token = ExecutorTokens("secret", clock, HOUR).make("inst_1")
     assert code(GrantTokens("secret", clock), token) == "signed_url_invalid"
@@ -86,7 +86,7 @@ def test_a_token_of_an_instance_is_no_grant() -> None:
         lambda token: " " + token,
     ],
 )
-def test_a_changed_grant_is_none(change: object) -> None:
+def test_a_changed_grant_is_refused(change: object) -> None:
     signing = GrantTokens("secret", ManualClock())
     token, _ = signing.make(GRANT, HOUR)
     assert code(signing, change(token)) == "signed_url_invalid"  # type: ignore[operator]

@@ -1,4 +1,6 @@
-"""What is put away comes back equal, rows stay small, and small executions pay nothing."""
+"""
+Offloaded parts are restored unchanged, rows stay small, and small executions have no overhead.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ ODD = make.completed(
 )
 
 
-class Shelf(ObstoreBlobs):
-    """A blob store in a dictionary, which can be away."""
+class MemoryBlobs(ObstoreBlobs):
+    """A blob store in a dictionary, which can be unavailable."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore, concurrency=1)
@@ -82,28 +84,28 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def blobs() -> MemoryBlobs:
+    return MemoryBlobs()
 
 
 @pytest.fixture
-def bulk(shelf: Shelf) -> Offload:
-    return Offload(shelf, inline_limit=LIMIT, head=HEAD)
+def bulk(blobs: MemoryBlobs) -> Offload:
+    return Offload(blobs, inline_limit=LIMIT, head=HEAD)
 
 
-def at_once(coroutine: Any) -> Any:
+def run_now(coroutine: Any) -> Any:
     """What a coroutine gives that awaits nothing."""
     with pytest.raises(StopIteration) as stopped:
         coroutine.send(None)
     return stopped.value.value
 
 
-def request_of_size(size: int, **given: Any) -> Request:
+def request_of_size(size: int, **options: Any) -> Request:
     """A request whose fields are so many bytes of JSON together."""
     fields: dict[str, Any] = dict.fromkeys(("code", "command", "event", "stdin", "args", "env"))
-    fields |= {"code": "", "event": {}, "args": (), "env": {}} | given
+    fields |= {"code": "", "event": {}, "args": (), "env": {}} | options
     bare = len(json.dumps(fields, separators=(",", ":")))
-    return Request(**({"event": {}} | given), code="x" * (size - bare))
+    return Request(**({"event": {}} | options), code="x" * (size - bare))
 
 
 everything = settings(
@@ -120,29 +122,29 @@ everything = settings(
     head=st.sampled_from([0, 3, 50]),
 )
 @example(execution=ODD, limit=0, head=3)
-def test_what_is_put_away_comes_back_equal(
+def test_an_offloaded_execution_is_restored_unchanged(
     runner: asyncio.Runner, execution: Execution, limit: int, head: int
 ) -> None:
-    shelf = Shelf()
-    bulk = Offload(shelf, inline_limit=limit, head=head)
+    blobs = MemoryBlobs()
+    bulk = Offload(blobs, inline_limit=limit, head=head)
 
     row = runner.run(bulk.store(execution))
 
     assert runner.run(bulk.fetch(row)) == execution
     assert runner.run(bulk.request_of(row)) == execution.request
-    assert set(shelf.objects) == set(row.kept.values())
-    # A second time changes nothing: the beginning of a part is not put away in its place.
-    puts = shelf.puts
+    assert set(blobs.objects) == set(row.kept.values())
+    # A second time changes nothing: the beginning of a part is not offloaded instead.
+    puts = blobs.puts
     assert runner.run(bulk.store(row)) is row
-    assert shelf.puts == puts
+    assert blobs.puts == puts
 
 
 @everything
 @given(execution=make.executions, limit=st.sampled_from([0, 20, 110, 200]))
-def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
+def test_no_part_of_a_row_exceeds_the_limit_and_the_head(
     runner: asyncio.Runner, execution: Execution, limit: int
 ) -> None:
-    bulk = Offload(Shelf(), inline_limit=limit, head=5)
+    bulk = Offload(MemoryBlobs(), inline_limit=limit, head=5)
 
     row = runner.run(bulk.store(execution))
 
@@ -168,17 +170,17 @@ def test_no_part_of_a_row_is_larger_than_the_bound_and_the_head(
 
 
 @pytest.mark.parametrize("part", OUTPUTS)
-def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, part: str
+def test_output_at_the_limit_stays_in_the_row_and_longer_output_is_offloaded(
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner, part: str
 ) -> None:
     at_bound = make.completed(make.make_execution(), **{part: b"x" * LIMIT})
     beyond = make.completed(make.make_execution(), **{part: b"x" * (LIMIT + 1)})
 
-    assert at_once(bulk.store(at_bound)) is at_bound
+    assert run_now(bulk.store(at_bound)) is at_bound
     row = runner.run(bulk.store(beyond))
 
     assert set(row.kept) == {part}
-    assert list(shelf.objects.values()) == [b"x" * (LIMIT + 1)]
+    assert list(blobs.objects.values()) == [b"x" * (LIMIT + 1)]
     left = None if part.endswith("_json") else b"x" * HEAD
     assert getattr(row.outcome, part) == left
 
@@ -195,13 +197,13 @@ def test_an_output_of_the_bound_stays_and_one_byte_more_goes(
     ],
     ids=["code", "stdin", "event", "arguments", "body", "odd text"],
 )
-def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
+def test_a_request_at_the_limit_stays_in_the_row_and_a_larger_one_is_offloaded(
     bulk: Offload, runner: asyncio.Runner, given: dict[str, Any]
 ) -> None:
     at_bound = make.make_execution(request=request_of_size(LIMIT, **given))
     beyond = make.make_execution(request=request_of_size(LIMIT + 1, **given))
 
-    assert at_once(bulk.store(at_bound)) is at_bound
+    assert run_now(bulk.store(at_bound)) is at_bound
     row = runner.run(bulk.store(beyond))
 
     assert set(row.kept) == {"request"}
@@ -209,7 +211,7 @@ def test_a_request_of_the_bound_stays_and_one_byte_more_goes(
     assert runner.run(bulk.fetch(row)) == beyond
 
 
-def test_a_large_event_is_noticed_wherever_it_is_large(
+def test_a_large_event_is_detected_wherever_its_size_comes_from(
     bulk: Offload, runner: asyncio.Runner
 ) -> None:
     long = "x" * LIMIT
@@ -223,12 +225,12 @@ def test_a_large_event_is_noticed_wherever_it_is_large(
 
 
 def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     few = make.completed(make.make_execution(), log=((1, 10),) * (LIMIT // 12))
     many = make.completed(make.make_execution(), log=((1, 10), (2, 7)) * LIMIT)
 
-    assert at_once(bulk.store(few)) is few
+    assert run_now(bulk.store(few)) is few
     row = runner.run(bulk.store(many))
 
     assert set(row.kept) == {"log"}
@@ -236,11 +238,11 @@ def test_a_long_log_is_stored_as_a_blob_and_not_listed_as_shortened(
     assert row.outcome.log is None
     assert shortened(row) == []
     assert runner.run(bulk.fetch(row)) == many
-    shelf.objects.clear()
+    blobs.objects.clear()
     assert runner.run(bulk.fetch(row)) == row
 
 
-def test_a_large_body_goes_with_the_request(bulk: Offload, runner: asyncio.Runner) -> None:
+def test_a_large_body_is_offloaded_with_the_request(bulk: Offload, runner: asyncio.Runner) -> None:
     request = Request(
         function_name="main:handle", body="AP8=" * LIMIT, content_type="image/png", terminal=(2, 3)
     )
@@ -253,18 +255,18 @@ def test_a_large_body_goes_with_the_request(bulk: Offload, runner: asyncio.Runne
     assert runner.run(bulk.fetch(row)) == execution
 
 
-def test_a_small_execution_is_not_touched_and_nothing_is_awaited(
-    bulk: Offload, shelf: Shelf
+def test_a_small_execution_is_unchanged_and_nothing_is_awaited(
+    bulk: Offload, blobs: MemoryBlobs
 ) -> None:
-    shelf.away = True
+    blobs.away = True
     execution = make.completed(make.make_execution(), stdout=b"42\n", stdout_size=3)
 
-    assert at_once(bulk.store(execution)) is execution
-    assert at_once(bulk.fetch(execution)) is execution
-    assert at_once(bulk.request_of(execution)) is execution.request
+    assert run_now(bulk.store(execution)) is execution
+    assert run_now(bulk.fetch(execution)) is execution
+    assert run_now(bulk.request_of(execution)) is execution.request
 
 
-def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
+def test_a_row_with_an_offloaded_request_keeps_it_when_it_ends(
     bulk: Offload, runner: asyncio.Runner
 ) -> None:
     execution = make.make_execution(request=Request(code="x" * 5000, env={"A": "1"}))
@@ -277,17 +279,17 @@ def test_a_row_whose_request_is_put_away_keeps_it_when_it_ends(
 
 
 def test_the_same_save_repeated_writes_the_same_objects(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE)
 
     rows = [runner.run(bulk.store(execution)) for _ in range(3)]
 
     assert rows[0] == rows[1] == rows[2]
-    assert len(shelf.objects) == 2
+    assert len(blobs.objects) == 2
 
 
-def test_two_results_of_one_execution_do_not_touch_each_other(
+def test_two_results_of_one_execution_are_independent(
     bulk: Offload, runner: asyncio.Runner
 ) -> None:
     pending = make.make_execution()
@@ -300,16 +302,16 @@ def test_two_results_of_one_execution_do_not_touch_each_other(
 
 
 @pytest.mark.parametrize("damage", [None, b"", LARGE[:-1]], ids=["gone", "empty", "cut"])
-def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner, damage: bytes | None
+def test_the_beginning_of_a_lost_part_remains_and_it_is_marked(
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner, damage: bytes | None
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE, stderr=LARGE, return_json=LARGE)
     row = runner.run(bulk.store(execution))
     for part in ("stdout", "return_json"):
         if damage is None:
-            del shelf.objects[row.kept[part]]
+            del blobs.objects[row.kept[part]]
         else:
-            shelf.objects[row.kept[part]] = damage
+            blobs.objects[row.kept[part]] = damage
 
     got = runner.run(bulk.fetch(row))
 
@@ -320,11 +322,11 @@ def test_of_a_lost_part_the_beginning_is_left_and_it_is_marked(
     assert got.outcome.return_json is None
 
 
-def test_half_a_request_is_never_given_to_be_run(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+def test_an_incomplete_request_is_never_returned(
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     row = runner.run(bulk.store(make.make_execution(request=Request(code="x" * 5000))))
-    shelf.objects.clear()
+    blobs.objects.clear()
 
     with pytest.raises(PermanentError, match=row.id) as caught:
         runner.run(bulk.request_of(row))
@@ -334,11 +336,11 @@ def test_half_a_request_is_never_given_to_be_run(
 
 
 def test_an_unavailable_store_is_reported(
-    bulk: Offload, shelf: Shelf, runner: asyncio.Runner
+    bulk: Offload, blobs: MemoryBlobs, runner: asyncio.Runner
 ) -> None:
     execution = make.completed(make.make_execution(), stdout=LARGE)
     row = runner.run(bulk.store(execution))
-    shelf.away = True
+    blobs.away = True
 
     for call in (bulk.store(execution), bulk.fetch(row)):
         with pytest.raises(TemporaryError) as caught:
@@ -346,7 +348,7 @@ def test_an_unavailable_store_is_reported(
         assert caught.value.code == "blobs_unavailable"
 
 
-def test_only_what_is_cut_counts_as_shortened(bulk: Offload, runner: asyncio.Runner) -> None:
+def test_only_truncated_fields_count_as_shortened(bulk: Offload, runner: asyncio.Runner) -> None:
     request = Request(code="pass", stdin="x" * 5000)
     execution = make.completed(make.make_execution(request=request), stdout=LARGE)
 
@@ -358,7 +360,7 @@ def test_only_what_is_cut_counts_as_shortened(bulk: Offload, runner: asyncio.Run
     assert shortened(execution) == []
 
 
-def test_of_a_long_command_the_first_words_are_left(bulk: Offload, runner: asyncio.Runner) -> None:
+def test_the_first_words_of_a_long_command_remain(bulk: Offload, runner: asyncio.Runner) -> None:
     command = ("sh", "-c", "y" * 5000, "never seen")
 
     row = runner.run(bulk.store(make.make_execution(request=Request(command=command))))

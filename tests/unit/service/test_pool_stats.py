@@ -1,4 +1,4 @@
-"""What is remembered of creates and starts: enough to size a pool by, and no more."""
+"""Statistics of creates and starts: enough to size a pool, and bounded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stats(clock: ManualClock) -> PoolStats:
     return stats
 
 
-def test_the_rate_is_that_of_the_window(stats: PoolStats, clock: ManualClock) -> None:
+def test_the_rate_covers_the_window(stats: PoolStats, clock: ManualClock) -> None:
     for _ in range(30):
         stats.record_take("a", hit=True)
     assert stats.rate("a") == 0.5
@@ -39,7 +39,7 @@ def test_the_rate_is_that_of_the_window(stats: PoolStats, clock: ManualClock) ->
     assert stats.counts("a") == (30, 30)
 
 
-def test_a_burst_is_what_came_at_once(stats: PoolStats, clock: ManualClock) -> None:
+def test_a_burst_counts_concurrent_creates(stats: PoolStats, clock: ManualClock) -> None:
     for many in (1, 5, 2):
         for _ in range(many):
             stats.record_take("a", hit=True)
@@ -47,7 +47,7 @@ def test_a_burst_is_what_came_at_once(stats: PoolStats, clock: ManualClock) -> N
     assert stats.burst("a") == 5
 
 
-def test_while_a_start_takes_long_more_comes_at_once(stats: PoolStats, clock: ManualClock) -> None:
+def test_a_slow_start_makes_bursts_larger(stats: PoolStats, clock: ManualClock) -> None:
     stats.record_start("a", 10.0, None)
     for many in (1, 5, 2):
         for _ in range(many):
@@ -56,7 +56,7 @@ def test_while_a_start_takes_long_more_comes_at_once(stats: PoolStats, clock: Ma
     assert stats.burst("a") == 8
 
 
-def test_more_creates_than_are_remembered_count_by_their_pace(
+def test_creates_beyond_the_memory_count_by_their_rate(
     stats: PoolStats, clock: ManualClock
 ) -> None:
     for _ in range(3 * MAX_CREATES):
@@ -66,7 +66,7 @@ def test_more_creates_than_are_remembered_count_by_their_pace(
     assert stats.burst("a") == pytest.approx(1000, rel=0.01)
 
 
-def test_a_start_takes_what_the_middle_one_took(stats: PoolStats) -> None:
+def test_the_duration_of_a_start_is_the_median(stats: PoolStats) -> None:
     assert stats.start_seconds("a") is None
     assert stats.memory("a") is None
     for seconds, memory in ((0.1, 7), (9.0, 900), (0.2, 8)):
@@ -76,7 +76,7 @@ def test_a_start_takes_what_the_middle_one_took(stats: PoolStats) -> None:
     assert stats.memory("a") == 8
 
 
-def test_a_template_without_a_pool_is_not_remembered(stats: PoolStats) -> None:
+def test_a_template_without_a_pool_is_not_recorded(stats: PoolStats) -> None:
     stats.record_take("b", hit=False)
     stats.record_start("b", 1.0, 1)
     assert (stats.counts("b"), stats.rate("b"), stats.start_seconds("b")) == ((0, 0), 0.0, None)

@@ -8,7 +8,7 @@ from atoll.service.packages.running_install import LOG_LIMIT, RunningInstall
 
 
 @pytest.mark.parametrize("piece", [1000, LOG_LIMIT, 3 * LOG_LIMIT])
-def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
+def test_a_long_log_keeps_its_beginning_and_its_end(piece: int) -> None:
     running = RunningInstall()
     printed = b"first" + bytes(4 * LOG_LIMIT) + b"last"
     for place in range(0, len(printed), piece):
@@ -24,9 +24,9 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(piece: int) -> None:
 
 def test_a_short_log_is_kept_and_passed_to_listeners() -> None:
     running = RunningInstall()
-    heard: list[bytes] = []
-    running.listeners.append(heard.append)
+    received: list[bytes] = []
+    running.listeners.append(received.append)
     running.add_output(b"printed\n")
     running.say("said")
 
-    assert running.text == b"".join(heard) == b"printed\natoll: said\n"
+    assert running.text == b"".join(received) == b"printed\natoll: said\n"

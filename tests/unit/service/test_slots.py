@@ -1,4 +1,4 @@
-"""At most as many executions at once as the session has slots, in order."""
+"""A session runs at most as many executions concurrently as it has slots, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_first_gets_its_slot_at_once_and_the_others_in_order() -> None:
+async def test_the_first_execution_gets_its_slot_at_once_and_the_others_in_order() -> None:
     queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     await first.wait()
@@ -34,7 +34,7 @@ async def test_the_first_gets_its_slot_at_once_and_the_others_in_order() -> None
     assert not queue.used
 
 
-async def test_one_that_gave_up_is_skipped() -> None:
+async def test_an_execution_that_gave_up_is_skipped() -> None:
     queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     second.give_up()
@@ -47,7 +47,7 @@ async def test_one_that_gave_up_is_skipped() -> None:
     assert not queue.used
 
 
-async def test_one_that_leaves_before_its_slot_is_granted_grants_none() -> None:
+async def test_an_execution_that_leaves_before_its_slot_is_granted_grants_none() -> None:
     queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     second.give_up()
@@ -59,7 +59,7 @@ async def test_one_that_leaves_before_its_slot_is_granted_grants_none() -> None:
     assert third.granted
 
 
-async def test_one_that_is_cancelled_is_skipped() -> None:
+async def test_a_cancelled_execution_is_skipped() -> None:
     queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
     task = asyncio.create_task(second.wait())
@@ -72,7 +72,7 @@ async def test_one_that_is_cancelled_is_skipped() -> None:
     assert third.granted
 
 
-async def test_one_that_is_cancelled_as_its_slot_is_granted_passes_it_on() -> None:
+async def test_an_execution_cancelled_as_its_slot_is_granted_passes_it_on() -> None:
     queue = SlotQueue()
     first, second, third = queue.join(), queue.join(), queue.join()
 
@@ -91,7 +91,7 @@ async def test_one_that_is_cancelled_as_its_slot_is_granted_passes_it_on() -> No
     assert third.granted
 
 
-async def test_a_queue_that_was_empty_grants_a_slot_again() -> None:
+async def test_an_emptied_queue_grants_a_slot_again() -> None:
     queue = SlotQueue()
     queue.join().leave()
 
@@ -124,12 +124,12 @@ async def _fill(capacity: int, order: list[str], choice: Random) -> None:
         assert all(number < capacity for number in numbers)
         wanting = [slot for slot in there if slot.waiting or slot.granted]
         assert len(numbers) == min(capacity, len(wanting))
-        # One that came first is before one that came later.
+        # An earlier execution is before a later one.
         positions = [slot.position for slot in there if slot.waiting]
         assert positions == sorted(positions)
 
 
-async def test_those_who_wait_are_notified_when_the_queue_moves() -> None:
+async def test_waiting_executions_are_notified_when_the_queue_moves() -> None:
     queue = SlotQueue()
     moved: list[int] = []
     first = queue.join()

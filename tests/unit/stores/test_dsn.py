@@ -1,4 +1,4 @@
-"""What a database URL asks of its driver, and what is refused at start."""
+"""How a database URL configures its driver, and which URLs are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ POSTGRES = {"host": "db", "port": 5432, "user": "u", "password": "p", "database"
         ("postgresql:///atoll", Kind.POSTGRESQL, {"port": 5432, "database": "atoll"}),
     ],
 )
-def test_a_url_becomes_what_its_driver_takes(
+def test_a_url_becomes_the_arguments_of_its_driver(
     url: str, kind: Kind, arguments: dict[str, Any]
 ) -> None:
     found = address(url)
@@ -98,7 +98,7 @@ def test_a_parameter_becomes_an_argument_of_its_type(query: str, arguments: dict
     } == arguments
 
 
-def test_a_socket_needs_no_host_and_names_the_address() -> None:
+def test_a_socket_needs_no_host_and_becomes_the_name_of_the_address() -> None:
     found = address("mysql://u@/atoll?unix_socket=/run/m.sock")
 
     assert found.name == "/run/m.sock"
@@ -111,7 +111,7 @@ def test_a_socket_needs_no_host_and_names_the_address() -> None:
     ["ssl_ca={0}/ca.pem", "ssl_ca={0}/ca.pem&ssl_cert={0}/cert.pem&ssl_key={0}/key.pem",
      "ssl_cert={0}/both.pem"],
 )  # fmt: skip
-def test_files_become_a_context_that_checks_the_server(
+def test_certificate_files_become_a_context_that_verifies_the_server(
     scheme: str, query: str, certificates: Path
 ) -> None:
     context = address(f"{scheme}://db/atoll?{query.format(certificates)}").arguments["ssl"]
@@ -188,7 +188,7 @@ def test_an_invalid_url_is_refused_without_showing_the_password(rest: str, named
     ],
     ids=["none", "two drivers", "a file and a server", "two files", "a bad second"],
 )
-def test_addresses_that_are_not_one_database_are_refused(urls: list[str]) -> None:
+def test_addresses_of_different_databases_are_refused(urls: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         addresses(urls)
 

@@ -114,14 +114,14 @@ def test_an_entity_becomes_a_row_and_the_row_the_entity(
     assert type(MAPPER.entity(row).colour) is Colour
 
 
-def test_a_null_reads_as_the_default_and_a_new_one_each_time() -> None:
+def test_a_null_reads_as_a_fresh_default() -> None:
     first, second = MAPPER.entity(PLAIN_ROW), MAPPER.entity(PLAIN_ROW)
 
     assert first.labels == {}
     assert first.labels is not second.labels
 
 
-def test_fields_of_another_version_are_skipped_and_missing_ones_have_their_default() -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_their_default() -> None:
     thing = MAPPER.entity({**PLAIN_ROW, "others": '{"tags":["x"],"from_the_future":1}'})
 
     assert (set(thing.tags), thing.extra) == ({"x"}, 3)
@@ -141,7 +141,7 @@ def test_statements_name_every_column() -> None:
     )
 
 
-def test_a_field_without_a_column_is_a_mistake_that_shows_at_import() -> None:
+def test_a_field_without_a_column_is_an_error_at_import() -> None:
     with pytest.raises(TypeError, match="things has no columns for tags, extra"):
         Mapper(Thing, THINGS)
 

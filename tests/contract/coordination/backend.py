@@ -1,8 +1,8 @@
 """
-Two replicas and what a test can do to them from outside, the same on every back-end.
+Two replicas and operations of a test on them, the same on every back-end.
 
-The replicas beat by themselves until they are lost. Time-outs in the tests are long ones: they say
-when a test has failed, and are not waited for when it passes.
+The replicas send heartbeats automatically until they are lost. Time-outs in the tests are long:
+they only bound a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONG = 60.0
 SHORT_PRESENCE = timedelta(seconds=6)
-"""For who finds by waiting that a replica is lost: they look again after a third of it."""
+"""For waiters that detect a lost replica by polling: they poll after a third of it."""
 EXECUTION_TTL = timedelta(hours=1)
 
 
@@ -49,7 +49,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-class Ground(ABC):
+class Backend(ABC):
     a: Coordination
     b: Coordination
 
@@ -59,7 +59,7 @@ class Ground(ABC):
 
     @abstractmethod
     async def leases_expire(self) -> None:
-        """All leases come to their end, with nobody lost."""
+        """All leases expire, without a lost replica."""
 
     @abstractmethod
     async def lose(self, replica: Coordination) -> None:
@@ -72,14 +72,14 @@ class Ground(ABC):
 
     @abstractmethod
     async def holder(self, key: str) -> LeaseHolder | None:
-        """Who has a lease, by what the back-end holds."""
+        """The holder of a lease according to the back-end."""
 
     @abstractmethod
     async def in_line(self, key: str) -> int:
         """How many wait for a lease."""
 
     @abstractmethod
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         """Whether the back-end holds nothing at all."""
 
     async def until_in_line(self, key: str, count: int) -> None:
@@ -89,7 +89,7 @@ class Ground(ABC):
         await until(as_many)
 
 
-class MemoryGround(Ground):
+class MemoryBackend(Backend):
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.state = MemoryState(self.clock)
@@ -119,13 +119,13 @@ class MemoryGround(Ground):
     async def in_line(self, key: str) -> int:
         return len(self.state.waiters.get(key, ()))
 
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         state = self.state
         shelves = (state.leases, state.approvals, state.cancellations, state.present)
         return not any((*(s.all() for s in shelves), state.waiters, state.listeners))
 
 
-class RedisGround(Ground):
+class RedisBackend(Backend):
     def __init__(self, url: str, client: Redis, values: dict[str, Any]) -> None:
         self.url = url
         self.client = client
@@ -176,7 +176,7 @@ class RedisGround(Ground):
         count: int = await self.client.zcard(self.key(key, "line"))
         return count
 
-    async def nothing_left(self) -> bool:
+    async def is_empty(self) -> bool:
         keys = await self.keys("*")
         for key in keys:
             assert await self.client.pttl(key) != -1, f"{key} never expires"
@@ -184,27 +184,27 @@ class RedisGround(Ground):
 
 
 @asynccontextmanager
-async def memory_ground() -> AsyncIterator[MemoryGround]:
-    ground = MemoryGround()
-    await ground.a.open()
-    await ground.b.open()
-    yield ground
-    await ground.a.close()
-    await ground.b.close()
+async def memory_backend() -> AsyncIterator[MemoryBackend]:
+    backend = MemoryBackend()
+    await backend.a.open()
+    await backend.b.open()
+    yield backend
+    await backend.a.close()
+    await backend.b.close()
 
 
 @asynccontextmanager
-async def redis_ground(url: str, **values: Any) -> AsyncIterator[RedisGround]:
+async def redis_backend(url: str, **values: Any) -> AsyncIterator[RedisBackend]:
     """`values` are settings other than the usual."""
     async with Redis.from_url(url, decode_responses=True) as client:
-        ground = RedisGround(url, client, values)
+        backend = RedisBackend(url, client, values)
         try:
-            await ground.a.open()
-            await ground.b.open()
-            ground.send_heartbeats(ground.a)
-            ground.send_heartbeats(ground.b)
-            yield ground
+            await backend.a.open()
+            await backend.b.open()
+            backend.send_heartbeats(backend.a)
+            backend.send_heartbeats(backend.b)
+            yield backend
         finally:
-            await ground.stop()
-            await ground.a.close()
-            await ground.b.close()
+            await backend.stop()
+            await backend.a.close()
+            await backend.b.close()
