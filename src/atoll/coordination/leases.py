@@ -83,14 +83,13 @@ class Leases:
         key: str,
         owner: str,
         *,
-        wait: float = MAX_WAIT,
         alternatives: Sequence[str] = (),
     ) -> Lease:
         """
         The lease of `key` inside `async with`, or that of one of `alternatives` if it is free and
         `key` is not. If none is free, wait for `key`.
         """
-        return Lease(self, key, owner, wait, alternatives)
+        return Lease(self, key, owner, alternatives)
 
     async def try_lease(self, key: str, owner: str | None = None) -> Lease | None:
         """
@@ -100,7 +99,7 @@ class Leases:
         owner = owner or f"{self.replica}/{key}"
         if await self._coordination.acquire(key, owner) is not None:
             return None
-        return Lease(self, key, owner, 0.0, ())
+        return Lease(self, key, owner, ())
 
     def new_owner(self) -> str:
         """A unique owner: two tasks of this replica exclude each other."""
@@ -185,11 +184,10 @@ class Leases:
                 lease.key, lease.until = key, now + self._ttl
                 self._held.add(lease)
                 return
-        now = self._clock.monotonic()
-        holder = await self._coordination.acquire(lease.key, lease.owner, wait=lease.wait)
-        while holder is not None:
+        while True:
             now = self._clock.monotonic()
-            holder = await self._coordination.acquire(lease.key, lease.owner, wait=MAX_WAIT)
+            if await self._coordination.acquire(lease.key, lease.owner, wait=MAX_WAIT) is None:
+                break
         if self._clock.monotonic() - now > self._ttl / 3:
             now = await self._renewed_at(lease)
         lease.until = now + self._ttl
@@ -222,14 +220,11 @@ class Leases:
 
 
 class Lease:
-    def __init__(
-        self, leases: Leases, key: str, owner: str, wait: float, alternatives: Sequence[str]
-    ) -> None:
+    def __init__(self, leases: Leases, key: str, owner: str, alternatives: Sequence[str]) -> None:
         self._leases = leases
         self.alternatives = alternatives
         self.key = key
         self.owner = owner
-        self.wait = wait
         self.until = float("-inf")
         self._lost = False
         self._task: asyncio.Task[Any] | None = None

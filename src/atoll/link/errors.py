@@ -55,7 +55,7 @@ class RunAcknowledged(RequestRefused):
 
 
 class SessionBusy(RequestRefused):
-    """Another execution is active, and the request asked to run alone."""
+    """As many executions are active as the request allows at once."""
 
     @property
     def execution_id(self) -> str:

@@ -110,4 +110,4 @@ class ExecutionAdoption:
                 else:
                     await self._runner.start_from_record(execution, capacity)
             else:
-                await self._records.revoke(execution.id)
+                await self._records.revoke(execution)

@@ -91,7 +91,7 @@ async def test_an_execution_repeated_concurrently_is_not_revoked(
             return await save(changed, event=event)
 
         monkeypatch.setattr(executions, "save", repeated_before)
-        await found.execution_records.revoke(execution.id)
+        await found.execution_records.revoke(execution)
 
         stored = await executions.get(execution.id)
         assert stored is not None

@@ -191,6 +191,7 @@ class Attempts:
             request = await self._requests.make(connection, execution)
         except PermanentError as error:
             return outcome_of_missing(error)
+        self._check_stop(run)
         # Check at the last moment: a replica that is considered lost must not send anything.
         lease.check()
         presence.check()
@@ -243,8 +244,16 @@ class Attempts:
             return without_result(ExecutionStatus.CRASHED, Cause.DRIVER, error.message)
         run.refused()
         if isinstance(error, StaleSession):
-            # The session was changed since this replica read it.
-            await self._sessions.connections.refresh(connection)
+            # The session was changed since this replica read it. If the refresh fails, the next
+            # attempt connects anew.
+            try:
+                await self._sessions.connections.refresh(connection)
+            except SessionEnded:
+                run.stop_with(await self._sessions.records.get(run.execution.session_id))
+            except BackendUnavailable:
+                raise
+            except TemporaryError as problem:
+                log.info("session.not_refreshed", execution_id=run.id, error=problem.message)
         elif isinstance(error, ExecutorShuttingDown):
             # The instance exits; the one that takes its place runs the execution.
             await asyncio.wait([connection.link.closed], timeout=EXIT_TIMEOUT)
@@ -269,8 +278,30 @@ class Attempts:
         intake = run.events.intake(requested=False)
         return await connection.link.attach(run.id, run.events.sequence, run, intake)
 
+    async def _connect_again(self, run: Run) -> Connection:
+        """Connect as `_connect`, repeatedly while the instance that may run it may be alive."""
+        deadline = self._deadline(run.execution)
+        while True:
+            try:
+                return await self._connect(run)
+            except _NoResult as failed:
+                temporary = isinstance(failed.__cause__, TemporaryError)
+                if run.stopped or not temporary or self._clock.monotonic() >= deadline:
+                    raise
+                if not await self._may_be_alive(run.execution.instance_id):
+                    raise
+                log.info("execution.reattach", execution_id=run.id, error=str(failed.__cause__))
+                await asyncio.sleep(REATTACH_PAUSE)
+
+    async def _may_be_alive(self, instance_id: str | None) -> bool:
+        instance = None if instance_id is None else await self._store.instances.get(instance_id)
+        if instance is None:
+            return False
+        state = (await self._driver.observe(instance.handle)).state
+        return state not in (State.EXITED, State.GONE)
+
     async def _rejoin(self, run: Run) -> Outcome | None:
-        connection = await self._connect(run)
+        connection = await self._connect_again(run)
         await self._forward_cancellation(run, connection)
         instance_id, started_at = run.execution.instance_id, run.execution.started_at
         if started_at is None:

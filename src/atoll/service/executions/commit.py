@@ -42,20 +42,30 @@ class ResultCommit:
         """How long they took together."""
 
     async def commit(self, run: Run, outcome: Outcome) -> None:
-        """Store the result of a run, however long that takes; then announce it."""
+        """
+        Store the result of a run, however long that takes, and acknowledge it. The caller announces
+        the end when it has given the lease back: what waits for it may use the session at once.
+        """
         run.committing()
         await self.save_workspace(run.execution)
         outcome = run.events.with_log(outcome)
         now = self._replica.clock.now()
         ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
         stored = await self._records.store_result(ended)
-        self.acknowledge(stored)
+        self.finish(run, stored, own=stored.outcome is outcome)
+
+    def finish(self, run: Run, stored: Execution, *, own: bool) -> None:
+        """Finish a run whose result is stored; `own` unless another replica was faster."""
+        connection = self._connections.reachable(stored.session_id)
+        if connection is not None:
+            connection.link.acknowledge(stored.id)
         self.finished[stored.status] += 1
-        self.seconds += outcome.execution_time
-        if stored.outcome is outcome:
+        if stored.outcome is not None:
+            self.seconds += stored.outcome.execution_time
+        if own:
             run.finish(stored)
         else:
-            run.finish_from_record(stored)  # Another replica was faster.
+            run.finish_from_record(stored)
         self._approvals.forget(run)
 
     async def save_workspace(self, execution: Execution) -> None:
@@ -63,9 +73,3 @@ class ResultCommit:
         connection = self._connections.reachable(execution.session_id)
         if connection is not None:
             await self._autosave.before_result(connection)
-
-    def acknowledge(self, execution: Execution) -> None:
-        """Let the executor forget a stored result."""
-        connection = self._connections.reachable(execution.session_id)
-        if connection is not None:
-            connection.link.acknowledge(execution.id)

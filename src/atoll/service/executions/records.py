@@ -123,23 +123,28 @@ class ExecutionRecords:
             # Otherwise their next sweep finds them.
             await self._coordination.notify(RELEASED)
 
-    async def revoke(self, execution_id: str) -> None:
+    async def revoke_unanswered(self, execution_id: str) -> None:
         """
-        Record that an execution was not accepted and did not run. Its record may or may not have
-        been written: the client got an error, so it must not run when the database is back.
+        Revoke an execution whose record may or may not have been written. The client got an error
+        and does not know its id, so it must not run when the database is back.
         """
         execution = await self.owned(execution_id)
-        if execution is None:
-            return
+        if execution is not None:
+            await self.revoke(execution)
+
+    async def revoke(self, execution: Execution) -> None:
+        """
+        Record that an execution was not accepted and did not run, unless its record has changed
+        since it was read: then its request was repeated, and it runs.
+        """
         message = (
             "The database did not answer in time when the execution was submitted; it was not run."
         )
         outcome = without_result(ExecutionStatus.CRASHED, Cause.DRIVER, message)
         ended = execution.ended(outcome, at=self._clock.now(), node_id=self._replica.node_id)
         with contextlib.suppress(OwnedElsewhere):
-            # A newer record means that the execution was repeated meanwhile, and runs.
             await self.store_result(ended, overwrite=False)
-            await self.announce_end(execution_id)
+            await self.announce_end(execution.id)
 
     # The end
 

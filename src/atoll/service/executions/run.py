@@ -1,8 +1,9 @@
 """
 An execution in flight: its phase, its events, and the clients that wait for it.
 
-Only the methods of `Run` change its state, and its phase decides what the runner does next. A stop
-(a cancellation, or the end or stop of its session) interrupts every wait of the run.
+Only the methods of `Run` change its state. A stop (a cancellation, or the end or stop of its
+session) interrupts the waits for slots, leases and other executions, and the pause before a retry;
+a start of the session is shared with other requests, and goes on.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ class Run:
 
     def interrupted(self) -> None:
         """The attempt was interrupted: whether an executor has the execution is to be found out."""
+        assert not self.finished
         if self._execution.started_at is not None:
             self._phase = Phase.UNCERTAIN
         elif self._phase is not Phase.UNCERTAIN:
@@ -220,6 +222,7 @@ class Run:
     def not_started(self) -> None:
         """No executor has the execution: it may be dispatched."""
         self._phase = Phase.QUEUED
+        self._execution = dataclasses.replace(self._execution, started_at=None)
 
     def committing(self) -> None:
         self._phase = Phase.COMMITTING

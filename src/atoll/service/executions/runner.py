@@ -143,7 +143,7 @@ class Runner(SessionObserver):
     def detach(self) -> None:
         """Stop driving all runs; another replica takes over what goes on."""
         for run in self._runs.values():
-            if run.stopped_by is None:
+            if not run.stopped:
                 run.detach()
 
     # To another node
@@ -168,10 +168,12 @@ class Runner(SessionObserver):
         its results.
         """
         for run in runs:
+            await self._pass_cancellation_on(run)
             await self._records.release(run.id)
             if self._runs.get(run.id) is run:
                 del self._runs[run.id]
-            self._follow_owner(run)
+            log.info("execution.owned_elsewhere", execution_id=run.id)
+            self._follow(run)
         if runs:
             await self._records.announce_released()
 
@@ -249,17 +251,12 @@ class Runner(SessionObserver):
                             await backoff.pause()
                     except PresenceLost:
                         presence = self._replica.leases.presence
-                        if not await self._continue(run):
-                            return self._follow_owner(run)
+                        await self._check_ownership(run)
                     except LeaseLost:
-                        if not await self._continue(run):
-                            return self._follow_owner(run)
+                        await self._check_ownership(run)
                     except RecordChanged:
-                        if not await self._continue(run):
-                            return self._follow_owner(run)
+                        await self._check_ownership(run)
                         await backoff.pause()
-                    except OwnedElsewhere:
-                        return self._follow_owner(run)
                     except SessionMoved:
                         return await self.hand_over([run])
                     except BackendUnavailable as error:
@@ -272,14 +269,26 @@ class Runner(SessionObserver):
                             error=error.message,
                         )
                         await backoff.pause()
+            except OwnedElsewhere:
+                await self._follow_owner(run)
+            except Exception as error:  # A bug; clients must not wait for the result forever.
+                log.error("execution.internal_error", execution_id=run.id, exc_info=error)
+                self._follow(run)
             finally:
                 run.leave_slot()
                 self._runs.pop(run.id, None)
 
-    def _follow_owner(self, run: Run) -> None:
-        """Another replica owns the execution: wait for its result."""
+    async def _follow_owner(self, run: Run) -> None:
+        """Wait for the result of the replica that owns the execution now."""
         log.info("execution.owned_elsewhere", execution_id=run.id)
+        await self._pass_cancellation_on(run)
         self._follow(run)
+
+    async def _pass_cancellation_on(self, run: Run) -> None:
+        """Let the next owner of a cancelled execution know."""
+        if run.cancelled and not run.finished:
+            with contextlib.suppress(TemporaryError):
+                await self._replica.coordination.cancel(run.id, run.cancel_reason or "")
 
     async def _make_attempt(self, run: Run, capacity: int, presence: Presence) -> None:
         if run.stopped:
@@ -352,24 +361,28 @@ class Runner(SessionObserver):
         run.next_attempt(following, details)
         await run.back_off(pause)
 
-    async def _continue(self, run: Run) -> bool:
+    async def _check_ownership(self, run: Run) -> None:
         """
         Continue an interrupted run with the record's version, whose last write may have got no
-        answer. False if another replica owns the execution, or it has ended.
+        answer. Raises `OwnedElsewhere` if another replica owns the execution.
         """
         # This replica alone may have dispatched it, as long as it owns it.
         run.interrupted()
-        stored = await self._records.owned(run.id)
-        if stored is None:
-            return False
-        run.version_read(stored.version)
-        return True
+        stored = await self._records.get(run.id)
+        if stored is None or stored.holder != self._replica.id:
+            raise OwnedElsewhere
+        if stored.status.ended:
+            # The interrupted write has stored the result.
+            self._commit.finish(run, await self._records.complete(stored), own=False)
+            await self._records.announce_end(run.id)
+        else:
+            run.version_read(stored.version)
 
 
 def _ends_with(session: Session, execution: Execution) -> bool:
     """Whether the end or the stop of its session ends the execution."""
     if session.status.ended or session.rested_at is None:
-        return True
+        return True  # Without a request, its instance is stopped because its node is drained.
     if session.cause is Cause.IDLE and execution.started_at is None:
         return False  # It was submitted while the session seemed idle, and starts it again.
     # An execution that was submitted after the stop starts the session again too.

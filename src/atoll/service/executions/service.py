@@ -170,6 +170,9 @@ class Executions:
         if run is not None:
             await self._runner.cancel(run, reason)
             execution = await run.wait(grace)
+            if not execution.status.ended:
+                # Also for the replica that may own the execution next.
+                await self._coordination.cancel(execution_id, reason or "")
         else:
             execution = await self.get(execution_id)
             if not execution.status.ended:

@@ -21,6 +21,7 @@ from atoll.errors import (
     InvalidRequest,
     PermanentError,
     TemporaryError,
+    VersionConflict,
 )
 from atoll.model.execution import Execution, ExecutionStatus, Request
 
@@ -190,7 +191,7 @@ class Submitter:
             # to be unavailable nothing is written, and no task may wait for each refused call.
             if not submission.repeatable and not was_unavailable:
                 self._replica.background.start(
-                    self._records.revoke(execution.id), f"revoke {execution.id}"
+                    self._records.revoke_unanswered(execution.id), f"revoke {execution.id}"
                 )
             raise
 
@@ -216,11 +217,18 @@ class Submitter:
 
     async def _run_of(self, stored: Execution) -> Run:
         """A recorded execution that is not in flight here."""
-        if stored.holder == self._replica.id and not stored.status.ended:
+        while stored.holder == self._replica.id and not stored.status.ended:
             # Recorded here, and the store's answer was lost. It is written once more, so that the
             # reconciler does not take it for an execution without an owner.
             capacity = await self._sessions.records.capacity_here(stored.session_id)
-            stored = await self._store.executions.save(stored)
+            try:
+                stored = await self._store.executions.save(stored)
+            except VersionConflict:
+                newest = await self._store.executions.get(stored.id)
+                if newest is None:
+                    break
+                stored = newest
+                continue
             return await self._runner.start_from_record(stored, capacity or 1)
         return self._runner.stand_in(await self._records.complete(stored))
 

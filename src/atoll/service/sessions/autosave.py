@@ -156,7 +156,16 @@ class Autosave(SessionObserver):
         try:
             await self.checkpoint(connection)
         except AtollError as error:
-            await self._warn(connection.session.id, error.message)
+            try:
+                await self._warn(connection.session.id, error.message)
+            except TemporaryError as unwritten:
+                # The result must not be lost for a warning.
+                log.warning(
+                    "autosave.warning_not_stored",
+                    session_id=connection.session.id,
+                    warning=error.message,
+                    error=unwritten.message,
+                )
 
     async def run(self, busy: Callable[[], Collection[str]]) -> None:
         """

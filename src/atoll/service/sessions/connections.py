@@ -235,10 +235,9 @@ class Connections(SessionObserver):
             error=violation.message,
         )
         self._distrusted.add(instance.id)
-        try:
-            await self._driver.destroy(instance.handle)
-        finally:
-            self._distrusted.discard(instance.id)
+        # If this fails it stays distrusted; the next instance for its workspace removes it.
+        await self._driver.destroy(instance.handle)
+        self._distrusted.discard(instance.id)
 
     def _drop(self, connection: Connection) -> None:
         if self._connections.get(connection.session.id) is connection:

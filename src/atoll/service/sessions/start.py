@@ -19,12 +19,10 @@ import structlog
 
 from atoll.errors import (
     AtollError,
+    BackendUnavailable,
     CheckpointDamaged,
-    CoordinationUnavailable,
-    DatabaseUnavailable,
     DependencyFailed,
     InstanceTaken,
-    LeaseLost,
     NodeFull,
     NodeUnreachable,
     PermanentError,
@@ -57,9 +55,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SPECIFIC_ERRORS = (
-    DatabaseUnavailable,
-    CoordinationUnavailable,
-    LeaseLost,
+    BackendUnavailable,
     NodeFull,
     NodeUnreachable,
     DependencyFailed,
@@ -106,9 +102,11 @@ class SessionStarter:
             if session.wanted is not Wanted.RUNNING:
                 raise not_running(session, "Start it with a key that may do more than read.")
         while True:
-            start, begun_for = self._shared_starts.get(session_id) or self._begin_start(
-                session_id, submitted_at
-            )
+            shared = self._shared_starts.get(session_id)
+            # One that is done is about to be removed; awaiting it again would not even yield.
+            if shared is None or shared[0].done():
+                shared = self._begin_start(session_id, submitted_at)
+            start, begun_for = shared
             try:
                 return await asyncio.shield(start)
             except SessionNotRunning:
@@ -122,9 +120,14 @@ class SessionStarter:
         task = self._replica.background.start(
             self._connect_or_start(session_id, submitted_at), f"start {session_id}"
         )
-        self._shared_starts[session_id] = task, submitted_at
-        task.add_done_callback(lambda _: self._shared_starts.pop(session_id, None))
-        return task, submitted_at
+        shared = self._shared_starts[session_id] = task, submitted_at
+
+        def forget(_: asyncio.Future[Connection]) -> None:
+            if self._shared_starts.get(session_id) is shared:
+                del self._shared_starts[session_id]
+
+        task.add_done_callback(forget)
+        return shared
 
     async def _connect_or_start(self, session_id: str, submitted_at: datetime | None) -> Connection:
         try:
