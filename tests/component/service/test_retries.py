@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from atoll import ids
 from atoll.clock import SystemClock
-from atoll.errors import DatabaseUnavailable
+from atoll.errors import DatabaseUnavailable, SessionNotRunning
+from atoll.link.errors import LinkLost
 from atoll.model.execution import Execution, ExecutionStatus, Language, Request
 from atoll.model.instance import Observation, State
+from atoll.model.session import Durability
 from tests.component.service.test_session_records import create
 from tests.contract.stores.store_entities import make_execution
 from tests.parts import ME, Parts, parts
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.event import Event
     from atoll.model.instance import Handle
+    from atoll.service.sessions.connections import Connection
 
 pytestmark = pytest.mark.anyio
 
@@ -137,3 +141,99 @@ async def test_an_execution_is_not_retried_while_its_instances_state_is_unknown(
         assert stored.status is ExecutionStatus.COMPLETED
         assert (stored.outcome.stdout, stored.retry_count) == (b"ready\nsurvived\n", 0)
         assert unknown > 3
+
+
+async def test_an_execution_is_not_lost_because_its_instance_cannot_be_reached_at_once(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica ran it, and is gone; its executor accepts no connection for a while."""
+    async with adoptable(tmp_path) as (found, other):
+        code = "import time; print('ready', flush=True); time.sleep(3); print('survived')"
+        request = Request(code=code, language=Language.PYTHON)
+        running = await found.executions.submit(other.session_id, request)
+        async for event in running.stream(0):
+            if event.name == "stdout":
+                break
+        found.runner.detach()
+        found.connections.disconnect(other.session_id)
+        await found.background.settle(SECONDS)
+
+        connect, refused = found.driver.connect, 0
+
+        async def connect_late(handle: Handle) -> Link:
+            nonlocal refused
+            refused += 1
+            if refused <= 3:
+                raise LinkLost("The host is busy.")
+            return await connect(handle)
+
+        monkeypatch.setattr(found.driver, "connect", connect_late)
+        stored = await found.store.executions.get(running.id)
+        assert stored is not None
+        adopted = await found.runner.start_from_record(stored, 1)
+        ended_execution = await adopted.wait(SECONDS)
+        assert refused > 3
+        assert ended_execution.outcome is not None
+        assert ended_execution.status is ExecutionStatus.COMPLETED
+        assert ended_execution.outcome.stdout == b"ready\nsurvived\n"
+        assert ended_execution.retry_count == 0
+
+
+async def test_a_cancelled_execution_stays_cancelled_for_its_next_owner(
+    tmp_path: Path, bubblewrap: str
+) -> None:
+    """Its session leaves the node while it waits for its turn."""
+    async with adoptable(tmp_path) as (found, other):
+        code = "import time; time.sleep(60)"
+        first, queued = [
+            await found.executions.submit(
+                other.session_id, Request(code=code, language=Language.PYTHON, timeout=90)
+            )
+            for _ in range(2)
+        ]
+        released = await found.runner.release_runs(other.session_id)
+        assert {run.id for run in released} == {first.id, queued.id}
+        await found.runner.cancel(queued, "changed my mind")
+        await found.runner.hand_over(released)
+
+        assert await found.coordination.cancelled(queued.id) == "changed my mind"
+        assert await found.coordination.cancelled(first.id) is None
+
+
+async def test_a_result_is_stored_although_no_warning_can_be(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With durability `execution`, when neither checkpoint nor warning can be written."""
+    async with adoptable(tmp_path) as (found, other):
+        session = await found.records.get(other.session_id)
+        durable = replace(session, durability=Durability.EXECUTION)
+        found.connections.disconnect(session.id)
+        await found.records.save_silently(durable)
+
+        async def unavailable(*_: object, **__: object) -> None:
+            raise DatabaseUnavailable("away")
+
+        monkeypatch.setattr(found.autosave, "checkpoint", unavailable)
+        monkeypatch.setattr(found.autosave, "_warn", unavailable)
+        request = Request(code="print('done')", language=Language.PYTHON)
+        running = await found.executions.submit(session.id, request)
+        stored = await running.wait(SECONDS)
+        assert stored.outcome is not None
+        assert (stored.status, stored.outcome.stdout) == (ExecutionStatus.COMPLETED, b"done\n")
+        assert len(stored.attempts) == 1
+
+
+async def test_a_start_that_has_just_failed_is_not_shared_again(
+    tmp_path: Path, bubblewrap: str
+) -> None:
+    """Its callback, which forgets it, has not run yet: awaiting it would not yield."""
+    async with adoptable(tmp_path) as (found, other):
+        found.connections.disconnect(other.session_id)
+        failed: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        failed.set_exception(SessionNotRunning("stopped"))
+        starts = found.starter._shared_starts
+        starts[other.session_id] = failed, other.created_at
+
+        connection = await found.starter.connect(other.session_id)
+        assert connection.session.id == other.session_id
+        assert failed.exception() is not None

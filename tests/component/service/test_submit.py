@@ -96,3 +96,16 @@ async def test_an_execution_repeated_concurrently_is_not_revoked(
         stored = await executions.get(execution.id)
         assert stored is not None
         assert (stored.status, stored.version) == (ExecutionStatus.PENDING, 2)
+
+
+async def test_an_execution_repeated_since_it_was_read_is_not_revoked(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with parts(tmp_path, clock) as found:
+        execution = make_execution(id=ids.execution_id(clock.now()), holder=ME)
+        await found.store.executions.add(execution)
+        await found.store.executions.save(execution)
+        await found.execution_records.revoke(execution)
+
+        stored = await found.store.executions.get(execution.id)
+        assert stored is not None
+        assert (stored.status, stored.version) == (ExecutionStatus.PENDING, 2)
