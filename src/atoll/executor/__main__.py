@@ -32,6 +32,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if config.get("seccomp"):
         syscalls.install_filter(bytes.fromhex(config["seccomp"]))
+    # User code gets the usual importers: that of the bundle (`bundle_import.py`) is not needed now.
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if type(finder).__module__ != "atoll_executor"
+    ]
     zygote.warm(bool(config.get("hooks", True)))
     syscalls.set_dumpable(False)
     syscalls.set_name("atoll")

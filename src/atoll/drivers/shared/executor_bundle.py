@@ -2,7 +2,8 @@
 Builds the executor as one file, and the directory with the module and command for user code.
 
 The file is a zip of `atoll.executor` and `atoll.protocol` that any Python from 3.8 on can import.
-Both contain byte code for the interpreter that built them, so that most instances compile nothing.
+Both contain byte code for the interpreter that built them, so that most instances compile nothing,
+and an index by which that interpreter imports it (`executor/bundle_import.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import zipfile
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from atoll.executor.bundle_import import INDEX
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
     from pathlib import Path
 
@@ -27,6 +31,12 @@ USER_MODULE = "user_module"
 """Package of the executor with what user code may import; written as a directory of its own."""
 EXECUTOR = f"{PACKAGE}.executor"
 BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.__main__ import main; main()"
+
+MEMBER_TIME = (1980, 1, 1, 0, 0, 0)
+LOCAL_HEADER_SIZE = 30
+"""Bytes before the name of a member of a zip file."""
+CODE_HEADER_SIZE = 16
+"""Bytes before the code in a file with byte code."""
 
 SOCKET = "atoll"
 """Abstract name of the socket that `MODULE` talks to."""
@@ -44,13 +54,29 @@ def build() -> bytes:
         for name, source in sorted(_sources().items()):
             code = _compiled(source, name)
             for path, data in ((name, source), (f"{name}c", code)):
-                bundle.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
+                bundle.writestr(zipfile.ZipInfo(path, MEMBER_TIME), data)
+        index = marshal.dumps(dict(_modules(bundle)))
+        bundle.writestr(zipfile.ZipInfo(INDEX, MEMBER_TIME), index)
     return content.getvalue()
+
+
+def _modules(bundle: zipfile.ZipFile) -> Iterator[tuple[str, tuple[int, int, bool]]]:
+    """Offset and size of the code of each module, and whether it is a package."""
+    for member in bundle.infolist():
+        if member.filename.endswith(".pyc"):
+            path = member.filename.removesuffix(".pyc")
+            is_package = path.endswith("/__init__")
+            start = member.header_offset + LOCAL_HEADER_SIZE + len(member.filename)
+            yield (
+                path.removesuffix("/__init__").replace("/", "."),
+                (start + CODE_HEADER_SIZE, member.file_size - CODE_HEADER_SIZE, is_package),
+            )
 
 
 def _sources() -> dict[str, bytes]:
     """Content of the modules by path in the bundle, beneath one package for relative imports."""
-    sources = {f"{PACKAGE}/__init__.py": b""}
+    importer = resources.files("atoll.executor") / "bundle_import.py"
+    sources = {f"{PACKAGE}/__init__.py": importer.read_bytes()}
     for package in ("executor", "protocol"):
         _add_modules(sources, resources.files(f"atoll.{package}"), f"{PACKAGE}/{package}")
     return sources
