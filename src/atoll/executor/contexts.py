@@ -327,7 +327,7 @@ class Contexts(ZygoteObserver):
         context.usage_before = process.usage()
         run.pid = process.pid
         run.pipes.taken()
-        run.stop_in_context = lambda reason, grace: self._stop(process, run, reason, grace)
+        run.run_in_context(lambda reason, grace: self._stop(process, run, reason, grace))
         self._runs.begin(run)
 
     def _stop(self, process: ContextProcess, run: Run, reason: str, grace: float) -> None:

@@ -120,7 +120,7 @@ class Approvals:
             questions.asked += 1
             questions.size += len(entry)
             question = questions.open[question_id] = Question(question_id, peer, questions)
-            peer.on_leave = lambda: self._refuse(question, "gone")
+            peer.notify_on_leave(lambda: self._refuse(question, "gone"))
             question.timer = self._loop.after(seconds, lambda: self._refuse(question, "timeout"))
             self._runs.add_entry(run, frames.APPROVAL, entry)
             self._user_socket.reply(peer, {"timeout": seconds}, last=False)
@@ -134,7 +134,7 @@ class Approvals:
     def _close(self, question: Question, entry: bytes) -> None:
         questions = question.owner
         del questions.open[question.id]
-        question.peer.on_leave = None
+        question.peer.forget_callback()
         if question.timer is not None:
             question.timer.cancel()
         questions.size += len(entry)

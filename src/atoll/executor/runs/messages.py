@@ -115,7 +115,7 @@ class Messages:
             self._deliver(inbox, peer)
 
         inbox.readers.append(peer)
-        peer.on_leave = leave
+        peer.notify_on_leave(leave)
         peer.timer = self._loop.after(wait, stop_waiting)
 
     def _deliver(self, inbox: Inbox, peer: Peer) -> None:
@@ -136,6 +136,6 @@ class Messages:
             if taken and inbox.readers:
                 self._deliver(inbox, inbox.readers.pop(0))
 
-        peer.on_leave = put_back
+        peer.notify_on_leave(put_back)
         texts = [text for text, _ in taken]
         self._user_socket.reply(peer, {"messages": texts, "more": bool(inbox.messages)})

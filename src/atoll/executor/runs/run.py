@@ -43,10 +43,25 @@ class Run:
         self.deadline: Timer | None = None
         self.kill_timer: Timer | None = None
         self.heartbeat: Timer | None = None
-        self.stop_in_context: Callable[[str, float], None] | None = None
-        """Ends a run in a context, whose process continues to exist."""
+        self._stop_in_context: Callable[[str, float], None] | None = None
         self.on_end: list[Callable[[], None]] = []
         """Called once, when it is being ended or has ended."""
+
+    def run_in_context(self, stop: Callable[[str, float], None]) -> None:
+        """The run ends by `stop`: the process of its context continues to exist."""
+        self._stop_in_context = stop
+
+    @property
+    def in_context(self) -> bool:
+        return self._stop_in_context is not None
+
+    def stop_in_context(self, reason: str, grace: float) -> None:
+        assert self._stop_in_context is not None
+        self._stop_in_context(reason, grace)
+
+    def leave_context(self) -> None:
+        """Its result is known; the context keeps no reference to it."""
+        self._stop_in_context = None
 
     @property
     def accepts_requests(self) -> bool:

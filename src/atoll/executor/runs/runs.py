@@ -207,7 +207,7 @@ class Runs(ZygoteObserver):
         return False
 
     def children_wanted(self) -> int:
-        return max(1, sum(run.stop_in_context is None for run in self.active()))
+        return max(1, sum(not run.in_context for run in self.active()))
 
     def child_exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
         """The first process of a run exited: read the rest of its output, and make the result."""
@@ -217,7 +217,7 @@ class Runs(ZygoteObserver):
 
     def zygote_lost(self) -> None:
         for run in self.active():
-            if run.parked or run.stop_in_context is not None:
+            if run.parked or run.in_context:
                 continue
             if run.pid:
                 self._end_orphan(run.pid)
@@ -294,7 +294,7 @@ class Runs(ZygoteObserver):
         group, keyboard = 0, run.pipes.terminal_fd
         if keyboard >= 0:
             group = terminal.foreground(keyboard)
-        if run.stop_in_context is not None:
+        if run.in_context:
             processes.send(run.pid, number)
         elif group or run.pid:
             try:
@@ -323,7 +323,7 @@ class Runs(ZygoteObserver):
         run.notify_end()
         if run.parked:
             self._end_unstarted(run)
-        elif run.stop_in_context is not None:
+        elif run.in_context:
             run.stop_in_context(reason, grace)
         elif not run.pid:
             # `job_taken` sees the reason. If no process can be forked, no process takes the run.
@@ -407,9 +407,9 @@ class Runs(ZygoteObserver):
         """Make the result known."""
         assert run.result is not None
         # Output that background processes still write is read, so that they do not block.
-        writers_left = self.table.background or run.stop_in_context is not None
+        writers_left = self.table.background or run.in_context
         run.pipes.settle(self._orphaned_outputs if writers_left else None)
-        run.stop_in_context = None
+        run.leave_context()
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
             # Before the result is sent, because this process may exit right after. A run that a

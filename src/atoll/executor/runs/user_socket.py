@@ -37,7 +37,7 @@ IO_TIMEOUT = 10.0
 class Peer:
     """One request of user code."""
 
-    __slots__ = ("finished", "on_leave", "out", "received", "run", "socket", "timer")
+    __slots__ = ("_on_leave", "finished", "out", "received", "run", "socket", "timer")
 
     def __init__(self, socket: _socket.socket, run: Run) -> None:
         self.socket = socket
@@ -48,8 +48,21 @@ class Peer:
         self.finished = False
         """Whether `out` ends with the last reply."""
         self.timer: Timer | None = None
-        self.on_leave: Callable[[], None] | None = None
-        """Called if the client disconnects before it has read its last reply."""
+        self._on_leave: Callable[[], None] | None = None
+
+    def notify_on_leave(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called if the client disconnects before it has read its last reply."""
+        self._on_leave = callback
+
+    def forget_callback(self) -> None:
+        """The request is done; it does not matter when the client disconnects."""
+        self._on_leave = None
+
+    def left(self) -> None:
+        """The connection is closed."""
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave()
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -166,7 +179,7 @@ class UserSocket:
             self._close(peer)
             return
         if peer.finished:
-            peer.on_leave = None
+            peer.forget_callback()
             self._close(peer)
         else:
             self._loop.change(peer.socket.fileno(), READ)
@@ -178,9 +191,7 @@ class UserSocket:
         self._loop.remove(peer.socket.fileno())
         peer.socket.close()
         self._peers.remove(peer)
-        on_leave, peer.on_leave = peer.on_leave, None
-        if on_leave is not None:
-            on_leave()
+        peer.left()
 
 
 def _reject(socket: _socket.socket, code: str, message: str) -> None:
