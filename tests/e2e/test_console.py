@@ -185,7 +185,7 @@ def test_a_reattached_console_replays_its_output(api: Api, session: str) -> None
         assert first.closed() == (1000, "detached")
     assert api.status(execution) == "running"
     with console(api, execution) as second:
-        second.ready().until("first\r\n").send("echo $X\n").until("kept\r\n")
+        second.ready().until("first\r\n").send("echo $X\n").until("$X\r\nkept\r\n")
         assert second.output.startswith(first.output)
         second.send("exit\n").ended()
 
