@@ -169,10 +169,14 @@ def moved(session: Session, node: Node, now: datetime) -> Session:
 
 def with_warnings(session: Session, *warnings: Warning) -> Session:
     """The session with these warnings, each instead of an earlier one with its code."""
+    if not warnings:
+        return session
     others = without_warnings(session, *(warning.code for warning in warnings)).warnings
     return dataclasses.replace(session, warnings=(*others, *warnings))
 
 
 def without_warnings(session: Session, *codes: str) -> Session:
     others = tuple(warning for warning in session.warnings if warning.code not in codes)
+    if others == session.warnings:
+        return session
     return dataclasses.replace(session, warnings=others)
