@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.model import plan
 from atoll.model.plan import Step
@@ -98,7 +98,8 @@ def starting_again(session: Session, now: datetime) -> Session:
     )
 
 
-def as_running(session: Session, now: datetime) -> Session:
+def as_running(session: Session, now: datetime, **changes: Any) -> Session:
+    """The session, running; `changes` are further fields."""
     return dataclasses.replace(
         without_stop(session, now),
         status=SessionStatus.RUNNING,
@@ -107,6 +108,7 @@ def as_running(session: Session, now: datetime) -> Session:
         failures=0,
         retry_at=None,
         updated_at=now,
+        **changes,
     )
 
 

@@ -8,7 +8,6 @@ instance of the pool or a new one.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import TYPE_CHECKING
 
 from atoll.errors import Conflict, TemporaryError
@@ -49,10 +48,9 @@ class InstanceAssignment:
         written, the instance is kept if it was, so that a repeated request finds it.
         """
         now = session.updated_at if new else self._replica.clock.now()
-        running = dataclasses.replace(
-            as_running(
-                with_warnings(session, *_of_lost_workspace(session, ready), *ready.warnings), now
-            ),
+        running = as_running(
+            with_warnings(session, *_of_lost_workspace(session, ready), *ready.warnings),
+            now,
             instance_id=ready.instance.id,
             workspace=ready.instance.workspace,
         )

@@ -73,6 +73,9 @@ class SessionBuilder:
             await self._templates.check_resources(resources)
         seconds = self.lifetime(new.timeout)
         now = self._clock.now()
+        timers = {
+            name: _timer(new.fields.get(name), getattr(self._settings, name)) for name in TIMERS
+        }
         session = Session(
             id=session_id,
             template_id=template.id,
@@ -88,11 +91,8 @@ class SessionBuilder:
             expires_at=now + timedelta(seconds=seconds),
             env_vars={**template.env, **new.env_vars},
             active_at=now,
+            **{**new.fields, **timers},
         )
-        timers = {
-            name: _timer(new.fields.get(name), getattr(self._settings, name)) for name in TIMERS
-        }
-        session = dataclasses.replace(session, **{**new.fields, **timers})
         if session.capacity > MAX_CAPACITY:
             raise InvalidRequest(f"capacity: at most {MAX_CAPACITY}.", field="capacity")
         return session
