@@ -81,7 +81,7 @@ class ExecutorCallbacks:
             if is_retried(execution, outcome, self._settings.retries):
                 return False  # Its owner retries it.
             ended = self._ended(execution, await self._location(instance_id), outcome)
-            await self._commit.save_workspace(execution)
+            await self._commit.take_checkpoint(execution)
             try:
                 event = execution_event(ended, ended.status, self._clock.now())
                 await self._records.save(ended, event)

@@ -47,7 +47,7 @@ class ResultCommit:
         the end when it has given the lease back: what waits for it may use the session at once.
         """
         run.committing()
-        await self.save_workspace(run.execution)
+        await self.take_checkpoint(run.execution)
         outcome = run.events.with_log(outcome)
         now = self._replica.clock.now()
         ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
@@ -68,7 +68,7 @@ class ResultCommit:
             run.finish_from_record(stored)
         self._approvals.forget(run)
 
-    async def save_workspace(self, execution: Execution) -> None:
+    async def take_checkpoint(self, execution: Execution) -> None:
         """With durability `execution`, the files are stored before the result."""
         connection = self._connections.reachable(execution.session_id)
         if connection is not None:

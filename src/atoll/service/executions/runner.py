@@ -141,7 +141,7 @@ class Runner(SessionObserver):
         run.finish_from_record(await self._records.wait_for_end(run.execution))
 
     def detach(self) -> None:
-        """Stop driving all runs; another replica takes over what goes on."""
+        """Stop driving all runs but those that are being stopped; other replicas take them over."""
         for run in self._runs.values():
             if not run.stopped:
                 run.detach()
@@ -168,7 +168,7 @@ class Runner(SessionObserver):
         its results.
         """
         for run in runs:
-            await self._pass_cancellation_on(run)
+            await self.pass_cancellation_on(run)
             await self._records.release(run.id)
             if self._runs.get(run.id) is run:
                 del self._runs[run.id]
@@ -281,11 +281,11 @@ class Runner(SessionObserver):
     async def _follow_owner(self, run: Run) -> None:
         """Wait for the result of the replica that owns the execution now."""
         log.info("execution.owned_elsewhere", execution_id=run.id)
-        await self._pass_cancellation_on(run)
+        await self.pass_cancellation_on(run)
         self._follow(run)
 
-    async def _pass_cancellation_on(self, run: Run) -> None:
-        """Let the next owner of a cancelled execution know."""
+    async def pass_cancellation_on(self, run: Run) -> None:
+        """Let the next owner of a cancelled execution know, if Redis answers."""
         if run.cancelled and not run.finished:
             with contextlib.suppress(TemporaryError):
                 await self._replica.coordination.cancel(run.id, run.cancel_reason or "")

@@ -170,9 +170,8 @@ class Executions:
         if run is not None:
             await self._runner.cancel(run, reason)
             execution = await run.wait(grace)
-            if not execution.status.ended:
-                # Also for the replica that may own the execution next.
-                await self._coordination.cancel(execution_id, reason or "")
+            # It may have another owner before it has ended.
+            await self._runner.pass_cancellation_on(run)
         else:
             execution = await self.get(execution_id)
             if not execution.status.ended:
