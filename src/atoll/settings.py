@@ -260,6 +260,12 @@ class LocalSettings(Group):
     """Name or path of bubblewrap."""
     python: Path | None = None
     """Interpreter of the template `python`; the one that runs Atoll if not set."""
+    fork_server: bool = True
+    """
+    Whether instances of templates without an interpreter of their own are forks of one warm
+    interpreter, if Atoll runs as root. They start faster and need less memory, but all of them have
+    the same address layout and hash seed.
+    """
     template_roots: ColonSeparated[Path] = ()
     """
     Directories in which a template's root file system and interpreter must be, separated by colons;

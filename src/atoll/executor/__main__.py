@@ -28,15 +28,25 @@ JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def main() -> None:
     text = sys.argv[1].encode()
     config = _read_config() if text == b"-" else minijson.loads(text)
-    # The kernel drops signals for which PID 1 has no handler, but Python installs one for SIGINT.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if config.get("seccomp"):
         syscalls.install_filter(bytes.fromhex(config["seccomp"]))
+    prepare(bool(config.get("hooks", True)))
+    serve(config)
+
+
+def prepare(hooks: bool) -> None:
+    """Turn this interpreter into one that can run user code."""
     # User code gets the usual importers: that of the bundle (`bundle_import.py`) is not needed now.
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if type(finder).__module__ != "atoll_executor"
     ]
-    zygote.warm(bool(config.get("hooks", True)))
+    zygote.warm(hooks)
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Be the executor of this instance."""
+    # The kernel drops signals for which PID 1 has no handler, but Python installs one for SIGINT.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     syscalls.set_dumpable(False)
     syscalls.set_name("atoll")
     if "journal" in config:

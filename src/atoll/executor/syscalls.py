@@ -27,6 +27,12 @@ def _prctl(option: int, value: object) -> None:
         raise OSError("prctl %d failed" % option)
 
 
+def call(function: str, *arguments: object) -> None:
+    """Call a function of the C library that returns 0, or something else if it fails."""
+    if _ctypes.call_function(_ctypes.dlsym(_library, function), arguments) != 0:
+        raise OSError("%s failed" % function)
+
+
 def set_dumpable(dumpable: bool) -> None:
     """
     A process that is not dumpable cannot be traced, and its /proc files are closed to its peers.

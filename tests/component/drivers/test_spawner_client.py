@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-DATA_DIRECTORY = DataDirectory("/", [], 3600)
+DATA_DIRECTORY = DataDirectory("/", [], 3600, "test")
 # Like bubblewrap, it reports the pid of its child.
 SCRIPT = 'sleep 600 & echo "{\\"child-pid\\": $!}" >&5; exec 5>&-; wait'
 

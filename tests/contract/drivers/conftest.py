@@ -26,7 +26,7 @@ from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
 from atoll.model.template import Template
 from atoll.settings import DockerSettings, LinkSettings, LocalSettings
-from tests.e2e.hostile.host import below, processes
+from tests.e2e.hostile.host import below, of_instances, processes
 from tests.runs import run_over
 from tests.servers.images import PYTHON
 
@@ -190,7 +190,9 @@ class Node:
         if self._engine is None:
             # The driver's helper is a child of this process, and would be the parent.
             return not [
-                child for helper in own_children() - self._others for child in below(helper)
+                child
+                for helper in own_children() - self._others
+                for child in of_instances(below(helper))
             ]
         name = (self.data_dir / "node" / NAME_FILE).read_text()
         return not self._engine.containers(label=[f"{Label.NODE}={name}"])

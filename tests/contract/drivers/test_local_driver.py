@@ -26,7 +26,7 @@ from atoll.model.instance import State
 from atoll.settings import LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import opened, printed, spec, started, template
 from tests.contract.drivers.parts import pausing_of
-from tests.e2e.hostile.host import below, living
+from tests.e2e.hostile.host import below, living, of_instances
 from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ async def driver(bubblewrap: str, tmp_path: Path) -> AsyncIterator[LocalDriver]:
 
 
 def running(driver: LocalDriver) -> set[int]:
+    """Processes of instances, on a machine without control groups."""
     process = driver._spawner._process
-    return below(process.pid) if process else set()
+    return of_instances(below(process.pid)) if process else set()
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,21 @@ def below(pid: int) -> set[int]:
     return {child for child in found if every[child][1] not in "ZX"}
 
 
+def of_instances(pids: set[int]) -> set[int]:
+    """Those of a spawner's processes that are of instances: not its fork server."""
+    return {pid for pid in pids if not _is_fork_server(pid)}
+
+
+def _is_fork_server(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        outside = os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    # Instances that are its forks have the same command line.
+    return b"fork_server" in command and outside
+
+
 def resident(pid: int) -> int:
     """Bytes of memory that a process has in use."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

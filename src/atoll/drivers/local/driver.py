@@ -26,7 +26,7 @@ import structlog
 
 from atoll.drivers.base import NodeStatus
 from atoll.drivers.local import debian_layers as layering
-from atoll.drivers.local import host_checks, root_file_system, sandbox
+from atoll.drivers.local import host_checks, leftovers, root_file_system, sandbox
 from atoll.drivers.local.capabilities import find_capabilities
 from atoll.drivers.local.handle_files import HANDLE_VERSION, HandleFiles
 from atoll.drivers.local.images import LocalImages, check_no_image
@@ -38,7 +38,8 @@ from atoll.drivers.local.limits import LocalLimits
 from atoll.drivers.local.pausing import LocalPausing
 from atoll.drivers.local.resizing import LocalResizing
 from atoll.drivers.local.sandbox_host import SandboxHost
-from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient
+from atoll.drivers.local.sandbox_start import OWNER
+from atoll.drivers.local.spawner_client import DataDirectory, ForkServer, SpawnerClient
 from atoll.drivers.local.workspaces import LocalWorkspaces
 from atoll.drivers.shared import (
     cgroups,
@@ -49,7 +50,9 @@ from atoll.drivers.shared import (
     seccomp,
 )
 from atoll.drivers.shared.bounded_log import LOG_TAIL
+from atoll.drivers.shared.executor_bundle import FORK_SERVER_BOOT
 from atoll.drivers.shared.executor_links import release_zygote, shut_down
+from atoll.drivers.shared.instance_paths import EXECUTOR
 from atoll.drivers.shared.machine_load import MachineLoad
 from atoll.drivers.shared.packages.environments import NodeEnvironments
 from atoll.drivers.shared.packages.installation import uv_binary
@@ -105,12 +108,13 @@ class LocalDriver:
         )
         roots = (*settings.template_roots, data_dir / "rootfs")
         self.images = LocalImages(self._layers, roots, settings.python)
-        home = DataDirectory(
+        self._home = DataDirectory(
             str(data_dir.resolve()),
             [str(path) for path in data_directories.lock_files(data_dir)],
             link.unattended_limit.total_seconds(),
+            leftovers.owner_mark(data_dir.resolve()),
         )
-        self._spawner = SpawnerClient(link.start_timeout, home)
+        self._spawner = SpawnerClient(link.start_timeout, self._home)
         self._groups = cgroups.ControlGroups()
         self._new: set[str] = set()
         """Instances that have not been connected to yet."""
@@ -169,10 +173,13 @@ class LocalDriver:
         )
         self._layers.open(host, host_checks.layer_problem(self._node))
         self.packages.open(self._installer(host))
+        executor = executor_bundle.write(self._node)
+        inside = executor_bundle.write_inside(self._node)
         self._requests = InstanceRequests(
             host=host,
-            executor=executor_bundle.write(self._node),
-            inside=executor_bundle.write_inside(self._node),
+            executor=executor,
+            inside=inside,
+            fork_server=self._fork_server(executor, inside),
             files=self._files,
             volumes=self.volumes,
             packages=self.packages,
@@ -188,6 +195,22 @@ class LocalDriver:
             self.pausing = LocalPausing(self._groups, self._states)
         self.capabilities = find_capabilities(
             self._groups, own_uids=self._root, no_images=no_images, seccomp=program is not None
+        )
+
+    def _fork_server(self, executor: Path, inside: Path) -> ForkServer | None:
+        # Only root may move a process that it has not started into an instance's control groups
+        # and user. The warm interpreter has the executor's byte code, so it is Atoll's own.
+        if not self._root or not self._settings.fork_server or self._settings.python is not None:
+            return None
+        python = root_file_system.own_interpreter()
+        return ForkServer(
+            argv=[python, "-I", "-S", "-B", "-c", FORK_SERVER_BOOT.format(path=EXECUTOR), OWNER],
+            executor=str(executor),
+            inside=str(inside),
+            environment={
+                **sandbox.instance_environment(python, root_file_system.search_path(python)),
+                OWNER: self._home.mark,
+            },
         )
 
     def _installer(self, host: SandboxHost) -> Installer | None:

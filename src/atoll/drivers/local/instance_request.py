@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.drivers.local import sandbox
-from atoll.drivers.local.spawner_client import SpawnRequest
+from atoll.drivers.local.spawner_client import ForkServer, SpawnRequest
 from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 
@@ -35,6 +35,8 @@ class InstanceRequests:
     volumes: NodeVolumes
     packages: NodeEnvironments[sandbox.RootFileSystem]
     settings: LocalSettings
+    fork_server: ForkServer | None
+    """The warm interpreter for templates without one of their own."""
     link: LinkSettings
 
     def make(
@@ -75,6 +77,7 @@ class InstanceRequests:
         return SpawnRequest(
             instance=spec.instance_id,
             argv=argv,
+            fork_server=None if template.root or template.python else self.fork_server,
             directory=str(directory),
             seccomp=None if host.seccomp is None else str(host.seccomp),
             groups=host.groups.join_files(spec.instance_id),

@@ -6,6 +6,7 @@ or of an embedded server that has ended.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -31,7 +32,7 @@ def count(settings: LocalSettings, node: Path) -> int:
     groups = cgroups.node_groups(settings, node)
     found = sum(ids.is_instance_id(name) for name in groups.names())
     groups.close()
-    return max(found, len(_bubblewraps(node.parent)))
+    return max(found, len(_main_processes(node.parent)))
 
 
 def remove(settings: LocalSettings, node: Path) -> None:
@@ -45,18 +46,23 @@ def remove(settings: LocalSettings, node: Path) -> None:
             raise TemporaryError(f"Processes of {name} do not end.", code="instance_stuck")
     groups.close()
     # Without control groups, instances are found by their processes.
-    for pid in _bubblewraps(node.parent):
+    for pid in _main_processes(node.parent):
         for process in (*children_of(pid), pid):
             started = processes.start_time(process)
             if started is not None:
                 processes.kill(process, started)
     deadline = time.monotonic() + KILL_TIMEOUT
-    while _bubblewraps(node.parent):
+    while _main_processes(node.parent):
         if time.monotonic() > deadline:
             raise TemporaryError(f"Processes of {node.parent} do not end.", code="instance_stuck")
         time.sleep(0.01)
     if node.is_dir():
         unmount_all(node)
+
+
+def owner_mark(data_dir: Path) -> str:
+    """Identifies a data directory to processes that may not know its path."""
+    return hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:32]
 
 
 def remove_groups(settings: LocalSettings, node: Path) -> None:
@@ -72,9 +78,11 @@ def remove_groups(settings: LocalSettings, node: Path) -> None:
     groups.close()
 
 
-def _bubblewraps(data_dir: Path) -> list[int]:
-    """Pids of the bubblewraps of a data directory, as far as this user may see them."""
-    mark = f"{OWNER}={data_dir}".encode()
+def _main_processes(data_dir: Path) -> list[int]:
+    """
+    Pids of the instances' main processes of a data directory, as far as this user may see them.
+    """
+    mark = f"{OWNER}={owner_mark(data_dir)}".encode()
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -82,6 +90,15 @@ def _bubblewraps(data_dir: Path) -> list[int]:
                 environment = Path(entry.path, "environ").read_bytes()
             except OSError:
                 continue  # It has ended, or belongs to another user.
-            if mark in environment.split(b"\0"):
+            if mark in environment.split(b"\0") and _is_main(int(entry.name)):
                 found.append(int(entry.name))
     return found
+
+
+def _is_main(pid: int) -> bool:
+    """Whether this is bubblewrap, or PID 1 of an instance that is a fork."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return False
+    return name == "bwrap" or processes.namespace_pid(pid) == 1

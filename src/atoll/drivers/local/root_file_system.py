@@ -101,13 +101,21 @@ def host_root(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> R
     for prefix, inside in prefixes:
         if not any(inside == bound or inside.startswith(f"{bound}/") for _, bound in binds):
             binds.append((prefix, inside))
-    search = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
-    return RootFileSystem(tuple(binds), tuple(links), interpreter, search)
+    return RootFileSystem(tuple(binds), tuple(links), interpreter, search_path(interpreter))
+
+
+def search_path(interpreter: str) -> str:
+    return f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
+
+
+def own_interpreter() -> str:
+    """The interpreter that runs Atoll, without its virtual environment."""
+    return os.path.realpath(sys.executable)
 
 
 def _own_interpreter() -> tuple[str, list[tuple[str, str]]]:
     base = os.path.realpath(sys.base_prefix)
-    return os.path.realpath(sys.executable), [(base, base)]
+    return own_interpreter(), [(base, base)]
 
 
 def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, list[tuple[str, str]]]:

@@ -122,10 +122,7 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
     return [
         bubblewrap,
         *_confinement(seccomp=sandbox.seccomp, ephemeral=sandbox.ephemeral),
-        *_environment(environment_variables.INSTANCE),
-        "--setenv", "PATH", f"{own and f'{own}/bin:'}{tree.path}:{INSIDE}/bin",
-        "--setenv", "PYTHONPATH", f"{own and f'{own}:'}{INSIDE}/lib",
-        "--setenv", "ATOLL_PYTHON", tree.python,
+        *_environment(instance_environment(tree.python, tree.path, own)),
         *_root(_beside(tree, sandbox.volumes), sandbox.hidden, sandbox.tmp_size, source),
         "--ro-bind", source(sandbox.executor), EXECUTOR,
         "--ro-bind", source(sandbox.inside), INSIDE,
@@ -136,6 +133,16 @@ def arguments(bubblewrap: str, sandbox: Sandbox, source: Callable[[str], str]) -
         "--chdir", "/workspace",
         tree.python, "-I", "-S", "-B", "-c", BOOT.format(path=EXECUTOR), config,
     ]  # fmt: skip
+
+
+def instance_environment(python: str, path: str, own: str = "") -> dict[str, str]:
+    """`own` is the template's package environment, if it has one."""
+    return {
+        **environment_variables.INSTANCE,
+        "PATH": f"{own and f'{own}/bin:'}{path}:{INSIDE}/bin",
+        "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
+        "ATOLL_PYTHON": python,
+    }
 
 
 def installation_arguments(

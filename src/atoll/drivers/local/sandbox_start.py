@@ -32,7 +32,9 @@ from atoll.drivers.shared.mount_syscalls import (
 ROOT = "root"
 """Name in the stage: the root file system of a template with layers."""
 OWNER = "ATOLL_OWNER"
-"""Environment variable of bubblewrap: the data directory that the instance belongs to."""
+"""
+Environment variable of bubblewrap, or of a fork: the data directory that the instance belongs to.
+"""
 LISTEN_FD, SECCOMP_FD, INFO_FD = 3, 4, 5
 JOURNAL_FDS = (6, 7)
 CALLBACK_FD = 8
@@ -71,7 +73,7 @@ def mount_layers(stage: str, directories: list[str]) -> None:
     mount("overlay", target, "overlay", flags, f"lowerdir={':'.join(names)}")
 
 
-def _prepare_mounts(request: dict[str, Any]) -> None:
+def prepare_mounts(request: dict[str, Any]) -> None:
     stage = request["stage"]
     mount_stage(stage)
     if request["layers"]:
@@ -97,36 +99,53 @@ def _prepare_mounts(request: dict[str, Any]) -> None:
                 os.rmdir(os.path.join(target, "lost+found"))
 
 
-def become(request: dict[str, Any], fds: dict[int, int], owner: str) -> NoReturn:
-    """Replace this process, a fork of the spawner, with bubblewrap."""
+def join_groups(request: dict[str, Any], pid: int) -> None:
+    """Move a process to the instance's control groups."""
     for path in request["groups"]:
         with open(path, "w") as group:
-            group.write("0")
-    with open("/proc/self/oom_score_adj", "w") as file:
+            group.write(str(pid))
+
+
+def limit(request: dict[str, Any], pid: int) -> None:
+    """Set the limits of an instance's process, which those that it starts inherit."""
+    with open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("500")
-    for name, limit in request["rlimits"].items():
+    for name, most in request["rlimits"].items():
         kind = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(kind)[1]
+        hard = resource.prlimit(pid, kind)[1]
         if hard != resource.RLIM_INFINITY and os.geteuid() != 0:
-            limit = min(limit, hard)
-        resource.setrlimit(kind, (limit, limit))
-    if request["stage"]:
-        _prepare_mounts(request)
-    null = os.open("/dev/null", os.O_RDWR)
+            most = min(most, hard)
+        resource.prlimit(pid, kind, (most, most))
+
+
+def use_descriptors(fds: dict[int, int]) -> None:
+    """Give descriptors the numbers under which the next program expects them."""
     # First to high numbers: a target number may be the source of another one.
     moved = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for target, fd in fds.items()}
-    moved[0] = null
     for target, fd in moved.items():
         os.dup2(fd, target, inheritable=True)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.setsid()
+
+
+def become(request: dict[str, Any], fds: dict[int, int], mark: str) -> NoReturn:
+    """Replace this process, a fork of the spawner, with bubblewrap."""
+    join_groups(request, os.getpid())
+    limit(request, os.getpid())
+    if request["stage"]:
+        prepare_mounts(request)
+    use_descriptors({0: os.open("/dev/null", os.O_RDWR), **fds})
     os.chdir("/")
     if request["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(request["uid"], request["uid"], request["uid"])
-        os.setresuid(request["uid"], request["uid"], request["uid"])
+        become_user(request["uid"])
     # For bubblewrap itself, which clears the environment of the sandbox.
-    env = {"PATH": "/usr/bin:/bin", OWNER: owner}
+    env = {"PATH": "/usr/bin:/bin", OWNER: mark}
     os.execve(request["argv"][0], request["argv"], env)
+
+
+def become_user(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)

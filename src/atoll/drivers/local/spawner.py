@@ -28,8 +28,9 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
+from atoll.drivers.local import forked_start
 from atoll.drivers.local.orphaned_instances import (
     has_groups,
     identity,
@@ -52,6 +53,8 @@ MAX_MESSAGE = 256 * 1024
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 START_TIMEOUT = 10.0
 """Seconds that bubblewrap may take to start its child once the owner is gone."""
+MAX_FORK_SERVERS = 5
+"""How often a fork server is started; after that, bubblewrap starts all instances."""
 SERVER_CHECK_INTERVAL = 15.0
 """Seconds between two checks for a server, once the owner has ended."""
 
@@ -66,6 +69,18 @@ def _open_log(path: str | None) -> int:
     return fd
 
 
+class Starting(NamedTuple):
+    """An instance whose start has not been reported yet."""
+
+    request: dict[str, Any]
+    pid: int
+    """Of bubblewrap, or of the process that starts a fork."""
+    text: bytearray
+    """What has been received of the report."""
+    log: int | None
+    """The log in memory, if it has one."""
+
+
 class Spawner:
     def __init__(self, control: socket.socket, owner: int, data_directory: dict[str, Any]) -> None:
         """
@@ -76,15 +91,15 @@ class Spawner:
         self._data_directory = data_directory
         self._identity = identity(data_directory["directory"])
         self._poll = select.poll()
-        self._starting: dict[int, tuple[int, int, bytearray]] = {}
-        """
-        Bubblewraps that have not reported their child's pid yet, by the pipe on which they do:
-        request number, pid, and what was received.
-        """
+        self._starting: dict[int, Starting] = {}
+        """By the pipe on which the pids are reported."""
         self._running: dict[int, dict[str, Any]] = {}
-        """Requests of running instances, by the pid of bubblewrap."""
+        """Requests of running instances, by the pid of their main process."""
         self._logs: dict[int, int] = {}
-        """Logs in memory, by the pid of bubblewrap."""
+        """Logs in memory, by the same pid."""
+        self._ended_early: dict[int, int] = {}
+        """Wait statuses of processes that ended before they were reported."""
+        self._fork_server = ForkServer()
         try:
             self._owner = os.pidfd_open(owner)
         except ProcessLookupError:
@@ -95,6 +110,8 @@ class Spawner:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # First processes of forked instances become children of the spawner.
+        forked_start.become_subreaper()
         for fd in (self._control.fileno(), self._owner, wake_read):
             self._poll.register(fd, select.POLLIN)
         self._serve(wake_read)
@@ -144,6 +161,7 @@ class Spawner:
             return
         # Signals to an owner in close() that the ephemeral instances have ended.
         self._answer(outlives=True)
+        self._fork_server.close()
         self._control.close()
         ended: list[tuple[dict[str, Any], int]] = []
         unserved_since: float | None = None
@@ -181,15 +199,14 @@ class Spawner:
 
     def _spawn(self, request: dict[str, Any]) -> None:
         try:
-            pid, info = self._start(request)
+            info, starting = self._start(request)
         except OSError as error:
             self._answer(number=request["number"], error=str(error))
             return
-        self._starting[info] = (request["number"], pid, bytearray())
-        self._running[pid] = request
+        self._starting[info] = starting
         self._poll.register(info, select.POLLIN)
 
-    def _start(self, request: dict[str, Any]) -> tuple[int, int]:
+    def _start(self, request: dict[str, Any]) -> tuple[int, Starting]:
         with contextlib.ExitStack() as held:
             listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             directory = os.open(request["directory"], os.O_DIRECTORY | os.O_CLOEXEC)
@@ -218,37 +235,61 @@ class Spawner:
             read, write = os.pipe2(os.O_CLOEXEC)
             fds[INFO_FD] = write
             held.callback(os.close, write)
+            forks = self._forks(request)
+            spawner = os.getpid()
             pid = os.fork()
             if pid == 0:
                 try:
-                    become(request, fds, self._data_directory["directory"])
+                    if forks is not None:
+                        with contextlib.suppress(forked_start.NoForkServer):
+                            forked_start.start(request, fds, forks, spawner)
+                            os._exit(0)
+                    become(request, fds, self._data_directory["mark"])
                 except BaseException as error:  # noqa: BLE001 - reported to the owner; the process ends here
                     os.write(write, json.dumps({"error": str(error)}).encode())
                 finally:
                     os._exit(127)
-            if request["log"] is None:
-                self._logs[pid] = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, 0)
-            return pid, read
+            kept = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, 0) if request["log"] is None else None
+            return read, Starting(request, pid, bytearray(), kept)
+
+    def _forks(self, request: dict[str, Any]) -> socket.socket | None:
+        """The socket of the fork server of which the instance is to be a fork."""
+        known = self._fork_server.problem
+        forks = self._fork_server.socket(request["fork_server"], request["stage"])
+        if self._fork_server.problem != known:
+            self._answer(not_forked=self._fork_server.problem)
+        return forks
 
     def _receive(self, fd: int) -> None:
-        number, pid, text = self._starting[fd]
+        starting = self._starting[fd]
         data = os.read(fd, 4096)
-        text += data
+        starting.text.extend(data)
         try:
-            info = json.loads(text)
+            report = json.loads(starting.text)
         except ValueError:
             if data:
                 return
-            info = {"error": "bubblewrap ended before it started anything"}
+            report = {"error": "it ended before it started anything"}
         self._poll.unregister(fd)
         os.close(fd)
         del self._starting[fd]
-        if "error" in info:
-            self._answer(number=number, error=info["error"])
+        if "error" in report:
+            self._answer(number=starting.request["number"], error=report["error"])
+            if starting.log is not None:
+                os.close(starting.log)
         else:
-            if pid in self._running:
-                self._running[pid]["child"] = info["child-pid"]
-            self._answer(number=number, pid=pid, child=info["child-pid"])
+            self._started(starting, report.get(forked_start.MAIN, starting.pid), report)
+        if not self._starting:
+            self._ended_early.clear()
+
+    def _started(self, starting: Starting, pid: int, report: dict[str, Any]) -> None:
+        starting.request["child"] = report[forked_start.CHILD]
+        self._running[pid] = starting.request
+        if starting.log is not None:
+            self._logs[pid] = starting.log
+        self._answer(number=starting.request["number"], pid=pid, child=report[forked_start.CHILD])
+        if pid in self._ended_early:
+            self._ended(pid, self._ended_early.pop(pid))
 
     def _reap(self) -> list[tuple[dict[str, Any], int]]:
         """Instances that have ended, with their wait status."""
@@ -260,12 +301,62 @@ class Spawner:
                 return ended
             if pid == 0:
                 return ended
-            ended.append((self._running.pop(pid), status))
-            log, printed = self._logs.pop(pid, None), ""
-            if log is not None:
-                printed = read_log_tail(log)
-                os.close(log)
-            self._answer(exited=pid, status=status, printed=printed)
+            if pid in self._running:
+                ended.append((self._ended(pid, status), status))
+            elif not self._fork_server.ended(pid) and self._starting:
+                self._ended_early[pid] = status
+
+    def _ended(self, pid: int, status: int) -> dict[str, Any]:
+        """Report the end of an instance; returns its request."""
+        log, printed = self._logs.pop(pid, None), ""
+        if log is not None:
+            printed = read_log_tail(log)
+            os.close(log)
+        self._answer(exited=pid, status=status, printed=printed)
+        return self._running.pop(pid)
+
+
+class ForkServer:
+    """The fork server of the spawner, which starts it again if it or its program changes."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._socket: socket.socket | None = None
+        self._started: object = None
+        """The description and the program of the last start."""
+        self._starts = 0
+        self.problem: str | None = None
+        """Why it cannot be used on this machine."""
+
+    def socket(self, description: dict[str, Any] | None, stage: str) -> socket.socket | None:
+        """The control socket of this fork server; None if it cannot be used."""
+        if description is None or self.problem is not None:
+            return None
+        program = os.stat(description["argv"][0])
+        wanted = (description, program.st_dev, program.st_ino, program.st_mtime_ns)
+        if self._started is None:
+            self.problem = forked_start.problem(stage)
+            if self.problem is not None:
+                return None
+        if wanted != self._started:
+            self.close()
+            self._started, self._starts = wanted, 0
+        if self._socket is None and self._starts < MAX_FORK_SERVERS:
+            self._starts += 1
+            self._pid, self._socket = forked_start.start_server(description)
+        return self._socket
+
+    def ended(self, pid: int) -> bool:
+        """Whether a process that has ended was the fork server."""
+        if pid == self._pid:
+            self.close()
+        return pid == self._pid
+
+    def close(self) -> None:
+        """Let it exit. Its forks continue."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def main() -> None:

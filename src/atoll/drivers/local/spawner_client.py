@@ -35,6 +35,20 @@ class DataDirectory(NamedTuple):
     """Files that servers of the data directory lock as long as they live."""
     limit: float
     """Seconds that instances may run without a server."""
+    mark: str
+    """Value of `sandbox_start.OWNER`, by which processes of its instances are found."""
+
+
+@dataclass(frozen=True)
+class ForkServer:
+    """The warm interpreter of which instances are forks (`executor/fork_server.py`)."""
+
+    argv: list[str]
+    executor: str
+    """The executor's bundle."""
+    inside: str
+    """The directory of what user code may import and call."""
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,11 @@ class SpawnRequest:
     instance: str
     argv: list[str]
     """The command of bubblewrap."""
+    fork_server: ForkServer | None = None
+    """
+    If set, the instance becomes a fork, if this machine can do that: its sandbox is made as `argv`
+    says, but not by bubblewrap.
+    """
     directory: str
     """The instance's directory, in which the socket of the executor is made."""
     log: str | None = None
@@ -77,7 +96,7 @@ class SpawnRequest:
 
 class Exit(NamedTuple):
     status: int
-    """Wait status of bubblewrap."""
+    """Wait status of the main process."""
     printed: str
     """The end of the output of bubblewrap and the executor."""
 
@@ -109,7 +128,7 @@ class SpawnerClient:
         """Whether the spawner stays with instances for the next server."""
         self._last = 0
         self.exits: dict[int, Exit] = {}
-        """Exits by the pid of bubblewrap; callers remove those that they do not need any more."""
+        """Exits by the pid of the main process; callers remove those that they have read."""
 
     def open(self) -> None:
         _reap()
@@ -163,12 +182,15 @@ class SpawnerClient:
             self._process.returncode = 0
 
     def has(self, pid: int) -> bool:
-        """Whether the exit of a bubblewrap that was started here has yet to be reported."""
+        """Whether the exit of a main process that was started here has yet to be reported."""
         # The process itself disappears a moment before its exit is reported.
         return self._socket is not None and pid not in self.exits
 
     async def spawn(self, request: SpawnRequest) -> tuple[int, int]:
-        """Start a sandbox; returns the host pids of bubblewrap and of the sandbox's PID 1."""
+        """
+        Start a sandbox; returns the host pids of its main process and of its PID 1. The main
+        process is bubblewrap, or PID 1 itself for a fork.
+        """
         self._last += 1
         number = self._last
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -211,6 +233,8 @@ class SpawnerClient:
             answer = json.loads(message)
             if "outlives" in answer:
                 self._outlives = True
+            elif "not_forked" in answer:
+                log.warning("instances.not_forked", reason=answer["not_forked"])
             elif "exited" in answer:
                 self.exits[answer["exited"]] = Exit(answer["status"], answer["printed"])
             elif (future := self._waiting.get(answer["number"])) and not future.done():

@@ -30,7 +30,9 @@ PACKAGE = "atoll_executor"
 USER_MODULE = "user_module"
 """Package of the executor with what user code may import; written as a directory of its own."""
 EXECUTOR = f"{PACKAGE}.executor"
-BOOT = f"import sys; sys.path.insert(0, {{path!r}}); from {EXECUTOR}.__main__ import main; main()"
+_BOOT = "import sys; sys.path.insert(0, {{path!r}}); from {module} import main; main()"
+BOOT = _BOOT.format(module=f"{EXECUTOR}.__main__")
+FORK_SERVER_BOOT = _BOOT.format(module=f"{EXECUTOR}.fork_server")
 
 MEMBER_TIME = (1980, 1, 1, 0, 0, 0)
 LOCAL_HEADER_SIZE = 30

@@ -29,8 +29,11 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
 # The same numbers on every machine.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x0010_0000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 32, 1024
+READ_ONLY, NO_SETUID, NO_DEVICES = 1, 2, 4
+"""Attributes of mounts."""
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 _LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
@@ -110,21 +113,51 @@ def map_owner(target: str, owner: int, uid: int) -> None:
     """Remount a mount point, so that files of `owner` belong to `uid`."""
     users = _mapping(owner, uid)
     try:
-        path = os.fsencode(target)
-        tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, ctypes.c_uint(_OPEN_TREE_CLONE))
-        check(min(tree, 0), f"taking {target}")
+        tree = clone_mount(target)
         try:
-            check(libc.umount2(path, MNT_DETACH), f"unmounting {target}")
-            attributes = struct.pack("=4Q", _MOUNT_ATTR_IDMAP, 0, 0, users)
-            size = ctypes.c_size_t(len(attributes))
-            done = libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size)
-            check(done, f"mapping the owners of {target}")
-            done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
-            check(done, f"mounting on {target}")
+            check(libc.umount2(os.fsencode(target), MNT_DETACH), f"unmounting {target}")
+            _set_attributes(tree, b"", _AT_EMPTY_PATH, _MOUNT_ATTR_IDMAP, users)
+            attach(tree, target)
         finally:
             os.close(tree)
     finally:
         os.close(users)
+
+
+def clone_mount(path: str, *, recursive: bool = False) -> int:
+    """A descriptor of a copy of what is mounted at a path, attached nowhere."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), ctypes.c_uint(flags))
+    check(min(tree, 0), f"taking {path}")
+    return int(tree)
+
+
+def attach(tree: int, target: str) -> None:
+    """Mount what `clone_mount` has returned."""
+    path = os.fsencode(target)
+    done = libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
+    check(done, f"mounting on {target}")
+
+
+def restrict_tree(tree: int, attributes: int) -> None:
+    """Add attributes to all mounts of what `clone_mount` has returned."""
+    _set_attributes(tree, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, attributes)
+
+
+def restrict(path: str, attributes: int, *, recursive: bool = False) -> None:
+    """Add attributes to the mount at a path."""
+    _set_attributes(_AT_FDCWD, os.fsencode(path), _AT_RECURSIVE * recursive, attributes)
+
+
+def _set_attributes(where: int, path: bytes, flags: int, added: int, users: int = 0) -> None:
+    attributes = struct.pack("=4Q", added, 0, 0, users)
+    size = ctypes.c_size_t(len(attributes))
+    done = libc.syscall(_MOUNT_SETATTR, where, path, ctypes.c_uint(flags), attributes, size)
+    check(done, f"changing the mount {os.fsdecode(path)}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    check(libc.pivot_root(os.fsencode(new), os.fsencode(old)), f"changing the root to {new}")
 
 
 def _mapping(inside: int, outside: int) -> int:

@@ -208,6 +208,11 @@ def _import(names: list[str]) -> dict[str, str]:
     return failed
 
 
+def import_common() -> None:
+    """Import the modules that most code imports, before instances are forked."""
+    _import(COMMON)
+
+
 def warm(hooks: bool) -> None:
     """
     Prepare the interpreter in the supervisor, before it forks: supervisor, zygote and children then
