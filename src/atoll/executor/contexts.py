@@ -163,7 +163,7 @@ class Contexts(ZygoteObserver):
 
     def _hand_over(self, process: ContextProcess) -> None:
         request = process.context.request
-        job = {"kind": "context", "id": request["id"], "code": "", "staging": False}
+        job = {"kind": "context", "id": request["id"], "code": ""}
         for name in ("env", "cwd", "limits"):
             job[name] = request[name]
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -306,9 +306,8 @@ class Contexts(ZygoteObserver):
         process, request = context.process, run.request
         assert process is not None
         assert process.socket is not None
-        job = {name: request[name] for name in ("id", "code", "env", "workspace")}
+        job = {"code": request["code"], "env": self._runs.variables(run)}
         job["results_limit"] = context.display_room = int(request["results_limit"])
-        job["staging"] = request.get("staging", True)
         descriptors = self._runs.open(run)
         try:
             jobs.send(process.socket, run.job_number, job, descriptors)

@@ -117,7 +117,7 @@ def is_alive(pid: int) -> bool:
 def children_of(pid: int) -> list[int]:
     """The children of a process; cheap if there are none or few."""
     try:
-        with open("/proc/%d/task/%d/children" % (pid, pid), "rb") as file:
+        with open("/proc/%d/task/%d/children" % (pid, pid), "rb", 0) as file:
             return [int(child) for child in file.read().split()]
     except OSError:
         return [process.pid for process in everything() if process.parent == pid]

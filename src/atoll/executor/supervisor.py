@@ -231,7 +231,6 @@ class Supervisor(ZygoteObserver):
             raise Refusal("busy", active[0].id)
         self._limits.configure(request["watch"])
         context = self._contexts.check(request["context"]) if request.get("context") else None
-        request["workspace"] = self._root
         run = Run(request, self._loop)
         if context is not None:
             self._contexts.begin(context, run)

@@ -7,6 +7,7 @@ import _signal as signal  # type: ignore[import-not-found]
 import os
 import struct
 import sys
+from _ctypes import call_function
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -23,13 +24,13 @@ _prctl_address = _ctypes.dlsym(_library, "prctl")
 
 
 def _prctl(option: int, value: object) -> None:
-    if _ctypes.call_function(_prctl_address, (option, value, 0, 0, 0)) != 0:
+    if call_function(_prctl_address, (option, value, 0, 0, 0)) != 0:
         raise OSError("prctl %d failed" % option)
 
 
 def call(function: str, *arguments: object) -> None:
     """Call a function of the C library that returns 0, or something else if it fails."""
-    if _ctypes.call_function(_ctypes.dlsym(_library, function), arguments) != 0:
+    if call_function(_ctypes.dlsym(_library, function), arguments) != 0:
         raise OSError("%s failed" % function)
 
 
@@ -65,7 +66,7 @@ def install_filter(program: bytes) -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     code = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, code.buffer_info()[0])
-    if _ctypes.call_function(_prctl_address, (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, described)):
+    if call_function(_prctl_address, (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, described)):
         raise OSError("the seccomp filter could not be installed")
 
 
@@ -91,7 +92,7 @@ def ipc_control(function: str, number: int, command: int) -> tuple[int, bytes]:
     filled = bytes(256)
     arguments = (number, 0) if function == "semctl" else (number,)
     address = _ctypes.dlsym(_library, function)
-    done = int(_ctypes.call_function(address, (*arguments, command, filled)))
+    done = int(call_function(address, (*arguments, command, filled)))
     return done, filled
 
 
@@ -102,7 +103,7 @@ def signal_descriptor(number: int) -> int:
     """
     mask = (1 << (number - 1)).to_bytes(8, sys.byteorder)
     address = _ctypes.dlsym(_library, "signalfd")
-    fd = int(_ctypes.call_function(address, (-1, mask, _SFD_FLAGS)))
+    fd = int(call_function(address, (-1, mask, _SFD_FLAGS)))
     if fd < 0:
         raise OSError("signalfd failed")
     return fd
@@ -123,22 +124,22 @@ def inotify() -> int:
         address = _ctypes.dlsym(_library, "inotify_init1")
     except OSError:
         return -1
-    return int(_ctypes.call_function(address, (_SFD_FLAGS,)))
+    return int(call_function(address, (_SFD_FLAGS,)))
 
 
 def inotify_add(fd: int, path: bytes, mask: int) -> int:
     """The number of a new watch; -1 if it cannot be added."""
     address = _ctypes.dlsym(_library, "inotify_add_watch")
-    return int(_ctypes.call_function(address, (fd, path, mask)))
+    return int(call_function(address, (fd, path, mask)))
 
 
 def inotify_remove(fd: int, number: int) -> None:
-    _ctypes.call_function(_ctypes.dlsym(_library, "inotify_rm_watch"), (fd, number))
+    call_function(_ctypes.dlsym(_library, "inotify_rm_watch"), (fd, number))
 
 
 def sync_files(fd: int) -> None:
     """Write all cached data of a file system to disk, however long that takes."""
-    if _ctypes.call_function(_ctypes.dlsym(_library, "syncfs"), (fd,)) != 0:
+    if call_function(_ctypes.dlsym(_library, "syncfs"), (fd,)) != 0:
         raise OSError("syncfs failed")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from atoll.executor.event_loop import Loop
-from atoll.executor.files import artifacts, staging
+from atoll.executor.files import artifacts
 from atoll.executor.files.paths import STAGING
-from atoll.executor.files.staging import Staging
+from atoll.executor.files.staging import MAX_DEPTH, Staging
 from atoll.executor.files.workspace import Workspace
 
 RUN = "exec_1"
@@ -30,11 +30,6 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def area(root: Path) -> Path:
-    return Path(staging.make(str(root), RUN))
-
-
-@pytest.fixture
 def loop() -> Iterator[Loop]:
     loop = Loop()
     yield loop
@@ -42,12 +37,22 @@ def loop() -> Iterator[Loop]:
 
 
 @pytest.fixture
-def settle(root: Path, loop: Loop) -> Settle:
+def staging(loop: Loop, root: Path) -> Staging:
+    return Staging(loop, str(root))
+
+
+@pytest.fixture
+def area(staging: Staging) -> Path:
+    return Path(staging.make(RUN))
+
+
+@pytest.fixture
+def settle(staging: Staging, loop: Loop) -> Settle:
     """Ends the run, and lets the loop do all of it; what kept its files from being moved."""
 
     def settle(keep: bool) -> Problem | None:
         problems: list[Problem | None] = []
-        Staging(loop, str(root)).settle(RUN, keep, problems.append)
+        staging.settle(RUN, keep, False, problems.append)
         finish(loop)
         assert len(problems) == 1
         return problems[0]
@@ -87,10 +92,52 @@ def leftovers(root: Path) -> list[str]:
     return [name for name in left if name.startswith(".") and name != STAGING]
 
 
-def test_the_staging_area_is_created_in_the_workspace(root: Path, area: Path) -> None:
+def test_the_staging_area_is_created_in_the_workspace(
+    root: Path, area: Path, staging: Staging
+) -> None:
     assert area == root / ".tmp" / RUN
     assert area.is_dir()
-    assert staging.make(str(root), RUN) == str(area)
+    assert staging.make(RUN) == str(area)
+
+
+def test_the_next_run_gets_an_area_that_is_left_empty(area: Path, staging: Staging) -> None:
+    inode = area.stat().st_ino
+    staging.settle(RUN, True, False, lambda problem: None)
+
+    path = Path(staging.make("exec_2"))
+
+    assert (path, path.stat().st_ino) == (area.parent / "exec_2", inode)
+    assert os.listdir(area.parent) == ["exec_2"]
+
+
+def test_an_area_that_no_run_takes_over_is_removed(
+    area: Path, staging: Staging, loop: Loop
+) -> None:
+    staging.settle(RUN, True, False, lambda problem: None)
+    finish(loop)
+
+    assert os.listdir(area.parent) == []
+    assert Path(staging.make("exec_2")).is_dir()
+
+
+@pytest.mark.parametrize("change", ["in use", "new permissions", "removed"])
+def test_the_next_run_gets_a_new_area_otherwise(
+    area: Path, staging: Staging, loop: Loop, change: str
+) -> None:
+    kept = os.open(area, os.O_RDONLY)  # So that no other directory gets its inode.
+    if change == "new permissions":
+        area.chmod(0o777)
+    staging.settle(RUN, True, change == "in use", lambda problem: None)
+    if change == "removed":
+        area.rmdir()
+
+    path = Path(staging.make("exec_2"))
+    finish(loop)
+
+    assert path.stat().st_ino != os.fstat(kept).st_ino
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert os.listdir(area.parent) == ["exec_2"]
+    os.close(kept)
 
 
 def test_staged_files_appear_when_the_run_succeeds(root: Path, area: Path, settle: Settle) -> None:
@@ -204,18 +251,20 @@ def test_a_link_in_place_of_the_area_is_not_followed(
     assert not (root / "g").exists()
 
 
-def test_a_file_with_its_name_prevents_a_staging_area(root: Path, settle: Settle) -> None:
+def test_a_file_with_its_name_prevents_a_staging_area(
+    root: Path, staging: Staging, settle: Settle
+) -> None:
     put(root / STAGING, "mine")
 
-    assert staging.make(str(root), RUN) == ""
+    assert staging.make(RUN) == ""
     assert settle(True) is None
     assert (root / STAGING).read_text() == "mine"
 
 
-def test_a_staging_area_behind_a_link_is_ignored(root: Path) -> None:
+def test_a_staging_area_behind_a_link_is_ignored(root: Path, staging: Staging) -> None:
     (root / STAGING).symlink_to(root.parent / "outside")
 
-    assert staging.make(str(root), RUN) == ""
+    assert staging.make(RUN) == ""
     assert os.listdir(root.parent / "outside") == ["f"]
 
 
@@ -239,7 +288,7 @@ def test_staged_files_without_permissions_are_moved(
 
 
 def test_the_event_loop_continues_while_ten_thousand_files_are_moved(
-    root: Path, area: Path, loop: Loop
+    root: Path, area: Path, staging: Staging, loop: Loop
 ) -> None:
     for number in range(10_000):
         (area / str(number)).touch()
@@ -251,7 +300,7 @@ def test_the_event_loop_continues_while_ten_thousand_files_are_moved(
         if not problems:
             loop.after(0.0, turn)
 
-    Staging(loop, str(root)).settle(RUN, True, problems.append)
+    staging.settle(RUN, True, False, problems.append)
     turn()
     finish(loop)
 
@@ -282,7 +331,7 @@ def test_a_deep_tree_is_moved_or_removed(
 
 
 def test_trees_that_are_both_deep_are_not_merged(root: Path, area: Path, settle: Settle) -> None:
-    name = "/".join(["d"] * (staging.MAX_DEPTH + 1))
+    name = "/".join(["d"] * (MAX_DEPTH + 1))
     put(root / name / "mine", "mine")
     put(area / name / "staged", "staged")
 

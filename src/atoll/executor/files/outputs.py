@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     is incomplete.
     """
 
+SUCCESS, FAILURE, INTERRUPTED = "success", "failure", "interrupted"
+"""How a run ended."""
 HASHED_INLINE = 256 * 1024
 """Bytes of artifacts that are hashed in the loop; more are hashed in a thread."""
 
@@ -34,26 +36,30 @@ class Outputs:
         """Remove what runs of an earlier executor staged."""
         self._staging.clear()
 
+    def make_staging(self, run_id: str) -> str:
+        """The path of a new staging area; empty if user code prevents it."""
+        return self._staging.make(run_id)
+
     def collect(
-        self, run_id: str, started_ns: int, limit: int, *, success: bool, intact: bool, done: Done
+        self, run_id: str, started_ns: int, limit: int, end: str, in_use: bool, done: Done
     ) -> None:
         """
-        Move staged files of a successful run into the workspace, and list what the run changed. A
-        run that is not `intact` was interrupted and may have left half-written files: none of them
-        is listed.
+        Move staged files of a successful run into the workspace, and list what the run changed. Of
+        an interrupted run, which may have left half-written files, none is listed. `in_use` means
+        that the run may have left processes.
         """
 
         def staged(problem: dict[str, str] | None) -> None:
             # Listed in any case, so that these changes do not count as those of the next run.
             files, cut = self.scanner.changed_since(started_ns, limit)
-            if not intact:
+            if end == INTERRUPTED:
                 files, cut = [], False
             if files:
                 self._hash(files, lambda: done(problem, files, cut))
             else:
                 done(problem, files, cut)
 
-        self._staging.settle(run_id, success, staged)
+        self._staging.settle(run_id, end == SUCCESS, in_use, staged)
 
     def _hash(self, files: list[dict[str, Any]], done: Callable[[], None]) -> None:
         if sum(item["size"] for item in files) <= HASHED_INLINE:

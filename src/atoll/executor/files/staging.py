@@ -17,7 +17,7 @@ import os
 import stat
 import time
 
-from ..event_loop import Loop
+from ..event_loop import Loop, Timer
 from .paths import STAGING, UPLOAD, is_directory, open_below
 from .removal import DIRECTORY, TRASH, removing
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     """Code and message of why a run has failed after all."""
 
 SLICE_SECONDS = 0.005
-TIDY_DELAY = 0.001
+TIDY_DELAY = 0.05
+"""Seconds until an empty area that no run has taken over is removed."""
+MODE = 0o755
 MOVE_TIMEOUT = 30.0
 REMOVE_TIMEOUT = 30.0
 MAX_ENTRIES = 200_000
@@ -51,6 +53,9 @@ class Staging:
         self._path = root
         self._root = os.open(root, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
         self._bins = 0
+        self._spare: str | None = None
+        """The empty area of an ended run, which the next run may get."""
+        self._spare_timer: Timer | None = None
 
     def clear(self) -> None:
         """Remove what earlier runs left. Called when the executor starts."""
@@ -69,14 +74,50 @@ class Staging:
         for name in names:
             self._remove(name)
 
-    def settle(self, name: str, keep: bool, done: Callable[[Problem | None], None]) -> None:
+    def make(self, name: str) -> str:
+        """
+        Make the staging area of a run; returns its path. If another file has its name, returns an
+        empty string: the code may run and can clean up.
+        """
+        top = "%s/%s" % (self._path, STAGING)
+        area = "%s/%s" % (top, name)
+        spare, self._spare = self._spare, None
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+            self._spare_timer = None
+        try:
+            if stat.S_ISLNK(os.lstat(top).st_mode):
+                return ""
+            if spare is not None:
+                # A tenth of the time that removing one and making one takes.
+                os.rename("%s/%s" % (top, spare), area)
+                return area
+        except OSError:
+            try:
+                os.mkdir(top, MODE)
+            except OSError:
+                pass  # Another run has made it, or the next call fails.
+        try:
+            os.mkdir(area, MODE)
+        except FileExistsError:
+            return area if stat.S_ISDIR(os.lstat(area).st_mode) else ""
+        except OSError:
+            return ""
+        return area
+
+    def settle(
+        self, name: str, keep: bool, in_use: bool, done: Callable[[Problem | None], None]
+    ) -> None:
         """
         Move the files that an ended run has staged into the workspace, or remove them. `done` is
-        called now or later, with the reason if they could not be moved.
+        called now or later, with the reason if they could not be moved. An area that is `in_use`
+        may have processes of the run that still know it.
         """
         if self._is_empty(name):
             # The usual case. Removing takes longer than everything else, so it is done later.
-            self._loop.after(TIDY_DELAY, lambda: self._tidy(name))
+            timer = self._loop.after(TIDY_DELAY, lambda: self._tidy(name))
+            if self._spare is None and not in_use:
+                self._spare, self._spare_timer = name, timer
             done(None)
             return
         try:
@@ -105,15 +146,20 @@ class Staging:
     def _is_empty(self, name: str) -> bool:
         """
         Checked by path, although user code may redirect it: then nothing is staged either. Anything
-        but a readable directory counts as not empty.
+        but a readable directory with its first permissions counts as not empty.
         """
+        area = "%s/%s/%s" % (self._path, STAGING, name)
         try:
-            with os.scandir("%s/%s/%s" % (self._path, STAGING, name)) as items:
+            if os.lstat(area).st_mode != stat.S_IFDIR | MODE:
+                return False
+            with os.scandir(area) as items:
                 return next(items, None) is None
         except OSError:
             return False
 
     def _tidy(self, name: str) -> None:
+        if self._spare == name:
+            self._spare = self._spare_timer = None
         try:
             area = os.open(STAGING, DIRECTORY, dir_fd=self._root)
             try:
@@ -249,30 +295,6 @@ class Staging:
             done(problem)
 
         work()
-
-
-def make(root: str, name: str) -> str:
-    """
-    Make the staging area of a run, in the run's own process before user code; returns its path. If
-    another file has its name, returns an empty string: the code may run and can clean up.
-    """
-    top = "%s/%s" % (root, STAGING)
-    area = "%s/%s" % (top, name)
-    try:
-        if stat.S_ISLNK(os.lstat(top).st_mode):
-            return ""
-    except OSError:
-        try:
-            os.mkdir(top, 0o755)
-        except OSError:
-            pass  # Another run has made it, or the next call fails.
-    try:
-        os.mkdir(area, 0o755)
-    except FileExistsError:
-        return area if stat.S_ISDIR(os.lstat(area).st_mode) else ""
-    except OSError:
-        return ""
-    return area
 
 
 def _open_accessible(name: str, directory: int) -> int:

@@ -4,6 +4,9 @@ The process of one run, from taking its job to its exit.
 Everything here runs with the rights of user code and is not trusted: the supervisor relies only on
 what the kernel reports about this process. The return value goes through a pipe of its own: one
 byte for its kind (a value, or an error), and JSON.
+
+What each run calls is imported by name: looking it up in its module would write to more pages of
+memory, and each page that a child writes to is copied first. `python -m bench.profile` counts them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ import os
 import resource
 import site
 import sys
+from os import _exit, access, chdir, close, dup2, getcwd, getpid, putenv, unsetenv
+from sys import modules
 
 from ...protocol import minijson
-from .. import syscalls
-from ..files import staging
 from ..runs import terminal
-from . import jobs
+from ..syscalls import set_dumpable, set_oom_score
+from .jobs import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +39,11 @@ OUT_OF_MEMORY = 137
 PACKAGES = "ATOLL_PACKAGES"
 """Variable that names the directory of the session's own packages."""
 
+VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+"""The content of `os.environ`."""
+ENCODING, ENCODE_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+Module = type(sys)
+
 _leader = 0
 
 INTERPRETERS = {
@@ -45,47 +54,44 @@ INTERPRETERS = {
 
 def rehearse() -> None:
     """
-    Execute the code path of a run in advance, so that code and caches are warm and memory pages are
-    already copied.
+    Do what every run does in advance: code and caches are warm then, and memory pages are copied.
     """
-    path, argv, main = list(sys.path), sys.argv, sys.modules["__main__"]
-    _limit({})
-    environment({"id": "", "env": {}, "workspace": "/nonexistent"})
-    _user_code({"code": "print(end='')\n", "args": []}, -1)
+    set_variables(environment({"_": ""}))
+    unsetenv(b"_")
+    del VARIABLES[b"_"]
+    exec(compile("print(end='')\n", SOURCE_NAME, "exec", dont_inherit=True), {})  # noqa: S102
     _flush(0)
-    sys.path[:], sys.argv, sys.modules["__main__"] = path, argv, main
 
 
 def wait_and_run(socket: _socket.socket, oom_score: int) -> NoReturn:
-    _, job, descriptors = jobs.receive(socket, announce=True)
+    _, job, descriptors = receive(socket, announce=True)
     socket.close()
     stdin, stdout, stderr, value = descriptors
-    os.dup2(stdin, 0)
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    for fd in (stdin, stdout, stderr):
-        os.close(fd)
+    dup2(stdin, 0)
+    dup2(stdout, 1)
+    dup2(stderr, 2)
+    close(stdin)
+    close(stdout)
+    close(stderr)
     # Not before: user code of an earlier run could access what this process shares with the zygote.
-    syscalls.set_dumpable(True)
+    set_dumpable(True)
     if oom_score:
         # Before that, the file in /proc belongs to root.
-        syscalls.set_oom_score(oom_score)
+        set_oom_score(oom_score)
     if job.get("terminal"):
         terminal.control(0)
-    os._exit(_run(job, value))
+    _exit(_run(job, value))
 
 
 def _run(job: dict[str, Any], value: int) -> int:
     global _leader
-    _leader = os.getpid()
+    _leader = getpid()
     try:
         _limit(job["limits"])
         # In addition to the instance's own variables.
-        for name, text in environment(job).items():
-            os.environ[name] = text
-        os.umask(0o022)
+        set_variables(environment(job["env"]))
         try:
-            os.chdir(job["cwd"])
+            chdir(job["cwd"])
         except OSError as error:
             _report(
                 value, FAILURE, _failure("bad_cwd", "cwd %s: %s" % (job["cwd"], error.strerror))
@@ -102,18 +108,26 @@ def _run(job: dict[str, Any], value: int) -> int:
         return OUT_OF_MEMORY
 
 
-def environment(job: dict[str, Any]) -> dict[str, str]:
-    """The run's own variables. Also makes its staging area."""
-    env: dict[str, str] = dict({"ATOLL_EXECUTION_ID": job["id"]}, **job["env"])
-    if job.get("staging", True):
-        env["ATOLL_STAGING"] = staging.make(job["workspace"], job["id"])
-    packages = env.get(PACKAGES)
+def set_variables(variables: dict[str, str]) -> None:
+    """Like `os.environ.update`."""
+    for name, text in variables.items():
+        key, value = name.encode(ENCODING, ENCODE_ERRORS), text.encode(ENCODING, ENCODE_ERRORS)
+        putenv(key, value)
+        VARIABLES[key] = value
+
+
+def environment(given: dict[str, str]) -> dict[str, str]:
+    """The run's own variables, with the complete search paths of modules and commands."""
+    packages = given.get(PACKAGES)
+    if not packages and "PYTHONPATH" not in given:
+        return given
+    env = dict(given)
     if packages:
         # Before the template's packages, after those of the user.
         env["PYTHONPATH"] = ":".join(search_path(env))
         programs = packages + "/bin"
-        given, own = env.get("PATH"), os.environ.get("PATH", os.defpath)
-        env["PATH"] = "%s:%s" % ((given, programs) if given else (programs, own))
+        path, own = env.get("PATH"), os.environ.get("PATH", os.defpath)
+        env["PATH"] = "%s:%s" % ((path, programs) if path else (programs, own))
     if "PYTHONPATH" in env and "PYTHONPATH" in os.environ:
         # Followed by the instance's own path, which has `atoll_session`.
         env["PYTHONPATH"] = "%s:%s" % (env["PYTHONPATH"], os.environ["PYTHONPATH"])
@@ -122,6 +136,8 @@ def environment(job: dict[str, Any]) -> dict[str, str]:
 
 def search_path(env: dict[str, str]) -> list[str]:
     """The first entries of the module path: PYTHONPATH, then the session's packages."""
+    if PACKAGES not in env and "PYTHONPATH" not in env:
+        return []
     entries = [entry for entry in env.get("PYTHONPATH", "").split(":") if entry]
     packages = env.get(PACKAGES)
     return entries if not packages or packages in entries else [*entries, packages]
@@ -132,8 +148,11 @@ def add_user_site() -> None:
     Add the directory in the home directory into which `pip install` puts packages, because the
     template's own is read-only. Only in processes of user code.
     """
-    if sys.prefix != sys.base_prefix or os.environ.get("PYTHONNOUSERSITE"):
+    if sys.prefix != sys.base_prefix or VARIABLES.get(b"PYTHONNOUSERSITE"):
         return  # A virtual environment has no user site.
+    base = VARIABLES.get(b"PYTHONUSERBASE") or VARIABLES.get(b"HOME", b"") + b"/.local"
+    if not access(base + USER_SITE, 0):
+        return
     site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
     directory = site.getusersitepackages()
     if directory in sys.path or not os.path.isdir(directory):
@@ -143,6 +162,18 @@ def add_user_site() -> None:
             sys.path.insert(number, directory)
             return
     sys.path.append(directory)
+
+
+def _user_site() -> bytes:
+    """The path of user site directories below their base."""
+    site.USER_BASE, site.USER_SITE = "", None
+    try:
+        return os.fsencode(site.getusersitepackages())
+    finally:
+        site.USER_BASE = site.USER_SITE = None
+
+
+USER_SITE = _user_site()
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -235,14 +266,15 @@ def _user_code(job: dict[str, Any], value: int) -> int:
     source: str | None = job["code"]
     name: str | None = job.get("function")
     sys.argv = ["main.py", *job["args"]]
-    sys.path.insert(0, os.getcwd())
-    main = type(sys)("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
+    sys.path.insert(0, getcwd())
+    main = Module("__main__")
+    variables = main.__dict__
+    variables["__builtins__"] = __builtins__
+    modules["__main__"] = main
     if source is not None:
         code = compile(source, SOURCE_NAME, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # noqa: S102
-        handler = main.__dict__.get(name or "handler")
+        exec(code, variables)  # noqa: S102
+        handler = variables.get(name or "handler")
     else:
         module, _, name = (name or "").partition(":")
         handler = None

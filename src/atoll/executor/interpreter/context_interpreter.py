@@ -77,7 +77,7 @@ class ContextInterpreter:
         status = 1
         try:
             self._change_packages(job["env"].pop(child.PACKAGES, self._packages))
-            env = child.environment(job)
+            env = child.environment(job["env"])
             kept = {name: os.environ.get(name) for name in env}
             os.environ.update(env)
             child.add_user_site()

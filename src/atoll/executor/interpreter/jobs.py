@@ -7,9 +7,12 @@ A job travels in one message on a socket. Its sender learns which process took i
 from __future__ import annotations
 
 import _socket
-import marshal
 import os
 import struct
+from _socket import MSG_CMSG_CLOEXEC as CLOSE_ON_EXEC
+from _socket import SCM_RIGHTS
+from marshal import dumps, loads
+from os import getpid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
 TAKEN = struct.Struct("!Qi")  # job number, pid
 JOB = struct.Struct("!Q")
 INLINE_JOB = 64 * 1024
+DESCRIPTOR = struct.Struct("i")
 MAX_MESSAGE = 128 * 1024
+DESCRIPTORS_SPACE = _socket.CMSG_SPACE(8 * DESCRIPTOR.size)
 
 
 def receive(jobs: _socket.socket, announce: bool = False) -> tuple[int, dict[str, Any], list[int]]:
@@ -29,25 +34,25 @@ def receive(jobs: _socket.socket, announce: bool = False) -> tuple[int, dict[str
     data, ancillary, _, _ = jobs.recvmsg(
         # Close-on-exec: programs that the run starts inherit only 0, 1 and 2.
         MAX_MESSAGE,
-        _socket.CMSG_SPACE(8 * 4),
-        _socket.MSG_CMSG_CLOEXEC,
+        DESCRIPTORS_SPACE,
+        CLOSE_ON_EXEC,
     )
     descriptors: list[int] = []
-    for level, kind, body in ancillary:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            descriptors += struct.unpack("%di" % (len(body) // 4), body[: len(body) // 4 * 4])
+    for _, kind, body in ancillary:
+        if kind == SCM_RIGHTS:
+            descriptors += [fd for (fd,) in DESCRIPTOR.iter_unpack(body)]
     if not data:
         os._exit(0)  # The supervisor has exited, which ends the namespace.
     (number,) = JOB.unpack_from(data)
     body = data[JOB.size :]
     if announce:
-        jobs.send(TAKEN.pack(number, os.getpid()))
+        jobs.send(TAKEN.pack(number, getpid()))
     if not body:
         # Too large for a message: the last descriptor leads to it.
         with open(descriptors.pop(), "rb") as file:
             file.seek(0)
             body = file.read()
-    return number, marshal.loads(body), descriptors  # noqa: S302 - written by our own supervisor
+    return number, loads(body), descriptors  # noqa: S302 - written by our own supervisor
 
 
 def taken(jobs: _socket.socket) -> list[tuple[int, int]]:
@@ -78,7 +83,7 @@ def recall(jobs: _socket.socket) -> list[tuple[int, int]]:
 def send(jobs: _socket.socket, number: int, job: dict[str, Any], descriptors: list[int]) -> None:
     """Queue a job for the next spare child. Raises BlockingIOError if the queue is full."""
     # Not JSON: parsing it would touch more of the child's memory than the rest of this exchange.
-    body = marshal.dumps(job)
+    body = dumps(job)
     spill = -1
     if len(body) > INLINE_JOB:
         spill = os.memfd_create("job", os.MFD_CLOEXEC)

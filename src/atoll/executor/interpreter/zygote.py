@@ -22,9 +22,13 @@ import gc
 import os
 import struct
 import sys
+from _signal import SIG_SETMASK
+from _signal import pthread_sigmask as set_signal_mask
+from os import WNOHANG, close, fork, setsid, wait3
 
 from ...protocol import minijson
 from .. import syscalls
+from ..syscalls import set_subreaper
 from . import child, search_paths
 
 READY = b"r"  # JSON: modules that could not be imported, and why
@@ -37,6 +41,7 @@ COMMON = ["json"]
 STORAGE_BLOCK = 512
 """Unit in which the kernel counts reads and writes of storage."""
 MAX_MESSAGE = 128 * 1024
+BLOCKED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 RETRY_MILLISECONDS = 100
 """Delay before a failed fork is repeated: user code may have reached the process limit."""
 
@@ -90,9 +95,7 @@ class Zygote:
 
     def run(self, preload: list[str], hooks: bool, packages: str) -> None:
         syscalls.set_name("zygote")
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         restore_home = search_paths.leave_home() if hooks or preload else None
         if hooks:
             search_paths.run_hooks()
@@ -104,7 +107,14 @@ class Zygote:
             restore_home()
             child.rehearse()
             gc.freeze()
-        self._private = (wake_read, wake_write, self._control.fileno())
+        os.umask(0o022)
+        # The process that started the instance may ignore these; user code must not.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        exits = syscalls.signal_descriptor(signal.SIGCHLD)
+        self._private = (exits, self._control.fileno())
         # No child until the supervisor asks for one: the driver first moves this process into the
         # control group that its children inherit.
         self._wanted = 0
@@ -113,15 +123,15 @@ class Zygote:
 
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
+        poll.register(exits, select.POLLIN)
         while True:
             complete = len(self._children) >= self._wanted
             events = poll.poll(None if complete else RETRY_MILLISECONDS)
             if not events:
                 self._fill()
             for fd, _ in events:
-                if fd == wake_read:
-                    os.read(wake_read, 4096)
+                if fd == exits:
+                    os.read(exits, 4096)
                     self._reap()
                 else:
                     message = self._control.recv(MAX_MESSAGE)
@@ -133,7 +143,7 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait3(os.WNOHANG)
+                pid, status, usage = wait3(WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
@@ -167,7 +177,7 @@ class Zygote:
     def _fill(self) -> None:
         while len(self._children) < self._wanted:
             try:
-                pid = os.fork()
+                pid = fork()
             except OSError:
                 return  # The process limit is reached; `run` retries.
             if pid == 0:
@@ -177,18 +187,12 @@ class Zygote:
     def _become_child(self) -> None:
         """Never returns."""
         try:
-            # `_signal` and not `signal`, which makes enums: every page that a child touches first
-            # is copied while it waits.
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # The process that started the instance may ignore these; user code must not.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+            # With few calls, and of names of this module: see `child`.
+            set_signal_mask(SIG_SETMASK, ())
             for fd in self._private:
-                os.close(fd)
-            os.setsid()
-            syscalls.set_subreaper()
+                close(fd)
+            setsid()
+            set_subreaper()
             if self._used:
                 # Touches the pages that the run will touch, so that they are copied before a
                 # run waits for it. Instances that were never used stay smaller instead.

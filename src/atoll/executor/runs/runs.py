@@ -18,7 +18,7 @@ from .. import processes
 from ..callbacks import Callbacks
 from ..connection import Refusal, Stream, StreamHandler
 from ..event_loop import Loop
-from ..files.outputs import Outputs
+from ..files.outputs import FAILURE, INTERRUPTED, SUCCESS, Outputs
 from ..interpreter.child import OUT_OF_MEMORY
 from ..interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from . import terminal
@@ -36,6 +36,21 @@ WATCH_DELAY = 0.002
 DEFAULT_HEARTBEAT = 5.0
 UNPARK_DELAY = 0.05
 TAKEN_CHECK_INTERVAL = 0.1
+JOB_FIELDS = (
+    "kind",
+    "code",
+    "command",
+    "args",
+    "cwd",
+    "limits",
+    "function",
+    "event",
+    "body",
+    "return_limit",
+    "terminal",
+    "id",
+)
+"""Fields of the request that the process of a run needs."""
 MAX_LOST_ZYGOTES = 5
 """Zygotes that may die while a run waits to begin; one more fails the run."""
 UNTAKEN_GRACE = 1.0
@@ -128,7 +143,7 @@ class Runs(ZygoteObserver):
         descriptors = self.open(run)
         try:
             # Before anything else: a process is waiting for it.
-            self._zygote.send_job(run.job_number, run.request, descriptors)
+            self._zygote.send_job(run.job_number, self._job(run), descriptors)
         except OSError as error:
             self.park(run)
             raise Refusal("executor_busy", "the run could not be handed over: %s" % error) from None
@@ -136,6 +151,16 @@ class Runs(ZygoteObserver):
             for fd in descriptors:
                 os.close(fd)
         self.begin(run)
+
+    def _job(self, run: Run) -> dict[str, Any]:
+        job = {name: run.request.get(name) for name in JOB_FIELDS}
+        job["env"] = self.variables(run)
+        return job
+
+    def variables(self, run: Run) -> dict[str, str]:
+        """The variables that the run's process gets. Also makes its staging area."""
+        staging = self._outputs.make_staging(run.id)
+        return {"ATOLL_EXECUTION_ID": run.id, **run.request["env"], "ATOLL_STAGING": staging}
 
     def open(self, run: Run) -> list[int]:
         """
@@ -379,13 +404,14 @@ class Runs(ZygoteObserver):
             run.result = result
             self._settle(run)
 
+        interrupted = run.reason is not None or result["signal"] is not None
         self._outputs.collect(
             run.id,
             run.started_ns,
             run.request["artifact_limit"],
-            success=run.reason is None and status == 0,
-            intact=run.reason is None and result["signal"] is None,
-            done=done,
+            INTERRUPTED if interrupted else FAILURE if status else SUCCESS,
+            self._may_have_processes(run),
+            done,
         )
 
     def _free_memory(self, killed: Run) -> None:
@@ -403,12 +429,15 @@ class Runs(ZygoteObserver):
         except OSError:
             pass  # The kernel does not support them; gVisor, for example.
 
+    def _may_have_processes(self, run: Run) -> bool:
+        """Whether processes may be left after its end."""
+        return bool(self.table.background) or run.in_context
+
     def _settle(self, run: Run) -> None:
         """Make the result known."""
         assert run.result is not None
         # Output that background processes still write is read, so that they do not block.
-        writers_left = self.table.background or run.in_context
-        run.pipes.settle(self._orphaned_outputs if writers_left else None)
+        run.pipes.settle(self._orphaned_outputs if self._may_have_processes(run) else None)
         run.leave_context()
         run.result["entries"] = run.log.last
         if run.result["reason"] != "shutdown":
