@@ -67,9 +67,9 @@ def node(bubblewrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         shutil.copy(bubblewrap, program)
         program.chmod(0o755)
         data = tmp_path_factory.mktemp("health")
-        with Server(data, **QUICK, ATOLL_LOCAL__BUBBLEWRAP=str(program)).with_constants(
-            QUICK_RETRIES
-        ) as server:
+        # Instances that are forks need no bubblewrap.
+        settings = {"ATOLL_LOCAL__BUBBLEWRAP": str(program), "ATOLL_LOCAL__FORK_SERVER": "false"}
+        with Server(data, **QUICK, **settings).with_constants(QUICK_RETRIES) as server:
             yield Node(server, program)
             program.chmod(0o755)
 

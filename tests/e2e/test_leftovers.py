@@ -15,7 +15,7 @@ import pytest
 from tests import preloaded
 from tests.drivers import pausing
 from tests.e2e.api import V1, Api, answer, eventually
-from tests.e2e.hostile.host import below, living, processes
+from tests.e2e.hostile.host import below, living, of_instances, processes
 from tests.e2e.test_recovery import groups_of
 from tests.harness import Server
 
@@ -45,6 +45,7 @@ class Leftovers:
         self.pids = below(server.process.pid)
         parents = {pid: parent for pid, (parent, _, _) in processes().items()}
         self.spawner = {pid for pid in self.pids if parents.get(pid) == server.process.pid}
+        self.of_instances = of_instances(self.pids - self.spawner)
         self.instances = sorted(path.name for path in self.directory.iterdir())
         assert len(self.pids) > 3
 
@@ -168,7 +169,7 @@ def test_a_paused_instance_of_a_removed_directory_ends(start: Start, tmp_path: P
         answer(http.post(f"{V1}/sessions/{session}/pause", params={"wait": 20}))
     left = Leftovers(server)
     server.stop(signal.SIGKILL)
-    assert left.pids - left.spawner <= living()
+    assert left.of_instances <= living()
     remove(tmp_path / "one")
     eventually(left.are_gone)
 

@@ -73,7 +73,8 @@ def test_no_descriptor_of_the_zygote_refers_to_a_file_of_the_host(fresh: Box) ->
     for pid in fresh.settled():
         places = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
         files = {place for place in places if place.startswith("/")}
-        assert files <= {"/dev/null"}, (pid, places)
+        # The second is that of an instance's own /dev, seen from outside.
+        assert files <= {"/dev/null", "/null"}, (pid, places)
 
 
 LIMITS = """

@@ -45,6 +45,10 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 """Parts of /proc through which a process could change the kernel."""
 OLD_ROOT = "/.host"
+BYTES_PER_INODE, MIN_INODES = 1024, 16
+"""
+Of a tmpfs: by default the kernel allows so many empty files that they fill the instance's memory.
+"""
 
 
 @dataclass
@@ -101,7 +105,8 @@ def make(options: Options, base: str) -> None:
         if word == "--perms":
             mode = values[0]
         elif word == "--size":
-            size = f",size={values[0]}"
+            inodes = max(MIN_INODES, int(values[0]) // BYTES_PER_INODE)
+            size = f",size={values[0]},nr_inodes={inodes}"
         elif source >= 0:
             _bind(source, values[1])
         elif word == "--symlink":

@@ -150,10 +150,10 @@ def add_user_site() -> None:
     """
     if sys.prefix != sys.base_prefix or VARIABLES.get(b"PYTHONNOUSERSITE"):
         return  # A virtual environment has no user site.
+    site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
     base = VARIABLES.get(b"PYTHONUSERBASE") or VARIABLES.get(b"HOME", b"") + b"/.local"
     if not access(base + USER_SITE, 0):
         return
-    site.USER_BASE = site.USER_SITE = None  # Computed from the zygote's variables.
     directory = site.getusersitepackages()
     if directory in sys.path or not os.path.isdir(directory):
         return
