@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import subprocess
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -196,7 +196,7 @@ class SpawnerClient:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._start_timeout.total_seconds()):
-                await self._send({**asdict(request), "number": number})
+                await self._send({**vars(request), "number": number})
                 answer = await future
         except TimeoutError:
             seconds = self._start_timeout.total_seconds()
@@ -215,7 +215,7 @@ class SpawnerClient:
             if self._socket is None:
                 self.open()
             assert self._socket is not None
-            data = json.dumps(message).encode()
+            data = json.dumps(message, default=vars).encode()
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
     def _receive(self) -> None:
