@@ -14,12 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.errors import Conflict, TemporaryError
+from atoll.model.event import execution_event
 from atoll.model.execution import Request
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.server.connect import make_engine
 from atoll.stores.sql.server.engine import ServerEngine
 from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import (
+    NOW,
     completed,
     ended,
     following,
@@ -127,6 +129,7 @@ class Proxy:
         self.cut: str | None = None
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         self.commits = 0
+        self.messages = 0
         self.url = ""
         self._serving: set[asyncio.Task[Any]] = set()
 
@@ -149,10 +152,17 @@ class Proxy:
         self._serving.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         answers = asyncio.create_task(self._pass_on(far_reader, writer))
+        in_transaction = False
         try:
             while data := await reader.read(65536):
-                # The whole command of either protocol, not the isolation level's name.
-                if data.endswith((b"\x03COMMIT", b"COMMIT;\0")):
+                self.messages += 1
+                if data.startswith(b"Q"):
+                    in_transaction = b"BEGIN" in data
+                # The whole command of either protocol, not the isolation level's name. Outside a
+                # transaction each statement that PostgreSQL executes is one.
+                if data.endswith((b"\x03COMMIT", b";COMMIT;END", b"COMMIT;\0")) or (
+                    data.startswith(b"B") and not in_transaction
+                ):
                     self.commits += 1
                     if self.cut is not None:
                         await self._cut(data, far_reader, far_writer, answers)
@@ -468,6 +478,22 @@ async def test_a_transaction_of_several_steps_is_never_retried(server: DatabaseS
     (error,) = [answer for answer in answers if answer is not None]
     assert isinstance(error, TemporaryError)
     assert error.code == "database_unavailable"
+
+
+async def test_a_record_and_its_event_are_one_message(proxy: Proxy, open_store: Open) -> None:
+    store = await open_store(proxy.url)
+
+    async def write() -> tuple[int, int]:
+        execution = make_execution()
+        proxy.messages = 0
+        await store.executions.add(execution, event=execution_event(execution, "submitted", NOW))
+        added, proxy.messages = proxy.messages, 0
+        ended = completed(execution)
+        await store.executions.save(ended, event=execution_event(ended, "completed", NOW))
+        return added, proxy.messages
+
+    await write()  # Prepares the statements.
+    assert await write() == (1, 1)
 
 
 async def test_an_add_with_an_unconfirmed_commit_is_stored_once(
