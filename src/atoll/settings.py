@@ -424,7 +424,7 @@ class DatabaseSettings(Group):
     pool_recycle: Seconds = Field(timedelta(seconds=300), gt=timedelta(0))
     """Age at which a connection is replaced, in seconds."""
     pre_ping: bool = True
-    """Whether a connection is tested before it is used."""
+    """Whether a connection that was idle for a second is tested before it is used."""
     connect_timeout: Seconds = Field(timedelta(seconds=5), gt=timedelta(0))
     """Time to connect to one address, or for an idle connection to answer, in seconds."""
     operation_timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -20,19 +19,15 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._cut_after: re.Pattern[bytes] | None = None
-        self._once_passed = b""
+        self._cut_after: bytes | None = None
         self._closed = False
         self.cut = threading.Event()
         """Set when the connection was cut; no client gets through until it is mended."""
 
-    def cut_response_to(self, words: re.Pattern[bytes], *, after: bytes) -> None:
-        """
-        The next time that such are sent on a connection by which `after` was sent since: pass them
-        on, and cut the way before the answer.
-        """
+    def cut_response_to(self, words: bytes) -> None:
+        """The next time that they are sent: pass them on, and cut the way before the answer."""
         with self._lock:
-            self._cut_after, self._once_passed = words, after
+            self._cut_after = words
 
     def mend(self) -> None:
         with self._lock:
@@ -76,13 +71,10 @@ class Proxy:
     def _forward_request(
         self, source: socket.socket, target: socket.socket, sent: threading.Event
     ) -> None:
-        passed = False
         with suppress(OSError):
             while data := source.recv(65536):
                 with self._lock:
-                    cut_after = self._cut_after
-                    passed = passed or (cut_after is not None and self._once_passed in data)
-                    if passed and cut_after is not None and cut_after.search(data):
+                    if self._cut_after is not None and self._cut_after in data:
                         self._cut_after = None
                         # Before the server has it: its answer must not be quicker.
                         sent.set()

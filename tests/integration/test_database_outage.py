@@ -14,12 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.errors import Conflict, TemporaryError
+from atoll.model.event import execution_event
 from atoll.model.execution import Request
 from atoll.settings import DatabaseSettings, SqliteSettings
-from atoll.stores.sql.server.connect import make_engine
+from atoll.stores.sql.server.connect import TRUSTED, make_engine
 from atoll.stores.sql.server.engine import ServerEngine
 from atoll.stores.sql.store import SqlStore
 from tests.contract.stores.store_entities import (
+    NOW,
     completed,
     ended,
     following,
@@ -127,6 +129,7 @@ class Proxy:
         self.cut: str | None = None
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         self.commits = 0
+        self.messages = 0
         self.url = ""
         self._serving: set[asyncio.Task[Any]] = set()
 
@@ -149,10 +152,17 @@ class Proxy:
         self._serving.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         answers = asyncio.create_task(self._pass_on(far_reader, writer))
+        in_transaction = False
         try:
             while data := await reader.read(65536):
-                # The whole command of either protocol, not the isolation level's name.
-                if data.endswith((b"\x03COMMIT", b"COMMIT;\0")):
+                self.messages += 1
+                if data.startswith(b"Q"):
+                    in_transaction = b"BEGIN" in data
+                # The whole command of either protocol, not the isolation level's name. Outside a
+                # transaction each statement that PostgreSQL executes is one.
+                if data.endswith((b"\x03COMMIT", b";COMMIT;END", b"COMMIT;\0")) or (
+                    data.startswith(b"B") and not in_transaction
+                ):
                     self.commits += 1
                     if self.cut is not None:
                         await self._cut(data, far_reader, far_writer, answers)
@@ -253,7 +263,7 @@ async def test_while_the_database_is_down_calls_fail_without_retries(
     store = await open_store(settings=for_ever)
     engine = store._engine
     assert isinstance(engine, ServerEngine)
-    server.kill()
+    await asyncio.to_thread(server.kill)
     ping = asyncio.create_task(store.ping())
     while engine._down is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -375,7 +385,7 @@ async def test_an_error_lists_all_unavailable_addresses(
 ) -> None:
     store = await open_store(*(server.url for server in servers), settings=GONE)
     for server in servers:
-        server.kill()
+        await asyncio.to_thread(server.kill)
 
     with pytest.raises(TemporaryError) as caught:
         await store.ping()
@@ -391,7 +401,7 @@ async def test_a_read_only_secondary_is_replaced_by_the_first_address(
     first, second = servers
     no_retries = DatabaseSettings(retries=0)
     store = await open_store(first.url, second.url, settings=no_retries)
-    first.kill()
+    await asyncio.to_thread(first.kill)
     set_read_only(second, True)
     try:
         assert await store.executions.get("none") is None
@@ -468,6 +478,69 @@ async def test_a_transaction_of_several_steps_is_never_retried(server: DatabaseS
     (error,) = [answer for answer in answers if answer is not None]
     assert isinstance(error, TemporaryError)
     assert error.code == "database_unavailable"
+
+
+async def test_a_record_and_its_event_are_one_message(proxy: Proxy, open_store: Open) -> None:
+    store = await open_store(proxy.url)
+
+    async def write() -> tuple[int, int]:
+        execution = make_execution()
+        proxy.messages = 0
+        await store.executions.add(execution, event=execution_event(execution, "submitted", NOW))
+        added, proxy.messages = proxy.messages, 0
+        ended = completed(execution)
+        await store.executions.save(ended, event=execution_event(ended, "completed", NOW))
+        return added, proxy.messages
+
+    await write()  # Prepares the statements.
+    assert await write() == (1, 1)
+
+
+@pytest.mark.parametrize("idle", [0.0, TRUSTED], ids=["used_just_now", "idle"])
+async def test_closed_connections_are_replaced_before_they_are_used(
+    server: DatabaseServer, open_store: Open, idle: float
+) -> None:
+    store = await open_store(settings=DatabaseSettings(retries=0))
+    executions = [make_execution() for _ in range(4)]
+    await asyncio.gather(*(store.executions.add(execution) for execution in executions))
+
+    await asyncio.to_thread(close_connections, server)
+    await asyncio.sleep(idle)
+
+    for execution in executions:
+        assert await store.executions.get(execution.id) == execution
+
+
+def close_connections(server: DatabaseServer) -> None:
+    """All of Atoll's, by the server."""
+    assert isinstance(server, MariaDB | PostgreSQL)
+    if isinstance(server, MariaDB):
+        server.execute("KILL CONNECTION USER atoll")
+    else:
+        server.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'atoll'"
+        )
+
+
+async def test_after_one_connection_broke_the_others_are_checked(
+    proxy: Proxy, open_store: Open
+) -> None:
+    store = await open_store(proxy.url, settings=DatabaseSettings(retries=0))
+    execution = make_execution()
+
+    async def messages_of_reads() -> int:
+        proxy.messages = 0
+        await asyncio.gather(*(store.executions.get(execution.id) for _ in range(3)))
+        return proxy.messages
+
+    await messages_of_reads()  # Connects, and prepares the statement.
+    messages = await messages_of_reads()
+    proxy.cut = "before"
+    with pytest.raises(TemporaryError):
+        await store.executions.add(execution)
+    await store.executions.add(execution)
+
+    assert await messages_of_reads() >= messages + 2
 
 
 async def test_an_add_with_an_unconfirmed_commit_is_stored_once(

@@ -100,8 +100,11 @@ class Coordination(Protocol):
     async def renew(self, key: str, owner: str) -> bool:
         """Hold it for `lease_ttl` from now on; false if `owner` does not hold it any more."""
 
-    async def release(self, key: str, owner: str) -> None:
-        """Release it to the first waiter. Does nothing if `owner` does not hold it."""
+    async def release(self, key: str, owner: str, *, topic: str | None = None) -> None:
+        """
+        Release it to the first waiter, if `owner` holds it. Then notify `topic`, if it is given, as
+        `notify` does.
+        """
 
     # Approvals
 

@@ -84,12 +84,13 @@ class Leases:
         owner: str,
         *,
         alternatives: Sequence[str] = (),
+        topic: str | None = None,
     ) -> Lease:
         """
         The lease of `key` inside `async with`, or that of one of `alternatives` if it is free and
-        `key` is not. If none is free, wait for `key`.
+        `key` is not. If none is free, wait for `key`. Releasing it notifies `topic`.
         """
-        return Lease(self, key, owner, alternatives)
+        return Lease(self, key, owner, alternatives, topic)
 
     async def try_lease(self, key: str, owner: str | None = None) -> Lease | None:
         """
@@ -99,7 +100,7 @@ class Leases:
         owner = owner or f"{self.replica}/{key}"
         if await self._coordination.acquire(key, owner) is not None:
             return None
-        return Lease(self, key, owner, ())
+        return Lease(self, key, owner)
 
     def new_owner(self) -> str:
         """A unique owner: two tasks of this replica exclude each other."""
@@ -207,7 +208,7 @@ class Leases:
     async def release(self, lease: Lease) -> None:
         self._held.discard(lease)
         try:
-            await self._coordination.release(lease.key, lease.owner)
+            await self._coordination.release(lease.key, lease.owner, topic=lease.topic)
         except TemporaryError as error:
             # Ignored: the work is done, and the lease will expire.
             log.warning("lease.not_released", key=lease.key, error=error.message)
@@ -220,12 +221,21 @@ class Leases:
 
 
 class Lease:
-    def __init__(self, leases: Leases, key: str, owner: str, alternatives: Sequence[str]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        key: str,
+        owner: str,
+        alternatives: Sequence[str] = (),
+        topic: str | None = None,
+    ) -> None:
         self._leases = leases
         self.alternatives = alternatives
+        self.topic = topic
         self.key = key
         self.owner = owner
         self.until = float("-inf")
+        self.released = False
         self._lost = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
@@ -264,6 +274,7 @@ class Lease:
     ) -> None:
         task, self._task = self._task, None
         if not self._lost:
+            self.released = True
             await self._leases.release(self)
             return
         assert task is not None

@@ -225,10 +225,12 @@ class MemoryCoordination:
         self._state.leases.put(key, me, self._lease_ttl)
         return True
 
-    async def release(self, key: str, owner: str) -> None:
+    async def release(self, key: str, owner: str, *, topic: str | None = None) -> None:
         if self._state.leases.get(key) == LeaseHolder(self.replica, owner):
             self._state.leases.drop(key)
             self._wake_first(key)
+        if topic is not None:
+            await self.notify(topic)
 
     # Approvals
 

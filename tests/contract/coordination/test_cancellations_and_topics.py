@@ -66,6 +66,16 @@ async def test_notifications_arrive_while_listening(backend: Backend) -> None:
     await backend.a.notify("t")
 
 
+@pytest.mark.parametrize("owner", ["x", "y"], ids=["held", "not_held"])
+async def test_releasing_a_lease_can_notify_a_topic(backend: Backend, owner: str) -> None:
+    assert await backend.a.acquire("s", "x") is None
+    async with backend.b.listen("t") as there:
+        await backend.a.release("s", owner, topic="t")
+        assert await there.wait(LONG)
+
+    assert (await backend.b.acquire("s", "z") is None) == (owner == "x")
+
+
 async def test_a_listener_can_leave_while_another_stays(backend: Backend) -> None:
     async with backend.a.listen("t") as stays:
         for _ in range(5):

@@ -101,6 +101,23 @@ async def test_an_event_is_stored_if_and_only_if_its_change_is(store: Store) -> 
     ]
 
 
+async def test_of_concurrent_saves_only_the_one_that_succeeds_stores_its_event(
+    store: Store,
+) -> None:
+    execution = make_execution()
+    await store.executions.add(execution)
+    changed = completed(execution)
+
+    answers = await asyncio.gather(
+        *(store.executions.save(changed, event=event("a.x", at=n)) for n in range(20)),
+        return_exceptions=True,
+    )
+
+    (winner,) = [n for n, answer in enumerate(answers) if not isinstance(answer, Conflict)]
+    await store.events.number()
+    assert await read(store) == [replace(event("a.x", at=winner), number=1)]
+
+
 async def test_numbers_have_no_gaps_with_concurrent_numbering(store: Store, url: str) -> None:
     """Concurrent writers, numberers and a reader; the reader never misses an earlier event."""
     others: list[SqlStore] = []

@@ -115,6 +115,9 @@ class RedisCoordination:
     def _key(self, name: str, kind: str) -> str:
         return f"{{{self._prefix}:{name}}}:{kind}"
 
+    def _channel(self, topic: str) -> str:
+        return f"{self._prefix}:topic:{topic}"
+
     # Presence
 
     async def heartbeat(self) -> bool:
@@ -137,8 +140,8 @@ class RedisCoordination:
     async def renew(self, key: str, owner: str) -> bool:
         return await self._leases.renew(key, owner)
 
-    async def release(self, key: str, owner: str) -> None:
-        await self._leases.release(key, owner)
+    async def release(self, key: str, owner: str, *, topic: str | None = None) -> None:
+        await self._leases.release(key, owner, "" if topic is None else self._channel(topic))
 
     # Approvals
 
@@ -166,11 +169,11 @@ class RedisCoordination:
     # Notifications
 
     async def notify(self, topic: str) -> None:
-        await self._commands.send("PUBLISH", f"{self._prefix}:topic:{topic}", "")
+        await self._commands.send("PUBLISH", self._channel(topic), "")
 
     @asynccontextmanager
     async def listen(self, topic: str) -> AsyncIterator[Subscription]:
-        channel, wake_up = f"{self._prefix}:topic:{topic}", WakeUp()
+        channel, wake_up = self._channel(topic), WakeUp()
         self._listeners.setdefault(channel, set()).add(wake_up)
         try:
             await self._listener.subscribe(channel)

@@ -109,12 +109,12 @@ class RedisLeases:
             self._held.pop((key, owner), None)
         return bool(renewed)
 
-    async def release(self, key: str, owner: str) -> None:
+    async def release(self, key: str, owner: str, channel: str = "") -> None:
         claim = self._held.pop((key, owner), None)
         if claim is not None:
             self._remember_uncertain(claim, key)
         me = _encode_holder(self._replica, owner)
-        await self._commands.run(scripts.RELEASE, self._keys(key), self._prefix, me)
+        await self._commands.run(scripts.RELEASE, self._keys(key), self._prefix, me, channel)
         if claim is not None:
             self._uncertain.pop(claim, None)
 

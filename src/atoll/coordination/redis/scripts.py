@@ -102,12 +102,13 @@ if redis.call('EXISTS', lease) == 0 then wake_first() end
 """)
 
 RELEASE = Script(f"""{_LINE}
--- prefix, holder
+-- prefix, holder, channel to notify ('' for none)
 local held = redis.call('GET', lease)
 if held and holder_of(held) == ARGV[2] then
     redis.call('DEL', lease)
     wake_first()
 end
+if ARGV[3] ~= '' then redis.call('PUBLISH', ARGV[3], '') end
 """)
 
 RENEW = Script(f"""{_LINE}

@@ -183,7 +183,7 @@ class ExecutionRecords:
     async def announce_end(self, execution_id: str) -> None:
         """Wake all tasks, on any replica, that wait for the end of an execution."""
         try:
-            await self._coordination.notify(_topic(execution_id))
+            await self._coordination.notify(end_topic(execution_id))
         except TemporaryError as error:
             # Other replicas also poll the record.
             log.info("execution.not_announced", execution_id=execution_id, error=error.message)
@@ -209,7 +209,7 @@ class ExecutionRecords:
         deadline = self._clock.monotonic() + seconds
         while True:
             with contextlib.suppress(CoordinationUnavailable):
-                async with self._coordination.listen(_topic(execution_id)) as notifications:
+                async with self._coordination.listen(end_topic(execution_id)) as notifications:
                     return await self._wait(execution_id, notifications, deadline)
             # Pause before the read, because a failing read may return at once.
             left = deadline - self._clock.monotonic()
@@ -233,5 +233,6 @@ class ExecutionRecords:
             await notifications.wait(min(left, READ_INTERVAL))
 
 
-def _topic(execution_id: str) -> str:
+def end_topic(execution_id: str) -> str:
+    """Topic: the execution may have ended."""
     return f"ended:{execution_id}"

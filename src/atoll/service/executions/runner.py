@@ -33,7 +33,7 @@ from atoll.model.session import Cause
 from atoll.service.backoff import Backoff
 from atoll.service.executions.attempt import RecordChanged, SessionMoved
 from atoll.service.executions.outcomes import outcome_of_stop
-from atoll.service.executions.records import OwnedElsewhere
+from atoll.service.executions.records import OwnedElsewhere, end_topic
 from atoll.service.executions.run import Interrupted, Phase, Run
 from atoll.service.executions.slots import SessionSlots
 from atoll.service.sessions.observers import SessionObserver
@@ -295,7 +295,9 @@ class Runner(SessionObserver):
             await self._retry_or_commit(run, outcome_of_stop(run))
             return
         key, *others = _lease_keys(run.execution.session_id, run.slot_number, capacity)
-        lease = self._replica.leases.lease(key, run.id, alternatives=others)
+        lease = self._replica.leases.lease(
+            key, run.id, alternatives=others, topic=end_topic(run.id)
+        )
         failed = None
         with contextlib.suppress(Interrupted):
             async with contextlib.AsyncExitStack() as stack:
@@ -309,7 +311,7 @@ class Runner(SessionObserver):
         # Without the lease: other replicas may use the session during the pause.
         if failed is not None:
             await self._retry(run, failed)
-        elif run.finished:
+        elif run.finished and not lease.released:
             await self._records.announce_end(run.id)
 
     async def _rejoin(self, run: Run) -> None:

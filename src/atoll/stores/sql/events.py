@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from atoll.stores.sql.engine import Connection, Engine
+    from atoll.stores.sql.writes import Statement
 
 SEARCH_LIMIT = 5000
 """Events that one call searches at most, whether they match or not."""
 
 MAPPER = Mapper(Event, tables.EVENTS, columns={"at": "created_at"})
+_INSERT = MAPPER.insert
 _COUNTER = "events"
 _UNNUMBERED = "SELECT id FROM events WHERE number IS NULL ORDER BY id LIMIT :limit"
 _LOCK_COUNTER = "UPDATE properties SET value = value WHERE name = :id"
@@ -50,7 +52,11 @@ _EXPIRE = "DELETE FROM events WHERE number <= :number"
 def add_event(connection: Connection, event: Event | None) -> None:
     """Inside the transaction of the change that the event reports, if there is one."""
     if event is not None:
-        connection.execute(MAPPER.insert, MAPPER.row(event))
+        connection.execute(*insert_of(event))
+
+
+def insert_of(event: Event) -> Statement:
+    return _INSERT, MAPPER.row(event)
 
 
 class SqlEvents:

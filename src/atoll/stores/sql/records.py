@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from atoll.stores.sql.events import add_event
+from atoll.stores.sql.events import add_event, insert_of
 from atoll.stores.sql.mapper import E, Mapper, Values
 from atoll.stores.sql.paging import Query, page_of
-from atoll.stores.sql.writes import (
-    compare_and_set,
-    compare_and_set_again,
-    insert,
-    was_inserted,
-)
+from atoll.stores.sql.writes import Change, compare_and_set_again, was_inserted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,18 +52,13 @@ class Records(Generic[E]):
         is then not repeated when its outcome is not known.
         """
         row = self.mapper.row(entity)
-
-        def write(connection: Connection) -> None:
-            if first is not None:
-                first(connection)
-            insert(connection, self._insert, row, self.noun)
-            add_event(connection, event)
+        change = self._change(self._insert, row, event)
 
         def again(connection: Connection) -> None:
             if not was_inserted(connection, self._select, row, self.noun):
-                write(connection)
+                change(connection)
 
-        await self._engine.write(write, again=again if first is None else None)
+        await self._write(change, again, first)
 
     async def _save(self, entity: E, event: Event | None, first: Operation[object] | None) -> E:
         """Compare-and-set of all columns; `event` and `first` as in `_add`."""
@@ -84,18 +74,28 @@ class Records(Generic[E]):
     ) -> E:
         """Compare-and-set of some columns, by a statement of `Mapper.update`."""
 
-        def write(connection: Connection) -> None:
-            if first is not None:
-                first(connection)
-            compare_and_set(connection, statement, row, self.noun)
-            add_event(connection, event)
-
         def again(connection: Connection) -> None:
             if compare_and_set_again(connection, statement, self._select, row, self.noun):
                 add_event(connection, event)
 
-        await self._engine.write(write, again=again if first is None else None)
+        await self._write(self._change(statement, row, event), again, first)
         return replace(entity, version=row["version"] + 1)
+
+    def _change(self, statement: str, row: Values, event: Event | None) -> Change:
+        return Change(statement, row, self.noun, None if event is None else insert_of(event))
+
+    async def _write(
+        self, change: Change, again: Operation[None], first: Operation[object] | None
+    ) -> None:
+        if first is None:
+            await self._engine.write(change, again=again)
+            return
+
+        def both(connection: Connection) -> None:
+            first(connection)
+            change(connection)
+
+        await self._engine.write(both)
 
     async def _find(self, statement: str, values: Mapping[str, Any]) -> E | None:
         def read(connection: Connection) -> E | None:

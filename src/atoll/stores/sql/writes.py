@@ -8,19 +8,52 @@ connection broke during its commit.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.errors import AlreadyExists, VersionConflict
 from atoll.stores.sql.engine import UniqueViolation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from atoll.errors import Conflict
     from atoll.stores.sql.engine import Connection, Engine, Operation, Row
 
 T = TypeVar("T")
 
+Statement = tuple[str, Mapping[str, object]]
+"""A statement, and the values that it names."""
+
 _EXISTS = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    An operation that consists of one of these writes, and of an insert that follows it. An engine
+    that knows that can send the statements together, with their commit.
+    """
+
+    statement: str
+    row: Mapping[str, object]
+    noun: str
+    following: Statement | None = None
+
+    def __call__(self, connection: Connection) -> None:
+        if self.inserts:
+            insert(connection, self.statement, self.row, self.noun)
+        else:
+            compare_and_set(connection, self.statement, self.row, self.noun)
+        if self.following is not None:
+            connection.execute(*self.following)
+
+    @property
+    def inserts(self) -> bool:
+        return self.statement.startswith("INSERT")
+
+    def refusal(self) -> Conflict:
+        """The error if the row exists already, or is no longer at its version."""
+        return _exists(self.row, self.noun) if self.inserts else _changed(self.row, self.noun)
 
 
 def insert(connection: Connection, statement: str, row: Mapping[str, object], noun: str) -> None:

@@ -2,13 +2,15 @@
 The connection pool for MariaDB and PostgreSQL.
 
 A new connection goes to the first address that answers, in the given order: a secondary serves
-while the primary does not answer, and not for connections made after it is back. An idle connection
-is checked before it is used; if the check fails, all older connections are discarded as well.
+while the primary does not answer, and not for connections made after it is back. A connection that
+was idle is checked before it is used; if the check fails, all older connections are discarded too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,8 @@ PING: Mapping[Kind, DriverCall] = {
     Kind.MARIADB: lambda driver: driver.ping(reconnect=False),
     Kind.POSTGRESQL: lambda driver: driver.execute("SELECT 1"),
 }
+TRUSTED = 1.0
+"""Seconds after its last use in which a connection is not checked: a check costs a round trip."""
 CLOSE_TIMEOUT = 1.0
 
 # However the server is configured: text that does not fit is an error and never truncated.
@@ -51,6 +55,8 @@ def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
         max_overflow=settings.max_overflow,
         pool_timeout=settings.pool_timeout.total_seconds(),
         pool_recycle=int(settings.pool_recycle.total_seconds()),
+        # The connection used last has prepared statements, and needs no check.
+        pool_use_lifo=True,
         # Values that users wrote do not belong in logs.
         hide_parameters=True,
         # Transactions are ended by our own code; another ROLLBACK would cost a round trip.
@@ -58,7 +64,9 @@ def make_engine(urls: Sequence[str], settings: DatabaseSettings) -> AsyncEngine:
     )
     if settings.pre_ping:
         # SQLAlchemy's own check waits forever if a host is silent.
-        check = partial(_check, PING[kind], settings.connect_timeout)
+        check = IdleCheck(PING[kind], settings.connect_timeout)
+        sa.event.listen(engine.sync_engine, "checkin", check.returned)
+        sa.event.listen(engine.sync_engine, "invalidate", check.failed)
         sa.event.listen(engine.sync_engine, "checkout", check)
     # Nor does SQLAlchemy limit the time that closing takes.
     sa.event.listen(engine.sync_engine, "close", partial(_close, CLOSE[kind]))
@@ -90,6 +98,11 @@ async def _connect_mariadb(address: Address) -> Any:
                 raise ConnectionError("the server offers no TLS")
             await super()._request_authentication()
 
+        def is_closed(self) -> bool:
+            """Whether an end of the connection has arrived, as with asyncpg."""
+            reader = self._reader
+            return reader is None or reader.at_eof() or reader.exception() is not None
+
         def close(self) -> None:
             # The driver's own close, also used when a caller is cancelled, waits until the buffer
             # is sent and, with TLS, until the server has closed as well.
@@ -118,23 +131,41 @@ async def _connect_postgresql(address: Address) -> Any:
 _CONNECT = {Kind.MARIADB: _connect_mariadb, Kind.POSTGRESQL: _connect_postgresql}
 
 
-def _check(ping: DriverCall, timeout: timedelta, connection: Any, record: Any, _proxy: Any) -> None:
-    if "used" not in record.info:
-        record.info["used"] = True
-        return
+class IdleCheck:
+    """
+    Pings connections before they are used, except new ones and those that were used just now:
+    unless their end has arrived, or another one has failed since.
+    """
 
-    async def answer(driver: Any) -> None:
+    def __init__(self, ping: DriverCall, timeout: timedelta) -> None:
+        self._ping = ping
+        self._timeout = timeout
+        self._failed_at = -math.inf
+
+    def returned(self, _connection: Any, record: Any) -> None:
+        record.info["returned_at"] = time.monotonic()
+
+    def failed(self, _connection: Any, _record: Any, _error: Any) -> None:
+        self._failed_at = time.monotonic()
+
+    def __call__(self, connection: Any, record: Any, _proxy: Any) -> None:
+        trusted_since = max(self._failed_at, time.monotonic() - TRUSTED)
+        if (
+            record.info.get("returned_at", math.inf) <= trusted_since
+            or connection.driver_connection.is_closed()
+        ):
+            connection.run_async(self._check)
+
+    async def _check(self, driver: Any) -> None:
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                await ping(driver)
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                await self._ping(driver)
         except Exception as error:
             abort(driver)
             raise sa.exc.InvalidatePoolError from error
         except BaseException:
             abort(driver)
             raise
-
-    connection.run_async(answer)
 
 
 CLOSE: Mapping[Kind, DriverCall] = {

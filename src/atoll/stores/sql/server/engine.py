@@ -32,6 +32,8 @@ from atoll.stores.sql.server.errors import (
     is_usable,
     translate,
 )
+from atoll.stores.sql.server.one_message import send
+from atoll.stores.sql.writes import Change
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -53,7 +55,9 @@ class ServerEngine:
 
     def __init__(self, urls: Sequence[str], settings: DatabaseSettings) -> None:
         self._urls = urls
-        self._name = ", ".join(address.name for address in addresses(urls))
+        found = addresses(urls)
+        self._kind = found[0].kind
+        self._name = ", ".join(address.name for address in found)
         self._settings = settings
         self._engine: AsyncEngine | None = None
         self._active = 0
@@ -177,14 +181,10 @@ class ServerEngine:
         connection = await self._connect(engine)
         try:
             async with asyncio.timeout(self._settings.operation_timeout.total_seconds()):
-                try:
-                    value = await connection.run_sync(lambda it: operation(ServerConnection(it)))
-                except Exception as error:
-                    if is_usable(error):
-                        await connection.rollback()
-                    raise
-                await (connection.commit() if commit else connection.rollback())
-            return value
+                if isinstance(operation, Change):
+                    value: T = await send(self._kind, _driver(connection), operation)
+                    return value
+                return await _in_transaction(connection, operation, commit=commit)
         except BaseException as error:
             if not is_usable(error):
                 await _drop(connection)
@@ -245,12 +245,31 @@ def _text(statement: str) -> sa.TextClause:
     return sa.text(statement)
 
 
+async def _in_transaction(
+    connection: AsyncConnection, operation: Operation[T], *, commit: bool
+) -> T:
+    try:
+        value = await connection.run_sync(lambda it: operation(ServerConnection(it)))
+    except Exception as error:
+        if is_usable(error):
+            await connection.rollback()
+        raise
+    await (connection.commit() if commit else connection.rollback())
+    return value
+
+
 async def _drop(connection: AsyncConnection) -> None:
     """Discard a connection in an unknown state, so that the pool never hands it out."""
     plain = connection.sync_connection
     if plain is not None and not plain.closed and not plain.invalidated:
-        abort(plain.connection.driver_connection)
+        abort(_driver(connection))
         await connection.invalidate()
+
+
+def _driver(connection: AsyncConnection) -> Any:
+    """The driver's connection."""
+    assert connection.sync_connection is not None
+    return connection.sync_connection.connection.driver_connection
 
 
 def _check_schema(name: str, revision: str | None) -> None:
