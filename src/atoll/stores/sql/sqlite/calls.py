@@ -25,6 +25,14 @@ class Call:
     value: Any = None
     error: Exception | None = None
 
+    def deliver(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
 
 class ResultQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,10 +51,4 @@ class ResultQueue:
         # Before the loop: results that a thread puts from here on need another callback.
         self._scheduled = False
         while self._calls:
-            call = self._calls.popleft()
-            if call.future.done():
-                continue
-            if call.error is not None:
-                call.future.set_exception(call.error)
-            else:
-                call.future.set_result(call.value)
+            self._calls.popleft().deliver()

@@ -20,18 +20,15 @@ from atoll.errors import DatabaseUnavailable, InvalidRequest, PermanentError
 from atoll.stores.sql.dsn import MEMORY
 from atoll.stores.sql.revisions import ensure_schema
 from atoll.stores.sql.sqlite.calls import Call, ResultQueue
-from atoll.stores.sql.sqlite.group_commit import WriterThread
+from atoll.stores.sql.sqlite.group_commit import LoopCommits, WriterThread
 from atoll.stores.sql.sqlite.readers import ReaderThreads
+from atoll.stores.sql.writes import Change
 
 if TYPE_CHECKING:
     from atoll.settings import SqliteSettings
     from atoll.stores.sql.engine import Operation, T
 
 READERS = 2
-
-# Pages in the log before a commit moves them to the database file, which costs two fsyncs. Four
-# times SQLite's default makes writes a tenth faster and keeps the log at 16 MB.
-CHECKPOINT_PAGES = 4000
 
 
 class SqliteEngine:
@@ -45,17 +42,25 @@ class SqliteEngine:
         self._settings = settings
         self._writer: WriterThread | None = None
         self._readers: ReaderThreads | None = None
+        self._loop_commits: LoopCommits | None = None
 
     async def open(self) -> None:
         writer, readers = await asyncio.to_thread(self._connections)
-        results = ResultQueue(asyncio.get_running_loop())
-        self._writer = WriterThread(writer, results, self._translate)
+        loop, settings = asyncio.get_running_loop(), self._settings
+        results = ResultQueue(loop)
+        wait = settings.busy_timeout.total_seconds()
+        self._writer = WriterThread(writer, results, self._translate, wait)
+        if settings.journal_mode == "WAL" and settings.synchronous in ("OFF", "NORMAL"):
+            # Otherwise each commit waits for the disk.
+            self._loop_commits = LoopCommits(loop, self._writer)
         self._readers = ReaderThreads(readers, results, self._translate) if readers else None
 
     async def close(self) -> None:
         """Returns when all operations that were passed before have ended."""
+        if self._loop_commits is not None:
+            self._loop_commits.pass_on()
         threads = [thread for thread in (self._readers, self._writer) if thread is not None]
-        self._readers = self._writer = None
+        self._readers = self._writer = self._loop_commits = None
         for thread in threads:
             thread.stop()
         for thread in threads:
@@ -68,19 +73,25 @@ class SqliteEngine:
         Run an operation in a transaction, which it may share with others; durable when the future
         is done. `again` is not needed: the outcome of a transaction is always known.
         """
-        return self._put(self._writer, operation)
+        target: WriterThread | LoopCommits | None = self._writer
+        if self._loop_commits is not None:
+            if isinstance(operation, Change):
+                target = self._loop_commits
+            else:
+                self._loop_commits.pass_on()
+        return self._put(target, operation)
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]:
         """Run an operation that does not write."""
         return self._put(self._readers or self._writer, operation)
 
     def _put(
-        self, thread: WriterThread | ReaderThreads | None, operation: Operation[T]
+        self, target: WriterThread | ReaderThreads | LoopCommits | None, operation: Operation[T]
     ) -> asyncio.Future[T]:
-        if thread is None:
+        if target is None:
             raise DatabaseUnavailable(f"The database {self._database} is not open.")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        thread.put(Call(operation, future))
+        target.put(Call(operation, future))
         return future
 
     def _connections(self) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
@@ -116,7 +127,6 @@ class SqliteEngine:
             connection.execute("PRAGMA temp_store = MEMORY")
             self._set_journal_mode(connection)
             connection.execute(f"PRAGMA synchronous = {self._settings.synchronous}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}").fetchall()
         except BaseException:
             connection.close()
             raise
