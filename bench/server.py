@@ -13,16 +13,19 @@ from typing import Self
 
 from bench.client import Client
 
+ATOLL = str(Path(sys.executable).with_name("atoll"))
+
 
 class Server:
-    def __init__(self, **env: str) -> None:
+    def __init__(self, program: str = ATOLL, **env: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="atoll-bench-")
         self.data_dir = Path(self._directory.name)
+        self._program = program
         self._env = env
         self.host, self.port, self.key = "127.0.0.1", 0, ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", "--stop-sessions"]
+        command = [self._program, "serve", "--port", "0", "--stop-sessions"]
         self.process = subprocess.Popen(
             [*command, "--data-dir", str(self.data_dir)],
             stdout=subprocess.PIPE,
