@@ -65,6 +65,12 @@ def of_process(pid: int) -> Usage:
     return sum((of_thread(pid, thread) for thread in threads(pid)), Usage())
 
 
+def cpu_seconds(pid: int) -> float:
+    """Of all its threads, ended ones too."""
+    stat = _stat(Path(f"/proc/{pid}/stat"))
+    return (int(stat[11]) + int(stat[12])) / TICKS
+
+
 def of_ended_children(pid: int) -> Usage:
     """All children that the process has waited for. The kernel does not add up their switches."""
     stat = _stat(Path(f"/proc/{pid}/stat"))

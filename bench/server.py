@@ -1,4 +1,4 @@
-"""A real `atoll serve` to measure, on a data directory of its own."""
+"""A real `atoll serve` to measure, by default on a data directory of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ATOLL = str(Path(sys.executable).with_name("atoll"))
 
 
 class Server:
-    def __init__(self, program: str = ATOLL, **env: str) -> None:
+    def __init__(self, program: str = ATOLL, data_dir: str = "", **env: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="atoll-bench-")
-        self.data_dir = Path(self._directory.name)
+        self.data_dir = Path(data_dir or self._directory.name)
         self._program = program
         self._env = env
         self.host, self.port, self.key = "127.0.0.1", 0, ""
