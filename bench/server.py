@@ -30,7 +30,8 @@ class Server:
             [*command, "--data-dir", str(self.data_dir)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **self._env},
+            # It takes the note of its data directory with it.
+            env={**os.environ, "XDG_STATE_HOME": self._directory.name, **self._env},
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
