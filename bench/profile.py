@@ -13,7 +13,6 @@ shared: compare figures of one run.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import json
@@ -27,30 +26,37 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import processes
 from bench.__main__ import create, run, wait_for_pool
 from bench.client import AsyncClient
 from bench.measure import Samples, samples
 from bench.processes import Usage
+from bench.report import Report, parser
 from bench.server import Server
+
+if TYPE_CHECKING:
+    import argparse
 
 HERE = Path(__file__).parent.parent
 MAIN, OTHERS, SUPERVISOR, ZYGOTE, CHILD, REST = (
     "server, main thread", "server, other threads", "supervisor", "zygote", "child",
     "spawner and the like",
 )  # fmt: skip
+OWN = str(Path(sys.executable).resolve())
 BLOCKS = 10
 """How often the checkouts take turns."""
 TRACED = 50
 """Executions whose system calls are counted."""
 CALL = re.compile(r"(\d+) +(\w+)\(")
+FORKS = 300
 FLOORS = """
-import json, os, resource, time
+import json, os, resource, sys, time
 
-CODE = compile("print(1)", "<code>", "exec")
+count = int(sys.argv[1])
 
-def floor(start, count=300):
+def floor(start):
     def used():
         mine, theirs = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         cpu = [(each.ru_utime + each.ru_stime) * 1000 for each in (mine, theirs)]
@@ -79,7 +85,6 @@ def fork_and_print():
         os._exit(0)
     return pid
 
-import sys
 null = os.open("/dev/null", os.O_WRONLY)
 print(json.dumps({
     "posix_spawn /bin/true": floor(lambda: os.posix_spawn("/bin/true", ["true"], {})),
@@ -90,14 +95,14 @@ print(json.dumps({
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.profile", description=__doc__)
-    parser.add_argument("--checkout", type=Path, default=HERE, help="checkout to measure")
-    parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
-    parser.add_argument("--sessions", type=int, default=1, help="sessions that execute at once")
-    parser.add_argument("--executions", type=int, default=1000, help="of each checkout")
-    parser.add_argument("--code", default="print(1)")
-    parser.add_argument("--no-trace", action="store_true", help="do not count system calls")
-    return parser.parse_args()
+    options = parser("profile", __doc__)
+    options.add_argument("--checkout", type=Path, default=HERE, help="checkout to measure")
+    options.add_argument("--beside", type=Path, help="another checkout, to compare with")
+    options.add_argument("--sessions", type=int, default=1, help="sessions that execute at once")
+    options.add_argument("--executions", type=int, default=1000, help="of each checkout")
+    options.add_argument("--code", default="print(1)")
+    options.add_argument("--no-trace", action="store_true", help="do not count system calls")
+    return options.parse_args()
 
 
 @dataclass
@@ -234,25 +239,31 @@ class Subject:
         return samples(f"{self.name}: execute", self.latencies)
 
 
-def show(subject: Subject) -> None:
+def show(report: Report, subject: Subject) -> None:
     count = len(subject.latencies)
-    print(f"\n{subject.name}: {count} executions, {count / subject.seconds:.0f}/s")
-    print(subject.samples.line())
+    report.section(f"{subject.name}: {len(subject.sessions)} sessions at once")
+    report.add(subject.samples)
+    report.value("executions", count / subject.seconds, "/s")
     print(f"{'per execution':<26}{'CPU ms':>9}{'switches':>10}{'faults':>9}{'syscalls':>10}")
     total = Usage()
     for role, used in subject.used.items():
         each = used / count
         total += each
-        _line(role, each, sum(subject.calls.get(role, {}).values()) / (subject.traced or 1))
-    calls = sum(found.total() for found in subject.calls.values())
-    _line("together", total, calls / (subject.traced or 1))
+        calls = sum(subject.calls.get(role, {}).values()) / (subject.traced or 1)
+        _line(report, role, each, calls)
+    calls = sum(found.total() for found in subject.calls.values()) / (subject.traced or 1)
+    _line(report, "together", total, calls)
     for role, names in subject.calls.items():
         most = (f"{name} {times / subject.traced:.3g}" for name, times in names.most_common(14))
         print(f"  {role}: {', '.join(most)}")
 
 
-def _line(role: str, each: Usage, calls: float) -> None:
+def _line(report: Report, role: str, each: Usage, calls: float) -> None:
     print(f"{role:<26}{each.cpu:9.3f}{each.switches:10.2f}{each.faults:9.1f}{calls:10.1f}")
+    report.record(f"{role}: CPU", "ms", each.cpu)
+    report.record(f"{role}: context switches", "", each.switches)
+    report.record(f"{role}: page faults", "", each.faults)
+    report.record(f"{role}: system calls", "", calls)
 
 
 def compare(one: Subject, other: Subject) -> None:
@@ -264,39 +275,45 @@ def compare(one: Subject, other: Subject) -> None:
             print(f"{'CPU: ' + role:<26}{used.cpu / beside:9.2f}")
 
 
-def floors() -> None:
-    print(f"{'floors':<42}{'p50 ms':>9}{'CPU, parent':>13}{'child':>8}{'faults':>8}{'child':>8}")
-    for interpreter in dict.fromkeys((str(Path(sys.executable).resolve()), "/usr/bin/python3")):
+def floors(report: Report) -> None:
+    report.section("floors")
+    print(f"{'':<42}{'p50 ms':>9}{'CPU, parent':>13}{'child':>8}{'faults':>8}{'child':>8}")
+    for interpreter in dict.fromkeys((OWN, "/usr/bin/python3")):
         if Path(interpreter).exists():
             done = subprocess.run(
-                [interpreter, "-I", "-S", "-c", FLOORS], stdout=subprocess.PIPE, check=True
+                [interpreter, "-I", "-S", "-c", FLOORS, str(FORKS)],
+                stdout=subprocess.PIPE,
+                check=True,
             )
             print(interpreter)
             for name, (p50, *cpu, faults, of_child) in json.loads(done.stdout).items():
                 print(
                     f"  {name:<40}{p50:9.3f}{cpu[0]:13.3f}{cpu[1]:8.3f}{faults:8.1f}{of_child:8.1f}"
                 )
+                kind = "own interpreter" if interpreter == OWN else "the system's interpreter"
+                report.record(f"{name}, {kind}", "ms", p50, n=FORKS, ours=False)
 
 
 def main() -> None:
     given = arguments()
-    floors()
     checkouts = [given.checkout] if given.beside is None else [given.checkout, given.beside]
-    with ExitStack() as stack:
-        subjects = [Subject.start(stack, checkout, given) for checkout in checkouts]
-        each = max(1, given.executions // BLOCKS // given.sessions)
-        for _ in range(BLOCKS):
+    with Report("profile", given.json) as report:
+        floors(report)
+        with ExitStack() as stack:
+            subjects = [Subject.start(stack, checkout, given) for checkout in checkouts]
+            each = max(1, given.executions // BLOCKS // given.sessions)
+            for _ in range(BLOCKS):
+                for subject in subjects:
+                    subject.measure(each)
             for subject in subjects:
-                subject.measure(each)
+                if not given.no_trace and shutil.which("strace"):
+                    subject.trace(max(1, TRACED // given.sessions))
+                if not given.no_trace and shutil.which("perf"):
+                    subject.count_switches(each)
         for subject in subjects:
-            if not given.no_trace and shutil.which("strace"):
-                subject.trace(max(1, TRACED // given.sessions))
-            if not given.no_trace and shutil.which("perf"):
-                subject.count_switches(each)
-    for subject in subjects:
-        show(subject)
-    if given.beside is not None:
-        compare(*subjects)
+            show(report, subject)
+        if given.beside is not None:
+            compare(*subjects)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Report:
         print(measured.line() + rate, flush=True)
         for other in others:
             print(f"{'':<6}{_beside(measured, other)}", flush=True)
-        self._add(
+        self.record(
             measured.name, "ms", measured.p50,
             p99=measured.p99, min=measured.values[0], n=len(measured.values), ours=ours,
             ratios={
@@ -169,7 +169,7 @@ class Report:
         ratios = {other: value / its for other, its in (beside or {}).items() if its}
         for other, ratio in ratios.items():
             print(f"{'':<6}{ratio:8.2f} x {other}", flush=True)
-        self._add(
+        self.record(
             name, unit, value, ours=ours,
             ratios={other: {"median": ratio, "p99": None} for other, ratio in ratios.items()},
         )  # fmt: skip
@@ -178,9 +178,10 @@ class Report:
     def goal(self, goal: Goal, value: float) -> None:
         """Record a figure that something is asked of; all are shown at the end."""
         about = {"name": goal.name, "bound": goal.bound, "at_least": goal.at_least}
-        self._add(goal.name, goal.unit, value, goal={**about, "met": goal.met(value)})
+        self.record(goal.name, goal.unit, value, goal={**about, "met": goal.met(value)})
 
-    def _add(self, name: str, unit: str, median: float, **more: Any) -> None:
+    def record(self, name: str, unit: str, median: float, **more: Any) -> None:
+        """Without showing it."""
         figure = {"section": self._section, "name": name, "unit": unit, "median": median}
         figure |= {"p99": None, "min": None, "n": 1, "ours": True, "ratios": {}, "goal": None}
         self._figures.append(figure | more)
