@@ -248,6 +248,8 @@ def show(report: Report, subject: Subject) -> None:
     total = Usage()
     for role, used in subject.used.items():
         each = used / count
+        if not each.cpu:
+            continue
         total += each
         calls = sum(subject.calls.get(role, {}).values()) / (subject.traced or 1)
         _line(report, role, each, calls)
@@ -263,7 +265,8 @@ def _line(report: Report, role: str, each: Usage, calls: float) -> None:
     report.record(f"{role}: CPU", "ms", each.cpu)
     report.record(f"{role}: context switches", "", each.switches)
     report.record(f"{role}: page faults", "", each.faults)
-    report.record(f"{role}: system calls", "", calls)
+    if calls:
+        report.record(f"{role}: system calls", "", calls)
 
 
 def compare(one: Subject, other: Subject) -> None:

@@ -184,7 +184,14 @@ class Report:
         """Without showing it."""
         figure = {"section": self._section, "name": name, "unit": unit, "median": median}
         figure |= {"p99": None, "min": None, "n": 1, "ours": True, "ratios": {}, "goal": None}
-        self._figures.append(figure | more)
+        self._figures.append(_rounded(figure | more))
+
+
+def _rounded(value: Any) -> Any:
+    """To five significant digits: the rest is noise."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _machine() -> dict[str, Any]:

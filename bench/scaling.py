@@ -221,7 +221,7 @@ def main() -> None:
         if "busy" in given.parts:
             busy(report)
         if "idle" in given.parts:
-            idle(report, given.idle, given.seconds)
+            idle(report, given.idle, given.seconds * 2)  # Two sweeps.
         if "records" in given.parts:
             records(report, given.records)
 
