@@ -300,7 +300,7 @@ def floors(report: Report) -> None:
 def main() -> None:
     given = arguments()
     checkouts = [given.checkout] if given.beside is None else [given.checkout, given.beside]
-    with Report("profile", given.json) as report:
+    with Report("profile", given.json, given.checkout) as report:
         floors(report)
         with ExitStack() as stack:
             subjects = [Subject.start(stack, checkout, given) for checkout in checkouts]

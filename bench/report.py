@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from bench.goals import Goal
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 MEGABYTE = 1_000_000
 
 
@@ -82,12 +83,12 @@ def parser(benchmark: str, description: str | None) -> argparse.ArgumentParser:
 
 
 class Report:
-    def __init__(self, benchmark: str, path: Path) -> None:
+    def __init__(self, benchmark: str, path: Path, checkout: Path = HERE) -> None:
         self._path = path
         self._section = ""
         self._figures: list[dict[str, Any]] = []
         self._missing: list[dict[str, str]] = []
-        self._about = {"benchmark": benchmark, **_commit(), "machine": _machine()}
+        self._about = {"benchmark": benchmark, **_commit(checkout), "machine": _machine()}
 
     def __enter__(self) -> Self:
         machine = self._about["machine"]
@@ -204,10 +205,10 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _commit() -> dict[str, Any]:
+def _commit(checkout: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
         done = subprocess.run(
-            ["git", *words], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+            ["git", *words], cwd=checkout, capture_output=True, text=True, check=False
         )
         return done.stdout.strip()
 

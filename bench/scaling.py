@@ -212,7 +212,7 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options.add_argument("--at-once", nargs="+", type=int, default=[1, 2, 4, 16, 64])
     options.add_argument("--idle", nargs="+", type=int, default=[0, 100, 1000])
-    options.add_argument("--records", nargs="+", type=int, default=[1_000, 1_000_000])
+    options.add_argument("--records", nargs="+", type=int, default=[10_000, 1_000_000])
     options.add_argument("--seconds", type=float, default=10, help="of each point of a curve")
     given = options.parse_args()
     with Report("scaling", given.json) as report:
