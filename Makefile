@@ -9,7 +9,7 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-changed test-all test-docker chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker lock clean
+.PHONY: run test test-changed test-all test-docker chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-peers bench-profile bench-scaling bench-page lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -66,9 +66,13 @@ bench-embedded: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench.embedded $(ARGS)
 
-bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker: $(STAMP)
+bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker bench-peers bench-profile bench-scaling: $(STAMP)
 	@scripts/system-packages test-all
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
+
+# Makes the page on performance of the results of the benchmarks that have run.
+bench-page: $(STAMP)
+	@exec $(BIN)/python -m bench.page $(or $(ARGS),$(wildcard bench/results/*.json))
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes \

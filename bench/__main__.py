@@ -1,5 +1,5 @@
 """
-`make bench`: everything in one run, beside the floors, with ratios and an honest verdict.
+`make bench`: executions, creates and memory in one run, beside the floors, with a verdict.
 
 Auth on, records durable, seccomp and control groups on as the host gives them; a raw keep-alive
 client on loopback. Needs an otherwise idle machine to mean anything.
@@ -8,23 +8,29 @@ client on loopback. Needs an otherwise idle machine to mean anything.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.interpreters import own_interpreter
 
-from bench import floors
+from bench import floors, goals, processes
 from bench.client import AsyncClient, Client
-from bench.measure import Goal, Samples, samples, timed
+from bench.measure import Samples, samples, timed
+from bench.report import Report, parser
 from bench.server import Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IDLE = 40
 POOL = 20
+SESSIONS = 16
+SECONDS = 8.0
 
 
 def execute(client: Client, session: str, code: str, name: str, count: int = 1000) -> Samples:
@@ -123,26 +129,11 @@ async def throughput(server: Server, sessions: list[str], seconds: float) -> flo
     return sum(done) / (time.monotonic() - start)
 
 
-def proportional_set(data_dir: Path) -> int:
-    """PSS in bytes of all processes of the instances below this data directory, by their groups."""
-    import json
-
-    total = 0
-    for handle in data_dir.glob("node/instances/*/handle.json"):
-        root = int(json.loads(handle.read_text())["data"]["pid"])
-        for pid in _tree(root):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total
-
-
-def _tree(root: int) -> list[int]:
-    found = [root]
-    for pid in found:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+def instance_memory(data_dir: Path) -> int:
+    """PSS in bytes of all processes of the instances below this data directory."""
+    handles = data_dir.glob("node/instances/*/handle.json")
+    roots = [int(json.loads(handle.read_text())["data"]["pid"]) for handle in handles]
+    return sum(processes.proportional_set(pid) for root in roots for pid in processes.tree(root))
 
 
 def numpy_template(client: Client, python: Path) -> str | None:
@@ -156,95 +147,84 @@ def numpy_template(client: Client, python: Path) -> str | None:
 
 
 def main() -> None:
-    rows: list[Samples] = []
-    goals: list[Goal] = []
-
-    def row(measured: Samples) -> Samples:
-        print(measured.line(), flush=True)
-        rows.append(measured)
-        return measured
-
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}\n\nfloors")
-    spawn = row(floors.posix_spawn())
-    wrapped = row(floors.python_under_bubblewrap())
-    docker = [row(measured) for measured in floors.docker()]
-    kernel = floors.ipykernel()
-    if kernel is not None:
-        row(kernel)
-
-    print("\natoll")
-    with ExitStack() as stack:
-        python = stack.enter_context(own_interpreter())
-        roots = os.pathsep.join([str(python.parent.parent), sys.base_prefix])
-        settings = {"ATOLL_POOL__SIZE": str(POOL), "ATOLL_LOCAL__TEMPLATE_ROOTS": roots}
-        server = stack.enter_context(Server(**settings))
-        client = server.client()
-        wait_for_pool(client, "python", POOL)
-        session = create(client)
-        printed = row(execute(client, session, "print(1)", "execute print(1) -> result"))
-        goals.append(Goal("execute / posix_spawn", printed.p50 / spawn.p50, 2.5, "x"))
-        if docker:
-            ratio = docker[-1].p50 / printed.p50
-            goals.append(Goal("docker exec / execute", ratio, 20, "x", at_least=True))
-        if kernel is not None:
-            ratio = kernel.p50 / printed.p50
-            print(f"{'':<46} ipykernel / execute {ratio:.2f} x (no isolation there)")
-        if template := numpy_template(client, python):
-            other = create(client, template_id=template)
-            code = "import numpy as np; print(np.arange(3).sum())"
-            numpy = row(execute(client, other, code, "execute with numpy preloaded"))
-            goals.append(Goal("numpy preloaded / print(1)", numpy.p50 / printed.p50, 2, "x"))
-            delete(client, other)
-        delete(client, session)
-
-        pooled: list[float] = []
-        for _ in range(5):
+    with Report("main", parser("main", __doc__).parse_args().json) as report:
+        report.section("floors")
+        spawn = report.add(floors.posix_spawn(), ours=False)
+        wrapped = report.add(floors.python_under_bubblewrap(), ours=False)
+        with ExitStack() as stack:
+            python = stack.enter_context(own_interpreter())
+            roots = os.pathsep.join([str(python.parent.parent), sys.base_prefix])
+            settings = {"ATOLL_POOL__SIZE": str(POOL), "ATOLL_LOCAL__TEMPLATE_ROOTS": roots}
+            server = stack.enter_context(Server(**settings))
+            executions(report, server, python, spawn)
+            sessions(report, server, wrapped)
+            report.section(f"executions of {SESSIONS} sessions at once")
+            client = server.client()
             wait_for_pool(client, "python", POOL)
-            measured, made = creates(client, "", POOL - 1)
-            pooled += measured.values
-            for one in made:
-                delete(client, one)
-        taken = row(samples("create from the pool", pooled))
-        goals.append(Goal("create from the pool, seen by the client", taken.p50, 1, "ms"))
-        cold, made = creates(client, "create cold", 15, disk="512Mi")
-        row(cold)
-        goals.append(Goal("create cold / python under bwrap", cold.p50 / wrapped.p50, 1.5, "x"))
+            made = [create(client) for _ in range(SESSIONS)]
+            wait_for_pool(client, "python", POOL)
+            rate = asyncio.run(throughput(server, made, SECONDS))
+            report.goal(goals.THROUGHPUT, report.value("recorded executions", rate, "/s"))
+        memory(report)
+
+
+def executions(report: Report, server: Server, python: Path, spawn: Samples) -> None:
+    report.section("execute")
+    client = server.client()
+    wait_for_pool(client, "python", POOL)
+    session = create(client)
+    printed = report.add(execute(client, session, "print(1)", "execute print(1) -> result"), spawn)
+    report.goal(goals.EXECUTE, printed.p50 / spawn.p50)
+    if template := numpy_template(client, python):
+        other = create(client, template_id=template)
+        code = "import numpy as np; print(np.arange(3).sum())"
+        numpy = execute(client, other, code, "execute with numpy preloaded")
+        report.add(numpy, printed)
+        report.goal(goals.NUMPY, numpy.p50 / printed.p50)
+        delete(client, other)
+    else:
+        report.skip("execute with numpy preloaded", "numpy is not installed")
+    delete(client, session)
+
+
+def sessions(report: Report, server: Server, wrapped: Samples) -> None:
+    report.section("create")
+    client = server.client()
+    pooled: list[float] = []
+    for _ in range(5):
+        wait_for_pool(client, "python", POOL)
+        measured, made = creates(client, "", POOL - 1)
+        pooled += measured.values
         for one in made:
             delete(client, one)
-        wait_for_pool(client, "python", POOL)
-        burst, good = at_once(server, 50)
-        row(burst)
-        goals.append(Goal("create, 50 at once: succeeded", good, 50, "", at_least=True))
+    taken = report.add(samples("create from the pool", pooled))
+    report.goal(goals.CREATE, taken.p50)
+    report.goal(goals.CREATE_P99, taken.p99)
+    cold, made = creates(client, "create without a pool", 15, disk="512Mi")
+    report.add(cold, wrapped)
+    report.goal(goals.COLD, cold.p50 / wrapped.p50)
+    for one in made:
+        delete(client, one)
+    wait_for_pool(client, "python", POOL)
+    burst, good = at_once(server, 50)
+    report.add(burst)
+    report.goal(goals.BURST, good)
+    report.goal(goals.BURST_P99, burst.p99)
 
-        wait_for_pool(client, "python", POOL)
-        sessions = [create(client) for _ in range(16)]
-        wait_for_pool(client, "python", POOL)
-        rate = asyncio.run(throughput(server, sessions, 8.0))
-        goals.append(Goal("executions a second, 16 sessions", rate, 1000, "1/s", at_least=True))
-        for one in sessions:
-            delete(client, one)
 
+def memory(report: Report) -> None:
+    report.section("memory of an idle session, the mean of many")
     with Server(ATOLL_POOL__SIZE="0") as server:
         client = server.client()
         made = [create(client) for _ in range(IDLE)]
-        fresh = proportional_set(server.data_dir) / IDLE
-        print(f"{'idle session, not used yet':<46} {fresh / 2**20:.2f} MiB PSS")
+        fresh = instance_memory(server.data_dir) / IDLE
+        report.value("before its first use", fresh / 2**20, "MiB")
         for one in made:
-            client.call("POST", f"/api/v1/sessions/{one}/execute", {"code": "print(1)", "wait": 30})
-        used = proportional_set(server.data_dir) / IDLE
-        print(f"{'idle session, after an execution':<46} {used / 2**20:.2f} MiB PSS")
-        goals.append(
-            Goal("idle sessions per GiB, not used yet", 2**30 / fresh, 200, "", at_least=True)
-        )
-        goals.append(
-            Goal("idle sessions per GiB, after an execution", 2**30 / used, 200, "", at_least=True)
-        )
-
-    print("\nasked for")
-    for goal in goals:
-        print(goal.line())
-    if not docker:
-        print("docker: no engine with a python image was reached; not measured")
+            run(client, one, "print(1)")
+        used = instance_memory(server.data_dir) / IDLE
+        report.value("after an execution", used / 2**20, "MiB")
+    report.goal(goals.IDLE, 2**30 / fresh)
+    report.goal(goals.IDLE_USED, 2**30 / used)
 
 
 if __name__ == "__main__":

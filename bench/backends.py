@@ -1,5 +1,5 @@
 """
-`python -m bench.backends`: what a request costs on each database, with and without Redis.
+`make bench-backends`: what a request costs on each database, with and without Redis.
 
 One run, one machine, side by side: execute and create as a client sees them, executions a second
 over 8 sessions, with one server and with workers. The database servers and Redis are private ones
@@ -15,18 +15,25 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgreSQL
 from tests.servers.redis import RedisServer
 
+from bench import goals
 from bench.__main__ import create, creates, delete, execute, throughput, wait_for_pool
+from bench.report import Report, parser
 from bench.server import Server
+
+if TYPE_CHECKING:
+    from bench.measure import Samples
 
 POOL = 10
 SESSIONS = 8
 SECONDS = 5.0
 EXECUTIONS = 500
+ASKED = {"mariadb + redis": goals.MARIADB, "postgresql + redis": goals.POSTGRESQL}
 CASES = (
     ("sqlite", False, 1),
     ("sqlite", True, 1),
@@ -38,9 +45,12 @@ CASES = (
 )
 
 
-def measure(kind: str, redis: bool, workers: int) -> tuple[str, float, float, float]:
-    """Name, p50 of execute and of create, executions a second."""
+def measure(
+    report: Report, base: list[Samples], kind: str, redis: bool, workers: int
+) -> tuple[str, list[Samples]]:
+    """Execute and create, beside those of `base`."""
     name = f"{kind}{' + redis' if redis else ''}{f', {workers} workers' if workers > 1 else ''}"
+    report.section(name)
     env = {"ATOLL_POOL__SIZE": str(POOL), "ATOLL_WORKERS": str(workers)}
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
@@ -58,29 +68,30 @@ def measure(kind: str, redis: bool, workers: int) -> tuple[str, float, float, fl
         node = client.call("GET", "/api/v1/runtimes")["items"][0]["id"]
         wait_for_pool(client, "python", POOL, node)
         made = creates(client, f"{name}: create", POOL - 2)
-        print(made[0].line(), flush=True)
         session = made[1][0]
         ran = execute(client, session, "print(1)", f"{name}: execute", count=EXECUTIONS)
-        print(ran.line(), flush=True)
+        found = [ran, made[0]]
+        for number, each in enumerate(found):
+            report.add(each, *base[number : number + 1])
         for other in made[1]:
             delete(client, other)
         wait_for_pool(client, "python", POOL, node)
         sessions = [create(client) for _ in range(SESSIONS)]
         rate = asyncio.run(throughput(server, sessions, SECONDS))
-        print(f"{name + f': {SESSIONS} sessions':<46} {rate:9.0f} executions/s", flush=True)
+        report.value(f"{name}: executions of {SESSIONS} sessions at once", rate, "/s")
         for other in sessions:
             delete(client, other)
-    return name, ran.p50, made[0].p50, rate
+    return name, found
 
 
 def main() -> None:
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}\n")
-    found = [measure(*case) for case in CASES]
-    _, execute_ms, create_ms, per_second = found[0]
-    print(f"\n{'beside sqlite without redis':<34} {'execute':>9} {'create':>9} {'a second':>9}")
-    for name, ran, made, rate in found:
-        ratios = (ran / execute_ms, made / create_ms, rate / per_second)
-        print(f"{name:<34} " + " ".join(f"{ratio:8.2f}x" for ratio in ratios))
+    with Report("backends", parser("backends", __doc__).parse_args().json) as report:
+        base: list[Samples] = []
+        for case in CASES:
+            name, found = measure(report, base, *case)
+            base = base or found
+            if name in ASKED:
+                report.goal(ASKED[name], found[0].p50 / base[0].p50)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ line. Needs root and an otherwise idle machine. With few rounds, p99 is the slow
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import tempfile
@@ -22,17 +21,20 @@ from typing import TYPE_CHECKING
 from tests.servers.docker import Dockerd
 from tests.servers.images import PYTHON, make_archives
 
+from bench import goals
 from bench.__main__ import create, delete, run, wait_for_pool
 from bench.measure import samples
-from bench.report import Report, Way
+from bench.report import Report, Way, parser
 from bench.server import Server
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from bench.client import Client
 
 LOCAL, DOCKER, GVISOR = "atoll, local", "atoll, docker", "atoll, gvisor"
+RUNSC = "docker run --runtime=runsc"
 CODE = "print(1)"
 LIMITS = (
     "--network=none", "--memory=512m", "--memory-swap=512m", "--cpus=1", "--pids-limit=136",
@@ -43,13 +45,12 @@ POOL = 4
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.docker", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--executions", type=int, default=200)
-    parser.add_argument("--at-once", type=int, default=20)
-    parser.add_argument("--idle", type=int, default=20, help="sessions whose memory is measured")
-    parser.add_argument("--json", type=Path, help="file for the results as JSON")
-    return parser.parse_args()
+    options = parser("docker", __doc__)
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--executions", type=int, default=200)
+    options.add_argument("--at-once", type=int, default=20)
+    options.add_argument("--idle", type=int, default=20, help="sessions whose memory is measured")
+    return options.parse_args()
 
 
 class Plain:
@@ -89,8 +90,10 @@ class Setup:
         make_archives(place).load(self.engine)
         self.plain = Plain(self.engine, "runc")
         self.drivers: dict[str, dict[str, str]] = {LOCAL: {}, DOCKER: self._docker("runc")}
+        self.runs = {"docker run": self.plain}
         if shutil.which("runsc") is not None:
             self.drivers[GVISOR] = self._docker("runsc")
+            self.runs[RUNSC] = Plain(self.engine, "runsc")
 
     def _docker(self, runtime: str) -> dict[str, str]:
         return {
@@ -113,8 +116,10 @@ def cold(report: Report, setup: Setup, rounds: int) -> None:
         ways = []
         for name, server in setup.servers(stack, 0).items():
             ways.append(Way(name, _first(server.client()), ours=True))
-        ways.append(Way("docker run", lambda: setup.plain.run("--rm")))
-        report.turns(ways, rounds, sync=False)
+        ways += [Way(name, partial(plain.run, "--rm")) for name, plain in setup.runs.items()]
+        found = report.turns(ways, rounds, sync=False)
+    if GVISOR in found:
+        report.goal(goals.GVISOR, found[GVISOR].p50 / found[RUNSC].p50)
 
 
 def _first(client: Client) -> Callable[[], None]:
@@ -183,8 +188,15 @@ def together(report: Report, setup: Setup, count: int) -> None:
         servers = setup.servers(stack, 0)
         for name, server in servers.items():
             crowd(name, partial(_one, server))
-    crowd("docker run", lambda _: setup.plain.run("--rm"))
+    for name, plain in setup.runs.items():
+        crowd(name, partial(_run, plain))
     report.show(found, list(servers))
+    if GVISOR in found:
+        report.goal(goals.GVISOR_BURST, found[GVISOR].p50 / found[RUNSC].p50)
+
+
+def _run(plain: Plain, number: int) -> None:
+    plain.run("--rm")
 
 
 def _one(server: Server, number: int) -> None:
@@ -208,8 +220,7 @@ def idle(report: Report, setup: Setup, count: int) -> None:
             for session in made:
                 delete(client, session)
     for name, size in figures.items():
-        print(f"{name:<46} {size / 2**20:9.2f} MiB", flush=True)
-        report.rows.append({"section": "idle", "name": name, "bytes": size})
+        report.value(name, size / 2**20, "MiB", ours=name != "docker run sleep")
 
 
 def _used() -> int:
@@ -229,9 +240,11 @@ def _used() -> int:
 
 def main() -> None:
     given = arguments()
-    report = Report()
-    print(report.machine())
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, ExitStack() as stack:
+    with (
+        Report("docker", given.json) as report,
+        tempfile.TemporaryDirectory(prefix="atoll-bench-") as place,
+        ExitStack() as stack,
+    ):
         setup = Setup(stack, Path(place))
         if GVISOR not in setup.drivers:
             report.skip(GVISOR, "runsc is not installed")
@@ -240,8 +253,6 @@ def main() -> None:
         executes(report, setup, given.executions)
         together(report, setup, given.at_once)
         idle(report, setup, given.idle)
-    if given.json is not None:
-        report.write(given.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ own, which visits every imported object.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,10 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import goals
 from bench.measure import samples, timed
-from bench.report import Report
+from bench.report import Report, parser
+from bench.server import Server
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 HERE = Path(__file__).parent.parent
@@ -64,6 +66,7 @@ session.delete(); done("delete the session")
 atoll.close(); done("close")
 """
 ALL = "from start to exit"
+RESPONSE = "from start to the first response"
 
 
 @dataclass(frozen=True)
@@ -109,27 +112,46 @@ def command_line(checkout: Checkout, data_dir: Path) -> dict[str, float]:
     }
 
 
+def server(checkout: Checkout, data_dir: Path) -> dict[str, float]:
+    """Milliseconds of `atoll serve` to its first response, on a data directory that exists."""
+    started = time.monotonic()
+    paths = {"PYTHONPATH": str(checkout.path / "src")}
+    with Server(data_dir=str(data_dir), **paths) as serving:
+        ready = time.monotonic()
+        serving.client().call("GET", "/api/v1/sessions?limit=1")
+        answered = time.monotonic()
+    return {"from start to ready": (ready - started) * 1000, RESPONSE: (answered - started) * 1000}
+
+
 SCENARIOS: dict[str, Callable[[Checkout, Path], dict[str, float]]] = {
     "sync": partial(library, program=SYNC),
     "async": partial(library, program=ASYNC),
     "filling": partial(library, program=FILLING),
     "run": command_line,
+    "serve": server,
 }
 TITLES = {
     "sync": "Atoll()",
     "async": "AsyncAtoll()",
     "filling": "Atoll() that is closed while its pool is refilling",
     "run": "atoll run -c",
+    "serve": "atoll serve",
+}
+
+
+ASKED = {
+    ("sync", ALL): goals.EMBEDDED,
+    ("run", ALL): goals.ATOLL_RUN,
+    ("serve", RESPONSE): goals.SERVER_START,
 }
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.embedded", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--beside", type=Path, help="another checkout, to compare with")
-    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
-    return parser.parse_args()
+    options = parser("embedded", __doc__)
+    options.add_argument("--parts", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--beside", type=Path, help="another checkout, to compare with")
+    return options.parse_args()
 
 
 def measure(report: Report, part: str, checkouts: list[Checkout], rounds: int) -> None:
@@ -147,22 +169,22 @@ def measure(report: Report, part: str, checkouts: list[Checkout], rounds: int) -
             for each in checkouts
         ]
         report.show({row.name: row for row in rows}, [step])
+        if goal := ASKED.get((part, step)):
+            report.goal(goal, rows[0].p50)
 
 
 def main() -> None:
     given = arguments()
-    report = Report()
     checkouts = [Checkout("", HERE)]
     if given.beside is not None:
         checkouts.append(Checkout(f", {given.beside.name}", given.beside.absolute()))
-    report.section("floor")
-    bare = [sys.executable, "-c", "pass"]
-    floor = timed("python -c pass", lambda: subprocess.run(bare, check=True), count=20)
-    report.show({floor.name: floor}, [])
-    for part in given.parts:
-        measure(report, part, checkouts, given.rounds)
-    if given.json is not None:
-        report.write(given.json)
+    with Report("embedded", given.json) as report:
+        report.section("floor")
+        bare = [sys.executable, "-c", "pass"]
+        floor = timed("python -c pass", lambda: subprocess.run(bare, check=True), count=20)
+        report.add(floor, ours=False)
+        for part in given.parts:
+            measure(report, part, checkouts, given.rounds)
 
 
 if __name__ == "__main__":

@@ -8,41 +8,40 @@ otherwise idle machine to mean anything; with few rounds, p99 is the slowest of 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import durability, packages, saves, transfers
-from bench.report import Report
+from bench.report import Report, parser
+
+if TYPE_CHECKING:
+    import argparse
 
 PARTS = ("transfers", "checkpoints", "packages", "durability")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.files", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--size", type=int, default=256, help="of the large file, in MiB")
-    parser.add_argument("--small", type=int, default=1000, help="how many small files are copied")
-    parser.add_argument("--files", type=int, default=10_000, help="in a checkpoint")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is done")
-    parser.add_argument("--executions", type=int, default=200, help="for what durability costs")
-    parser.add_argument("--heavy", nargs="+", default=[], metavar="NAME==VERSION")
-    parser.add_argument("--place", type=Path, help="a directory on the disk that is measured")
-    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
-    return parser.parse_args()
+    options = parser("files", __doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options.add_argument("--size", type=int, default=256, help="of the large file, in MiB")
+    options.add_argument("--small", type=int, default=1000, help="how many small files are copied")
+    options.add_argument("--files", type=int, default=10_000, help="in a checkpoint")
+    options.add_argument("--rounds", type=int, default=5, help="how often each is done")
+    options.add_argument("--executions", type=int, default=200, help="for what durability costs")
+    options.add_argument("--heavy", nargs="+", default=[], metavar="NAME==VERSION")
+    options.add_argument("--place", type=Path, help="a directory on the disk that is measured")
+    return options.parse_args()
 
 
 def main() -> None:
     given = arguments()
-    report = Report()
-    machine = report.machine()
-    print(
-        f"{machine['cores']} cores, load {machine['load']}, {machine['memory'] >> 30} GiB of "
-        f"memory, Linux {machine['kernel']}, Python {machine['python']}"
-    )
     if given.place is not None:
         tempfile.tempdir = str(given.place)  # The servers' data too.
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
+    with (
+        Report("files", given.json) as report,
+        tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory,
+    ):
         place = Path(directory)
         if "transfers" in given.parts:
             transfers.measure(
@@ -54,8 +53,6 @@ def main() -> None:
             packages.measure(report, place, rounds=given.rounds, heavy=given.heavy)
         if "durability" in given.parts:
             durability.measure(report, place, executions=given.executions)
-    if given.json is not None:
-        report.write(given.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the files, a process that is started, a group that is frozen by hand.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import os
@@ -31,12 +30,15 @@ from atoll.model.resources import Resources
 from atoll.model.session import Session, SessionStatus, Wanted
 from atoll.settings import DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
+from bench import processes
 from bench.__main__ import create, delete, run
 from bench.measure import samples
-from bench.report import Report, Way
+from bench.report import Report, Way, parser
 from bench.server import Server
 
 if TYPE_CHECKING:
+    import argparse
+
     from bench.client import Client
 
 PARTS = ("stop", "archive", "pause", "clone", "move", "rest")
@@ -51,15 +53,14 @@ KEPT = {"timeout": 86_000}
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.lifecycle", description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--size", type=int, default=1024, help="of a workspace, in MiB")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--moved", type=int, default=20, help="sessions on the node that is lost")
-    parser.add_argument("--resting", type=int, default=10_000, help="sessions at rest")
-    parser.add_argument("--seconds", type=float, default=30, help="that they are watched for")
-    parser.add_argument("--json", type=Path, help="where to write the figures as JSON")
-    return parser.parse_args()
+    options = parser("lifecycle", __doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options.add_argument("--size", type=int, default=1024, help="of a workspace, in MiB")
+    options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--moved", type=int, default=20, help="sessions on the node that is lost")
+    options.add_argument("--resting", type=int, default=10_000, help="sessions at rest")
+    options.add_argument("--seconds", type=float, default=30, help="that they are watched for")
+    return options.parse_args()
 
 
 class One:
@@ -230,19 +231,16 @@ def _is_saved(api: Api, session: str) -> bool:
 def rests(report: Report, count: int, seconds: float) -> None:
     """What the control plane uses of a core while nothing happens, with and without sessions."""
     report.section(f"{count} sessions at rest, watched for {seconds:g} s")
-    shares = {}
     for number in (0, count):
         server = Server(**FIXED)
         asyncio.run(_fill(server.data_dir / "atoll.db", number))
         with server:
             server.client().call("GET", "/api/v1/sessions?limit=1")
             time.sleep(5)  # What a start does has ended.
-            before = _cpu(server.process.pid)
+            before = processes.cpu_seconds(server.process.pid)
             time.sleep(seconds)
-            shares[number] = (_cpu(server.process.pid) - before) / seconds
-    for number, share in shares.items():
-        print(f"{number:>6} sessions: {share * 100:6.2f} % of a core")
-    report.rows.append({"section": "at rest", "cpu_share": {str(k): v for k, v in shares.items()}})
+            share = (processes.cpu_seconds(server.process.pid) - before) / seconds
+        report.value(f"CPU with {number} sessions", share * 100, "% of a core")
 
 
 async def _fill(path: Path, count: int) -> None:
@@ -270,21 +268,12 @@ async def _fill(path: Path, count: int) -> None:
     await store.close()
 
 
-def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     given = arguments()
-    report = Report()
-    machine = report.machine()
-    print(
-        f"{machine['cores']} cores, load {machine['load']}, {machine['memory'] >> 30} GiB of "
-        f"memory, Linux {machine['kernel']}, Python {machine['python']}"
-    )
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
+    with (
+        Report("lifecycle", given.json) as report,
+        tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory,
+    ):
         place = Path(directory)
         if "stop" in given.parts:
             stops(report, given.rounds)
@@ -298,8 +287,6 @@ def main() -> None:
             moves(report, place, given.moved)
         if "rest" in given.parts:
             rests(report, given.resting, given.seconds)
-    if given.json is not None:
-        report.write(given.json)
 
 
 if __name__ == "__main__":

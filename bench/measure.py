@@ -49,25 +49,3 @@ def timed(name: str, work: Callable[[], object], *, count: int, warm: int = 5) -
         work()
         values.append((time.perf_counter() - start) * 1000)
     return samples(name, values)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A figure beside what is asked of it."""
-
-    name: str
-    value: float
-    bound: float
-    unit: str
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-    def line(self) -> str:
-        sign = ">=" if self.at_least else "<="
-        verdict = "reached" if self.met else "MISSED"
-        return (
-            f"{self.name:<58} {self.value:9.2f} {self.unit:<10} {sign} {self.bound:<7g} {verdict}"
-        )

@@ -1,5 +1,5 @@
 """
-`python -m bench.records [rows]`: what a long list of executions costs, on each database.
+`make bench-records`: what a long list of executions costs, on each database.
 
 A million records in one session; then the first page, the deepest, and what one execution's two
 commits cost beside them. The deepest page should cost what the first does. The servers are private
@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import os
 import sqlite3
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, asynccontextmanager, closing
@@ -35,10 +34,12 @@ from atoll.stores.sql.schema import Schema
 from atoll.stores.sql.server.connect import make_engine
 from atoll.stores.sql.store import SqlStore
 from bench.measure import Samples, samples
+from bench.report import Report, parser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+KINDS = ("sqlite", "mariadb", "postgresql")
 ROWS = 1_000_000
 BATCH = 2000
 PAGES = 200
@@ -102,7 +103,7 @@ async def filled(kind: str, place: Path, count: int) -> AsyncIterator[SqlStore]:
             await asyncio.to_thread(fill_file, place / "atoll.db", count)
         else:
             await fill_server(url, count)
-        print(f"\n{kind}: {count} records in {time.perf_counter() - start:.0f} s")
+        print(f"written in {time.perf_counter() - start:.0f} s", flush=True)
         store = SqlStore([url], sqlite=SQLITE, database=DATABASE)
         await store.open()
         try:
@@ -119,12 +120,10 @@ async def timed(name: str, work: Callable[[], Awaitable[object]], count: int) ->
         start = time.perf_counter()
         await work()
         values.append((time.perf_counter() - start) * 1000)
-    found = samples(name, values)
-    print(found.line())
-    return found
+    return samples(name, values)
 
 
-async def pages(store: SqlStore, count: int) -> None:
+async def pages(report: Report, store: SqlStore) -> None:
     for name, where, last_number in (
         ("all", {}, 49),
         ("of the session", {"session_id": SESSION}, 49),
@@ -152,18 +151,19 @@ async def pages(store: SqlStore, count: int) -> None:
             ),  # type: ignore[misc]
             PAGES,
         )
-        print(f"{'':<46} deepest / first {deepest.p50 / first.p50:.2f}")
+        report.add(deepest, report.add(first))
     cursor = make_cursor(micros(FIRST + timedelta(milliseconds=49 * 100)), "~")
     failed = STATUSES_OF[InvocationStatus.FAILED]
     for name, start in (("page 1", None), ("deepest page", cursor)):
-        await timed(
+        listed = await timed(
             f"failed invocations: {name}",
             lambda start=start: store.executions.latest(statuses=failed, cursor=start),  # type: ignore[misc]
             PAGES,
         )
+        report.add(listed)
 
 
-async def commits(store: SqlStore) -> None:
+async def commits(report: Report, store: SqlStore) -> None:
     number = 0
 
     async def two() -> None:
@@ -175,21 +175,26 @@ async def commits(store: SqlStore) -> None:
         )
         await store.executions.save(new)
 
-    await timed("an execution's two commits", two, COMMITS)
+    report.add(await timed("an execution's two commits", two, COMMITS))
 
 
-async def measure(kind: str, count: int) -> None:
+async def measure(report: Report, kind: str, count: int) -> None:
+    report.section(f"{count} records in {kind}")
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         os.chmod(place, 0o755)  # PostgreSQL runs as another user.
         async with filled(kind, Path(place), count) as store:
-            await pages(store, count)
-            await commits(store)
+            await pages(report, store)
+            await commits(report, store)
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
-    for kind in ("sqlite", "mariadb", "postgresql"):
-        asyncio.run(measure(kind, count))
+    options = parser("records", __doc__)
+    options.add_argument("rows", type=int, nargs="?", default=ROWS)
+    options.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    given = options.parse_args()
+    with Report("records", given.json) as report:
+        for kind in given.kinds:
+            asyncio.run(measure(report, kind, given.rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real `atoll serve` to measure, on a data directory of its own."""
+"""A real `atoll serve` to measure, by default on a data directory of its own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from typing import Self
 
 from bench.client import Client
 
+ATOLL = str(Path(sys.executable).with_name("atoll"))
+
 
 class Server:
-    def __init__(self, **env: str) -> None:
+    def __init__(self, program: str = ATOLL, data_dir: str = "", **env: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="atoll-bench-")
-        self.data_dir = Path(self._directory.name)
+        self.data_dir = Path(data_dir or self._directory.name)
+        self._program = program
         self._env = env
         self.host, self.port, self.key = "127.0.0.1", 0, ""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", "--stop-sessions"]
+        command = [self._program, "serve", "--port", "0", "--stop-sessions"]
         self.process = subprocess.Popen(
             [*command, "--data-dir", str(self.data_dir)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **self._env},
+            # It takes the note of its data directory with it.
+            env={**os.environ, "XDG_STATE_HOME": self._directory.name, **self._env},
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:

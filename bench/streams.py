@@ -7,7 +7,6 @@ can be heard by nobody else. Needs an otherwise idle machine to mean anything.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.__main__ import create, delete, wait_for_pool
 from bench.measure import Samples, samples, timed
+from bench.report import Report, parser
 from bench.server import Server
 
 if TYPE_CHECKING:
@@ -121,35 +121,40 @@ def processes_at_once() -> float:
 
 
 def main() -> None:
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}\n")
-    floor = timed("first byte of a new python, by its pipe", first_byte_of_process, count=100)
-    print(floor.line())
-    with Server(ATOLL_POOL__SIZE=str(SESSIONS)) as server:
+    with (
+        Report("streams", parser("streams", __doc__).parse_args().json) as report,
+        Server(ATOLL_POOL__SIZE=str(SESSIONS)) as server,
+    ):
         client = server.client()
         wait_for_pool(client, "python", SESSIONS)
         sessions = [create(client) for _ in range(SESSIONS)]
-        stream = Stream(server, client, sessions[0], FIRST)
-        ours = timed("first byte of output, mode stream", lambda: first_byte(stream), count=500)
-        print(ours.line())
-        print(f"{'':<46} a new python / stream {floor.p50 / ours.p50:.2f} x\n")
-
+        first(report, Stream(server, client, sessions[0], FIRST))
         for name, code, lines in (
             ("as fast as it can", MANY, LINES),
             ("every half millisecond", PAUSED, 2000),
         ):
+            report.section(f"{lines} lines, {name}")
             count, seconds = heard(Stream(server, client, sessions[0], code))
-            pipe = read_from_process(code)
-            print(f"{lines} lines, {name}: {lines / seconds:,.0f} lines/s in {count} events,")
-            print(f"    {count / seconds:,.0f} events/s; a pipe {lines / pipe:,.0f} lines/s,")
-            print(f"    {seconds / pipe:.2f} x its time\n")
-
+            pipe = report.value("a pipe", lines / read_from_process(code), "lines/s", ours=False)
+            report.value("mode stream", lines / seconds, "lines/s", beside={"a pipe": pipe})
+            report.value("mode stream", count / seconds, "events/s")
+        report.section(f"{SESSIONS * EACH} executions at once")
         each, took, failed = at_once(server, sessions)
-        print(each.line())
-        floor_took = processes_at_once()
-        print(f"    all of them {took * 1000:.0f} ms, {failed} failed; as many new pythons,")
-        print(f"    {SESSIONS} at a time {floor_took * 1000:.0f} ms: {floor_took / took:.2f} x")
+        if failed:
+            raise RuntimeError(f"{failed} executions failed")
+        report.add(each)
+        name = f"as many new pythons, {SESSIONS} at a time"
+        floor = report.value(name, processes_at_once() * 1000, "ms", ours=False)
+        report.value("all of them", took * 1000, "ms", beside={name: floor})
         for session in sessions:
             delete(client, session)
+
+
+def first(report: Report, stream: Stream) -> None:
+    report.section("first byte of output")
+    name = "a new python, by its pipe"
+    floor = report.add(timed(name, first_byte_of_process, count=100), ours=False)
+    report.add(timed("mode stream", lambda: first_byte(stream), count=500), floor)
 
 
 if __name__ == "__main__":
