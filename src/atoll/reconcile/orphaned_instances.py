@@ -96,13 +96,20 @@ class OrphanedInstanceSweep:
         owned, kept, ended = await self._owned()
         seen: dict[str, float] = {}
         now = self._clock.monotonic()
-        for handle in await self._driver.handles():
-            if handle.instance_id in owned:
-                continue
-            if self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended:
-                log.info("orphan.instance", instance_id=handle.instance_id)
-                await self._try(self._remove(handle), instance_id=handle.instance_id)
-        there = {handle.instance_id for handle in await self._driver.handles()}
+        handles = await self._driver.handles()
+        orphans = [
+            handle
+            for handle in handles
+            if handle.instance_id not in owned
+            and (self._is_old(handle.instance_id, seen, now) or handle.instance_id in ended)
+        ]
+        for handle in orphans:
+            log.info("orphan.instance", instance_id=handle.instance_id)
+            await self._try(self._remove(handle), instance_id=handle.instance_id)
+        if orphans:
+            # Which of them are gone.
+            handles = await self._driver.handles()
+        there = {handle.instance_id for handle in handles}
         for instance in await self._store.instances.all():
             # Removed from the node, but its record could not be deleted then.
             if instance.node_id != self._node_id or instance.id in there | owned:
@@ -111,7 +118,7 @@ class OrphanedInstanceSweep:
                 log.info("orphan.record", instance_id=instance.id)
                 await self._try(self._forget(instance), instance_id=instance.id)
         # Workspaces of existing instances are removed after them.
-        kept |= {self._driver.workspaces.of(handle) for handle in await self._driver.handles()}
+        kept |= {self._driver.workspaces.of(handle) for handle in handles}
         for workspace in await self._driver.workspaces.names():
             if workspace in kept or await self._is_held(workspace_lease(workspace)):
                 continue

@@ -91,12 +91,16 @@ class LimitWatch:
         return max(0, limit - disk_use(self._root)[0]) if limit else None
 
     def _check(self) -> None:
-        table = self._runs.table
-        self._scheduled = bool(self._runs.active() or table.background or table.contexts)
+        table, runs = self._runs.table, self._runs.active()
+        others = bool(table.background or table.contexts)
+        self._scheduled = bool(runs) or others
         if not self._scheduled:
             return
+        old = time.monotonic() - INTERVAL / 2
         try:
-            self._measure()
+            # Not for each of many short runs, of which one is always active.
+            if others or any(run.started <= old for run in runs):
+                self._measure()
         finally:
             # After an error too: otherwise the limits would not be enforced any more.
             self._loop.after(INTERVAL, self._check)
