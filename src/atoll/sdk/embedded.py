@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from atoll.sdk.asgi_transport import ASGIApp
+    from atoll.sdk.in_process_connection import ASGIApp
 
 
 def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp]:

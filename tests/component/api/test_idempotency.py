@@ -28,7 +28,6 @@ from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.errors import TemporaryError
 from atoll.model.idempotency_record import IdempotencyRecord
 from atoll.reconcile.idempotency_keys import BATCH, IdempotencyKeySweep
-from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
 
@@ -117,7 +116,9 @@ class Client:
         self.app = app
         self.coordination = coordination
         self.http = httpx.AsyncClient(
-            transport=InProcessTransport(app), base_url="http://atoll", timeout=60
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+            base_url="http://atoll",
+            timeout=60,
         )
 
     async def post(
@@ -313,7 +314,7 @@ async def test_keys_of_two_api_keys_are_separate(world: World) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await client.app({**scope, "atoll.key": owner}, receive, send)
 
-        transport = InProcessTransport(app)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://atoll", timeout=60
         ) as http:
