@@ -209,7 +209,9 @@ def main() -> None:
     import typer
     import uvloop  # noqa: F401
 
+    import atoll.api.rest.documented_routes
     import atoll.app.application
+    import atoll.app.replica
     import atoll.sdk.client  # noqa: F401
     from atoll.cli.commands import app
 

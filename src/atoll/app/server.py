@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.api.rest.server import uvicorn_server
-from atoll.api.rest.server.http_connections import raise_open_files
+from atoll.api.rest.server.open_files import raise_open_files
 from atoll.app import data_directory, workers
 from atoll.app.api_keys import KEY_FILE, ensure_first_key
 from atoll.app.application import application
