@@ -55,6 +55,7 @@ class Application:
     """What the server needs of a running replica."""
 
     web: ASGIApp
+    documented: LazyRoutes
     sessions: Sessions
     keys: ApiKeys
     feed: Feed
@@ -79,10 +80,8 @@ async def start_replica(
     await groups.nodes.peers.refresh()
     running += [asyncio.create_task(loop, name=name) for name, loop in loops.all().items()]
     documented = _documented_routes(groups, services)
-    if not backends.embedded:
-        running.append(asyncio.create_task(documented.build(), name="documented routes"))
     web = _web(groups, documented, services, None if backends.embedded else keys)
-    return Application(web, groups.sessions.service, keys, groups.compute.feed)
+    return Application(web, documented, groups.sessions.service, keys, groups.compute.feed)
 
 
 async def _groups(backends: Backends, url: str | None) -> ReplicaServices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from typing import TYPE_CHECKING
 
@@ -103,7 +104,11 @@ async def _serve(
         await ensure_first_key(settings, app.keys)
         # Handle signals before the welcome is printed: its reader may send SIGTERM at once.
         http = uvicorn_server.prepare(app.web, settings, parent, app.feed.close)
+        # Collections while it serves need not visit what the start has made.
+        gc.freeze()
         ready()
+        building = asyncio.create_task(app.documented.build(), name="documented routes")
         await http.serve(sockets=[listener])
+        await building
         if stop_sessions:
             await app.sessions.end_all()

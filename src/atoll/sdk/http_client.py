@@ -238,11 +238,12 @@ class HttpClient:
             server = ServerConnection(self.endpoint, min(_CONNECT_TIMEOUT, self._timeout))
             stack.push_async_callback(server.close)
             return server
-        from atoll.sdk.embedded import EmbeddedServer, application
+        from atoll.sdk.embedded import EmbeddedServer, application, without_garbage_collection
         from atoll.sdk.in_process_connection import InProcessConnection
 
-        host = EmbeddedServer(application(self.endpoint.settings))
-        self._app = await host.start()
+        with without_garbage_collection():
+            host = EmbeddedServer(application(self.endpoint.settings))
+            self._app = await host.start()
         stack.push_async_callback(host.stop)
         connection = InProcessConnection(self._app, self.endpoint.name)
         stack.push_async_callback(connection.close)
