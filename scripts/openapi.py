@@ -14,16 +14,15 @@ def document() -> dict[str, Any]:
 
 async def _document() -> dict[str, Any]:
     import httpx
-    from prometheus_client import CollectorRegistry
 
-    from atoll.api.rest.app import build
+    from atoll.api.rest import documented_routes
     from atoll.api.rest.services import Services
     from atoll.settings import Settings
 
     nothing: Any = None
     names = {field.name for field in dataclasses.fields(Services)}
     services = Services(**dict.fromkeys(names - {"settings"}, nothing), settings=Settings())
-    app: Any = build(services, None, CollectorRegistry())
+    app: Any = documented_routes.build(services, nothing)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://atoll") as client:
         found: dict[str, Any] = (await client.get("/openapi.json")).json()

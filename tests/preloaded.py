@@ -209,11 +209,13 @@ def main() -> None:
     import typer
     import uvloop  # noqa: F401
 
+    import atoll.api.rest.documented_routes
     import atoll.app.application
+    import atoll.app.replica
     import atoll.sdk.client  # noqa: F401
-    from atoll.cli.commands import app
+    from atoll.cli.commands import tree
 
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(tree())
     # What a collection marks would be copied in each fork.
     gc.freeze()
     assert threading.active_count() == 1, "a fork has only the thread that forks"

@@ -92,7 +92,10 @@ def parse_key(text: str) -> bytes:
 
 
 class Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    # Built with `Settings`, once.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True
+    )
 
 
 class ConnectionSettings(Group):

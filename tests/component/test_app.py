@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from atoll.app import api_keys, application, data_directory
+from atoll.app import api_keys, data_directory, replica
 from atoll.errors import TemporaryError
 from atoll.settings import LocalSettings, Settings
 
@@ -118,7 +118,7 @@ async def test_an_embedded_atoll_closes_its_parts_concurrently() -> None:
     loops = [asyncio.create_task(loop()) for _ in range(2)]
     await asyncio.sleep(0)  # They run, and have something to finish.
     async with asyncio.timeout(60):
-        await application._stop(loops, finish, finish)
+        await replica._stop(loops, finish, finish)
 
 
 @pytest.mark.anyio
@@ -133,5 +133,5 @@ async def test_a_part_that_fails_to_close_does_not_prevent_others() -> None:
         done.append("end")
 
     with pytest.raises(TemporaryError):
-        await application._stop([], fail, finish)
+        await replica._stop([], fail, finish)
     assert done == ["end"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from atoll.cli.commands import app
+from atoll.cli.commands import tree
 from atoll.stores.sql.revisions import HEAD
 from tests.harness import Server
 from tests.servers import free_port
@@ -21,7 +21,7 @@ SERVERS = ("mariadb", "postgresql")
 
 
 def atoll(*arguments: str, input: str = "", **env: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), input=input, env=env)
+    return CliRunner().invoke(tree(), list(arguments), input=input, env=env)
 
 
 def current(**env: str) -> tuple[int, str | None, str]:

@@ -1,71 +1,25 @@
 """
-Builds one replica of Atoll, runs it, and shuts it down.
-
-The groups of services are built by `compute.py`, `sessions.py`, `executions.py` and `nodes.py` from
-the back-ends of `backends.py`. A server, an embedded Atoll and the local commands all use
+Builds one replica of Atoll, runs it, and shuts it down: first its back-ends (`backends.py`), then
+its services (`replica.py`). A server, an embedded Atoll and the local commands all use
 `application`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import mimetypes
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import structlog
-from prometheus_client import CollectorRegistry
-
-from atoll.api.internal.executor_callbacks import ExecutorCallbackRoutes
-from atoll.api.internal.node_probe import NodeProbeRoute
-from atoll.api.rest import prometheus
-from atoll.api.rest.app import build
-from atoll.api.rest.middleware.backpressure import Backpressure
-from atoll.api.rest.middleware.client_limits import ResponseMemory, StreamLimit
-from atoll.api.rest.services import Services
 from atoll.app.backends import open_backends
-from atoll.app.compute import compute_group
 from atoll.app.data_directory import DataDirLock, make_data_dir
-from atoll.app.executions import execution_group
-from atoll.app.loops import Loops, ReplicaServices
-from atoll.app.nodes import node_group
-from atoll.app.sessions import session_core, session_group
 from atoll.drivers.shared import data_directories
-from atoll.reconcile.recovery import Recovery
-from atoll.service.auth.service import ApiKeys
-from atoll.service.executions.artifacts import Artifacts
-from atoll.service.files.checkpoint_files import CheckpointFiles
-from atoll.service.files.grants import GrantTokens
-from atoll.service.files.service import Files
-from atoll.service.files.signed_urls import SignedUrls
-from atoll.service.webhooks.delivery import WebhookSender
-from atoll.service.webhooks.service import Webhooks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from datetime import timedelta
+    from collections.abc import AsyncIterator
 
-    from starlette.types import ASGIApp
-
-    from atoll.app.backends import Backends
-    from atoll.blobs.spool import Spool
-    from atoll.service.events.service import Feed
-    from atoll.service.sessions.service import Sessions
+    from atoll.app.replica import Application
     from atoll.settings import Settings
-
-log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Application:
-    """What the server needs of a running replica."""
-
-    web: ASGIApp
-    sessions: Sessions
-    keys: ApiKeys
-    feed: Feed
 
 
 @asynccontextmanager
@@ -80,22 +34,10 @@ async def application(
         lock = await _claim_data_dir(settings, stack, embedded=embedded)
         await asyncio.to_thread(mimetypes.init)
         backends = await open_backends(settings, stack, embedded=embedded)
-        groups = await _groups(backends, url)
-        stack.push_async_callback(groups.nodes.peers.close)
-        keys = ApiKeys(backends.replica.store, backends.replica.clock, settings.recall)
-        services = _services(groups, keys)
-        running: list[asyncio.Task[None]] = []
-        _close_at_exit(groups, stack, running)
-        loops = Loops(groups)
-        if lock is not None and lock.alone:
-            await _recover(groups)
-            await asyncio.to_thread(lock.let_others_in)
-        await groups.nodes.nodes.report()
-        await loops.adoption.once()
-        await groups.nodes.peers.refresh()
-        running += [asyncio.create_task(loop, name=name) for name, loop in loops.all().items()]
-        web = _web(groups, services, None if embedded else keys)
-        yield Application(web, groups.sessions.service, keys, groups.compute.feed)
+        # Imported here: the processes of the driver start meanwhile.
+        from atoll.app.replica import start_replica
+
+        yield await start_replica(backends, stack, lock, url)
 
 
 async def _claim_data_dir(
@@ -112,145 +54,3 @@ async def _claim_data_dir(
     )
     stack.callback(server_lock.close)
     return lock
-
-
-async def _groups(backends: Backends, url: str | None) -> ReplicaServices:
-    compute = compute_group(backends)
-    await compute.templates.ensure_default()
-    core = session_core(backends, compute)
-    nodes = node_group(backends, compute, core, url=url)
-    sessions = session_group(backends, compute, core, nodes.remote_checkpoints)
-    executions = execution_group(backends, sessions)
-    settings, replica = backends.settings, backends.replica
-    sender = WebhookSender(backends.encryption, replica.clock, settings.event)
-    return ReplicaServices(backends, compute, nodes, sessions, executions, sender)
-
-
-def _services(groups: ReplicaServices, keys: ApiKeys) -> Services:
-    backends, compute, sessions = groups.backends, groups.compute, groups.sessions
-    settings, replica, executions = backends.settings, backends.replica, groups.executions
-    files = Files(
-        sessions.access,
-        backends.driver,
-        checkpoint_files=CheckpointFiles(
-            compute.checkpoints, sessions.autosave.wait_for_last_checkpoint
-        ),
-    )
-    files.subscribe(sessions.autosave)
-    return Services(
-        sessions=sessions.service,
-        dependencies=sessions.dependencies,
-        executions=executions.service,
-        consoles=executions.consoles,
-        contexts=executions.contexts,
-        invocations=executions.invocations,
-        files=files,
-        signed_urls=SignedUrls(
-            files,
-            sessions.access,
-            GrantTokens(backends.secret, replica.clock),
-            backends.blobs,
-            None if backends.embedded else keys,
-        ),
-        artifacts=Artifacts(replica.store, sessions.access),
-        checkpoints=compute.checkpoints,
-        checkpoint_requests=sessions.checkpoint_requests,
-        templates=compute.templates,
-        build_inputs=compute.build_inputs,
-        builds=compute.builds,
-        volumes=compute.volumes,
-        secrets=sessions.secrets,
-        nodes=groups.nodes.nodes,
-        placements=groups.nodes.placement,
-        peers=groups.nodes.peers,
-        locations=groups.nodes.locations,
-        feed=compute.feed,
-        webhooks=Webhooks(
-            replica, compute.feed, groups.webhook_sender, backends.encryption, settings.event
-        ),
-        pool=compute.pool,
-        store=replica.store,
-        blobs=backends.blobs,
-        coordination=replica.coordination,
-        clock=replica.clock,
-        settings=settings,
-        streams=StreamLimit(settings.connection.max_streams),
-        response_memory=ResponseMemory(settings.connection.answer_memory),
-    )
-
-
-def _web(groups: ReplicaServices, services: Services, keys: ApiKeys | None) -> ASGIApp:
-    """The web application; without keys, an embedded one that serves this process alone."""
-    registry = CollectorRegistry()
-    prometheus.register(
-        registry,
-        prometheus.MetricsSources(
-            sessions=groups.sessions.service,
-            connections=groups.sessions.access.connections,
-            runner=groups.executions.runner,
-            commit=groups.executions.commit,
-            pool=groups.compute.pool,
-            spool=groups.backends.spool,
-            nodes=groups.nodes.nodes,
-            migrations=groups.nodes.migrations,
-        ),
-    )
-    web = build(services, keys, registry)
-    tokens = groups.compute.tokens
-    if tokens is not None:
-        callbacks, settings = groups.executions.callbacks, groups.backends.settings
-        web = ExecutorCallbackRoutes(web, callbacks, tokens, settings.execution)
-    if keys is not None:
-        probed = NodeProbeRoute(web, groups.nodes.nodes, groups.nodes.probe)
-        web = Backpressure(probed, services.response_memory)
-    return web
-
-
-def _close_at_exit(
-    groups: ReplicaServices, stack: AsyncExitStack, running: list[asyncio.Task[None]]
-) -> None:
-    """Register what ends the services, in reverse order; `running` are the loops."""
-    settings, spool = groups.backends.settings, groups.backends.spool
-    pool, sessions = groups.compute.pool, groups.sessions
-    timeout = settings.shutdown_timeout
-    if spool is not None and groups.backends.embedded:
-        stack.push_async_callback(_upload_spool, spool, timeout)
-    stack.push_async_callback(sessions.access.connections.close)
-    stack.push_async_callback(pool.close)
-    stack.callback(sessions.close)
-    stack.push_async_callback(groups.backends.replica.background.settle, timeout.total_seconds())
-    if groups.backends.embedded:
-        # At the same time: instances end independently of each other.
-        stack.push_async_callback(_stop, running, sessions.service.end_all, pool.close)
-    else:
-        stack.callback(groups.executions.runner.detach)
-        stack.push_async_callback(_stop, running)
-
-
-async def _recover(groups: ReplicaServices) -> None:
-    await Recovery(
-        groups.backends.replica,
-        groups.backends.driver,
-        groups.sessions.timers,
-        groups.compute.pool,
-        groups.backends.settings.pool,
-    ).run()
-
-
-async def _upload_spool(spool: Spool, limit: timedelta) -> None:
-    """Upload what waits for the blob store: the spool's directory is about to be removed."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit.total_seconds()):
-            if await spool.catch_up():
-                return
-    log.error("spool.lost", objects=spool.usage.objects, size=spool.usage.size)
-
-
-async def _stop(loops: list[asyncio.Task[None]], *ends: Callable[[], Awaitable[None]]) -> None:
-    """Cancel the loops, and call `ends` while they finish."""
-    for loop in loops:
-        loop.cancel()
-    waited = [*loops, *(end() for end in ends)]
-    for result in await asyncio.gather(*waited, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,13 @@ import structlog
 from atoll.app.application import application
 from atoll.app.data_directory import own_directory, remove
 from atoll.app.logs import configure_logging
+from atoll.drivers.shared import executor_bundle
+from atoll.drivers.shared.data_directories import NODE_DIRECTORY
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -29,9 +33,19 @@ async def embedded(**given: Any) -> AsyncIterator[ASGIApp]:
     base = settings.data_dir / "embedded"
     with await asyncio.to_thread(own_directory, base, settings.local) as place:
         try:
+            await asyncio.to_thread(_share_executor, settings.data_dir, place)
             async with application(
                 settings.model_copy(update={"data_dir": place}), embedded=True
             ) as app:
                 yield app.web
         finally:
             await asyncio.to_thread(remove, place)
+
+
+def _share_executor(data_dir: Path, place: Path) -> None:
+    """Link the executor's bundle to the directory: it is built once for all of a data directory."""
+    node = place / NODE_DIRECTORY
+    node.mkdir(mode=0o700)
+    with contextlib.suppress(OSError):  # Then the driver builds its own.
+        bundle = executor_bundle.write(data_dir)
+        (node / bundle.name).hardlink_to(bundle)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 from typing import TYPE_CHECKING
 
 import structlog
 
 from atoll.api.rest.server import uvicorn_server
-from atoll.api.rest.server.http_connections import raise_open_files
+from atoll.api.rest.server.open_files import raise_open_files
 from atoll.app import data_directory, workers
 from atoll.app.api_keys import KEY_FILE, ensure_first_key
 from atoll.app.application import application
@@ -103,7 +104,11 @@ async def _serve(
         await ensure_first_key(settings, app.keys)
         # Handle signals before the welcome is printed: its reader may send SIGTERM at once.
         http = uvicorn_server.prepare(app.web, settings, parent, app.feed.close)
+        # Collections while it serves need not visit what the start has made.
+        gc.freeze()
         ready()
+        building = asyncio.create_task(app.documented.build(), name="documented routes")
         await http.serve(sockets=[listener])
+        await building
         if stop_sessions:
             await app.sessions.end_all()

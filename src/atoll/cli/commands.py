@@ -2,31 +2,15 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli import (
-    contexts,
-    db,
-    doctor,
-    events,
-    executions,
-    exit_codes,
-    gc,
-    invocations,
-    keys,
-    nodes,
-    output,
-    run,
-    serve,
-    sessions,
-    templates,
-    version,
-    volumes,
-    webhooks,
-)
+from atoll.cli import exit_codes, output
 from atoll.errors import AtollError
 
 # Typer exports only its subclasses.
@@ -75,28 +59,60 @@ def _exit_silently() -> NoReturn:
     raise typer.Exit(exit_codes.BROKEN_PIPE)
 
 
-app = typer.Typer(
-    cls=Commands,
-    help="Runs the code that AI agents write: isolated, at once, on machines you own.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("serve")(serve.serve)
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.add_typer(sessions.app, name="session")
-app.add_typer(executions.app, name="execution")
-app.add_typer(invocations.app, name="invocation")
-app.add_typer(contexts.app, name="context")
-app.add_typer(templates.app, name="template")
-app.add_typer(volumes.app, name="volume")
-app.add_typer(nodes.app, name="node")
-app.add_typer(nodes.app, name="nodes", hidden=True)
-app.command("events")(events.events)
-app.add_typer(webhooks.app, name="webhook")
-app.command("pools")(nodes.pools)
-app.add_typer(keys.app, name="key")
-app.add_typer(db.app, name="db")
-app.command("gc")(gc.gc)
-app.command("doctor")(doctor.doctor)
-app.command("version")(version.version)
+@dataclass(frozen=True)
+class _Command:
+    """A command, or a group of them, and the module of this package that it is imported from."""
+
+    module: str
+    name: str = "app"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def add_to(self, app: typer.Typer, name: str) -> None:
+        found = getattr(import_module(f"atoll.cli.{self.module}"), self.name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, **self.options)
+        else:
+            app.command(name, **self.options)(found)
+
+
+_COMMANDS = {
+    "serve": _Command("serve", "serve"),
+    "run": _Command("run", "run", {"context_settings": {"allow_interspersed_args": False}}),
+    "session": _Command("sessions"),
+    "execution": _Command("executions"),
+    "invocation": _Command("invocations"),
+    "context": _Command("contexts"),
+    "template": _Command("templates"),
+    "volume": _Command("volumes"),
+    "node": _Command("nodes"),
+    "nodes": _Command("nodes", options={"hidden": True}),
+    "events": _Command("events", "events"),
+    "webhook": _Command("webhooks"),
+    "pools": _Command("nodes", "pools"),
+    "key": _Command("keys"),
+    "db": _Command("db"),
+    "gc": _Command("gc", "gc"),
+    "doctor": _Command("doctor", "doctor"),
+    "version": _Command("version", "version"),
+}
+
+
+def tree(words: Sequence[str] = ()) -> typer.Typer:
+    """The commands, or only the one that the words begin with: the others are not imported."""
+    app = typer.Typer(
+        cls=Commands,
+        help="Runs the code that AI agents write: isolated, at once, on machines you own.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    # A Typer with one command would have no name for it.
+    app.callback()(_nothing)
+    wanted = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
+    for name in wanted:
+        _COMMANDS[name].add_to(app, name)
+    return app
+
+
+def _nothing() -> None:
+    pass

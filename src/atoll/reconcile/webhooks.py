@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from atoll.model.webhook import Deliveries, Webhook
     from atoll.service.events.service import Feed
     from atoll.service.replica import Replica
-    from atoll.service.webhooks.delivery import DeliveryResult, WebhookClient, WebhookSender
+    from atoll.service.webhooks.client import WebhookClient
+    from atoll.service.webhooks.delivery import DeliveryResult, WebhookSender
     from atoll.settings import EventSettings
     from atoll.stores.base import Store
 

@@ -8,12 +8,15 @@ between tasks.
 from __future__ import annotations
 
 import asyncio
+import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from atoll.sdk.asgi_transport import ASGIApp
+    from atoll.sdk.in_process_connection import ASGIApp
 
 
 def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp]:
@@ -21,6 +24,18 @@ def application(settings: dict[str, Any]) -> AbstractAsyncContextManager[ASGIApp
     from atoll.app.embedded import embedded
 
     return embedded(**settings)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """For the start: imports make many objects and little garbage, and visiting them takes time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class EmbeddedServer:

@@ -26,8 +26,7 @@ from atoll.sdk.callbacks import invoke_callback
 from atoll.sdk.retry import Backoff
 
 if TYPE_CHECKING:
-    import httpx
-
+    from atoll.sdk.connection import Response
     from atoll.sdk.http_client import HttpClient
 
 T = TypeVar("T")
@@ -227,7 +226,7 @@ class Download:
             headers["range"] = self._range
         return headers
 
-    def _check(self, response: httpx.Response, at: int, begun: bool) -> None:
+    def _check(self, response: Response, at: int, begun: bool) -> None:
         """Raise unless the response is the requested part of the same file."""
         headers = response.headers
         length = headers.get("content-length", "")

@@ -313,7 +313,7 @@ class AsyncFiles:
                 headers={"accept-encoding": "identity"},
             ) as response:
                 unpacker = await in_thread(TarUnpacker, Path(target))
-                async for piece in response.aiter_bytes(1024 * 1024):
+                async for piece in response.aiter_raw(1024 * 1024):
                     await in_thread(unpacker.feed, piece)
                     await meter.at(unpacker.size)
             await in_thread(unpacker.finish)

@@ -10,28 +10,26 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import ssl
 from collections.abc import AsyncIterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
-import httpx
-
 from atoll.errors import Conflict, InvalidRequest, NotFound, PermanentError, TemporaryError
 from atoll.sdk.arguments import given
+from atoll.sdk.connection import ServerUnreachable
 from atoll.sdk.decode import decode
 from atoll.sdk.error_response import error_from_response
 from atoll.sdk.retry import Backoff
-from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_error
-from atoll.version import __version__
+from atoll.sdk.tls_errors import wrong_scheme_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from atoll.errors import AtollError
-    from atoll.sdk.asgi_transport import ASGIApp
+    from atoll.sdk.connection import Connection, Response
     from atoll.sdk.endpoint import Endpoint
+    from atoll.sdk.in_process_connection import ASGIApp
     from atoll.sdk.websocket import Socket
 
 T = TypeVar("T")
@@ -42,18 +40,6 @@ _CONDITIONS = frozenset({"if-match", "if-none-match"})
 """With these headers a repeated request may fail because its first try succeeded."""
 _RESTARTING = frozenset({"shutting_down", "unavailable"})
 """Error codes of a restarting server, or of a gateway in front of it."""
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-
-
-class ServerUnreachable(TemporaryError):
-    """The server is unreachable, or the connection was lost before the response was complete."""
-
-    code = "server_unreachable"
-
-    def __init__(self, message: str, *, sent: bool = True) -> None:
-        super().__init__(message)
-        self.sent = sent
-        """Whether the server may have received the request."""
 
 
 class Request(TypedDict, total=False):
@@ -73,7 +59,7 @@ class HttpClient:
         self._timeout = timeout
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
-        self._client: httpx.AsyncClient | None = None
+        self._connection: Connection | None = None
         self._closed = False
         self._app: ASGIApp | None = None
 
@@ -81,22 +67,22 @@ class HttpClient:
     def closed(self) -> bool:
         return self._closed
 
-    async def open(self) -> httpx.AsyncClient:
-        if self._client is not None:
-            return self._client
+    async def open(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
         async with self._opening:
             if self._closed:
                 raise RuntimeError("This client is closed.")
-            if self._client is None:
+            if self._connection is None:
                 async with AsyncExitStack() as stack:
-                    client = await self._connect(stack)
+                    connection = await self._connect(stack)
                     self._resources = stack.pop_all()
-                    self._client = client
-            return self._client
+                    self._connection = connection
+            return self._connection
 
     async def close(self) -> None:
         async with self._opening:
-            self._closed, self._client = True, None
+            self._closed, self._connection = True, None
             await self._resources.aclose()
 
     async def fetch(
@@ -206,51 +192,29 @@ class HttpClient:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0.0,
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[Response]:
         """A successful response whose body is not read yet."""
-        client = await self.open()
+        connection = await self.open()
         headers = dict(headers or {})
         content = body
         if body is not None and not isinstance(body, bytes | AsyncIterable):
             content = _json(body)
             headers["content-type"] = "application/json"
-        timeout = httpx.Timeout(
-            self._timeout + wait, connect=min(_CONNECT_TIMEOUT, self._timeout), pool=None
-        )
         # The HTTP client would refuse file names with bytes that are not UTF-8.
         text = urlencode(given(**query), errors="surrogateescape", quote_via=quote) if query else ""
-        try:
-            async with client.stream(
-                method,
-                f"{path}?{text}" if text else path,
-                content=content,
-                headers=headers,
-                timeout=timeout,
-            ) as response:
-                self.has_responded = True
-                if not response.is_success:
-                    raise await self._refusal(response)
-                yield response
-        except httpx.ConnectTimeout:
-            raise ServerUnreachable(
-                f"{self.endpoint.name} did not accept a connection in time.", sent=False
-            ) from None
-        except httpx.TimeoutException:
-            raise TemporaryError(
-                f"{self.endpoint.name} did not answer {method} {path} within "
-                f"{self._timeout + wait:g} s.",
-                code="server_timeout",
-            ) from None
-        except httpx.LocalProtocolError as error:
-            raise InvalidRequest(f"Invalid request: {error}") from None
-        except httpx.TransportError as error:
-            sent = not isinstance(error, httpx.ConnectError)
-            raise (
-                await tls_error(self.endpoint, error, probe=sent and not self.has_responded)
-                or ServerUnreachable(unreachable_message(self.endpoint, error), sent=sent)
-            ) from None
+        async with connection.stream(
+            method,
+            f"{path}?{text}" if text else path,
+            content=content,
+            headers=headers,
+            timeout=self._timeout + wait,
+        ) as response:
+            self.has_responded = True
+            if not response.is_success:
+                raise await self._refusal(response)
+            yield response
 
-    async def _refusal(self, response: httpx.Response) -> AtollError:
+    async def _refusal(self, response: Response) -> AtollError:
         body = await response.aread()
         status, headers = response.status_code, response.headers
         return wrong_scheme_error(self.endpoint, status, headers, body) or error_from_response(
@@ -267,42 +231,28 @@ class HttpClient:
         self.has_responded = True
         return websocket
 
-    async def _connect(self, stack: AsyncExitStack) -> httpx.AsyncClient:
-        endpoint = self.endpoint
-        headers = {"user-agent": f"atoll-python/{__version__}", "accept": "*/*"}
-        if endpoint.key is not None:
-            headers["authorization"] = f"Bearer {endpoint.key}"
-        transport: httpx.AsyncBaseTransport | None = None
-        if endpoint.url is None:
-            from atoll.sdk.asgi_transport import InProcessTransport
-            from atoll.sdk.embedded import EmbeddedServer, application
+    async def _connect(self, stack: AsyncExitStack) -> Connection:
+        if self.endpoint.url is not None:
+            from atoll.sdk.server_connection import ServerConnection
 
-            host = EmbeddedServer(application(endpoint.settings))
+            server = ServerConnection(self.endpoint, min(_CONNECT_TIMEOUT, self._timeout))
+            stack.push_async_callback(server.close)
+            return server
+        from atoll.sdk.embedded import EmbeddedServer, application, without_garbage_collection
+        from atoll.sdk.in_process_connection import InProcessConnection
+
+        with without_garbage_collection():
+            host = EmbeddedServer(application(self.endpoint.settings))
             self._app = await host.start()
-            transport = InProcessTransport(self._app)
-            stack.push_async_callback(host.stop)
-        elif endpoint.loopback:
-            # An explicit transport ignores proxies from the environment.
-            transport = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=_trust(endpoint))
-        client = httpx.AsyncClient(
-            base_url=f"{endpoint.url or 'http://embedded'}/api/v1/",
-            headers=headers,
-            transport=transport,
-            limits=_LIMITS,
-        )
-        return await stack.enter_async_context(client)
+        stack.push_async_callback(host.stop)
+        connection = InProcessConnection(self._app, self.endpoint.name)
+        stack.push_async_callback(connection.close)
+        return connection
 
 
 def new_key() -> str:
     """An idempotency key, which makes a request repeatable."""
     return secrets.token_hex(16)
-
-
-def _trust(endpoint: Endpoint) -> ssl.SSLContext | bool:
-    """
-    The certificate authorities of this machine, which take 25 ms to load; none for plain HTTP.
-    """
-    return True if endpoint.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _json(body: Any) -> bytes:

@@ -19,8 +19,8 @@ from atoll.sdk.tls_errors import tls_error, unreachable_message, wrong_scheme_er
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.sdk.asgi_transport import ASGIApp, Message
     from atoll.sdk.endpoint import Endpoint
+    from atoll.sdk.in_process_connection import ASGIApp, Message
 
 MAX_MESSAGE = 1 << 20
 """Bytes of one message from the server."""

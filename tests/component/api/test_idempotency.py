@@ -28,9 +28,9 @@ from atoll.coordination.memory import MemoryCoordination, MemoryState
 from atoll.errors import TemporaryError
 from atoll.model.idempotency_record import IdempotencyRecord
 from atoll.reconcile.idempotency_keys import BATCH, IdempotencyKeySweep
-from atoll.sdk.asgi_transport import InProcessTransport
 from atoll.settings import CoordinationSettings, DatabaseSettings, SqliteSettings
 from atoll.stores.sql.store import SqlStore
+from tests.component.api.in_process_transport import InProcessTransport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -557,7 +557,7 @@ async def test_a_client_that_left_before_its_body_was_complete_can_retry(
 async def test_a_client_that_left_after_its_body_finds_its_response(
     client: Client, world: World
 ) -> None:
-    with pytest.raises(httpx.ReadTimeout):
+    with pytest.raises(TemporaryError):
         await client.http.post(
             "/api/v1/hold", content=b"body", headers={"Idempotency-Key": "k"}, timeout=0.01
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from typer.testing import CliRunner
 
-from atoll.cli.commands import app
+from atoll.cli.commands import tree
 from tests.component.sdk.fake_server import KEY, FakeServer, ServerThread
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def fake_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
 @pytest.fixture
 def atoll() -> Command:
     """The command line in this process: quick, and coverage sees it."""
-    return lambda *words, input=b"": CliRunner().invoke(app, list(words), input=input)
+    return lambda *words, input=b"": CliRunner().invoke(tree(), list(words), input=input)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_the_json_output_has_the_same_fields_and_one_more(home: Path) -> None:
 def test_root_gets_no_advice_about_privileges(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from atoll.cli.commands import app
+    from atoll.cli.commands import tree
 
-    done = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)])
+    done = CliRunner().invoke(tree(), ["doctor", "--data-dir", str(tmp_path)])
     assert "does not run as root" not in done.stdout

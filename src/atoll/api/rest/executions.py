@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from atoll.api.rest import execute_route, sse
-from atoll.api.rest.middleware.client_limits import key_of
+from atoll.api.rest import direct_routes, execute_route
 from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.public_urls import absolute_url_or_none
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
@@ -28,9 +27,8 @@ from atoll.api.rest.schemas.executions import (
     status_out,
 )
 from atoll.api.rest.services import key_id_of, services_of
-from atoll.errors import AtollError, Conflict, InvalidRequest
+from atoll.errors import Conflict, InvalidRequest
 from atoll.model.execution import ExecutionStatus
-from atoll.service.executions.offload import size_of
 
 router = APIRouter(tags=["executions"])
 
@@ -232,23 +230,12 @@ async def get_events(
     request: Request,
     execution_id: str,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
-) -> StreamingResponse:
+) -> Response:
     """
     Follow an execution as server-sent events: `queued`, `started`, `stdout`, `stderr`, `display`,
     `approval`, `heartbeat`, `retry`, and finally `result`. Send the id of the last event that you
     received as `Last-Event-ID` to get exactly the events after it.
     """
-    services = services_of(request)
-    execution = await services.executions.get(execution_id)
-    reservations = [services.streams.open(request.scope)]
-    if execution.outcome is not None:
-        # The replayed output stays in memory while the client reads.
-        size = size_of(execution.outcome)
-        try:
-            reservations.append(services.response_memory.reserve(key_of(request.scope), size))
-        except AtollError:
-            reservations[0].close()
-            raise
-    return sse.event_stream(
-        services.executions.events(execution_id, last_event_id or 0), *reservations
+    return await direct_routes.execution_events(
+        services_of(request), execution_id, request.scope, last_event_id or 0
     )

@@ -6,17 +6,17 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from atoll.api.rest import direct_routes
 from atoll.api.rest.responses import JsonResponse
 from atoll.api.rest.services import services_of
-from atoll.version import __version__
 
 router = APIRouter(tags=["probes"])
 
 
 @router.get("/health")
-async def health() -> JsonResponse:
+async def health() -> Response:
     """Check that this process responds."""
-    return JsonResponse({"status": "ok", "version": __version__})
+    return direct_routes.health()
 
 
 @router.get("/ready")

@@ -23,10 +23,6 @@ from atoll.version import __version__
 
 router = APIRouter(include_in_schema=False)
 
-PATHS = frozenset(
-    {"/", "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
-)
-
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _VARY = {"Vary": "Accept"}
 _ASSET_AGE = {"Cache-Control": "max-age=3600"}

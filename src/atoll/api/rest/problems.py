@@ -13,8 +13,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -209,7 +207,9 @@ async def on_atoll_error(request: Request, error: Exception) -> Response:
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError | ValidationError)
+    from fastapi.exceptions import RequestValidationError
+
+    assert isinstance(error, RequestValidationError)
     return problem(invalid(list(error.errors())))
 
 

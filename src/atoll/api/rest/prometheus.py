@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,28 +12,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from atoll.blobs.spool import Spool
-    from atoll.service.executions.commit import ResultCommit
-    from atoll.service.executions.runner import Runner
-    from atoll.service.nodes.migration import Migrations
-    from atoll.service.nodes.service import Nodes
-    from atoll.service.pool.service import Pool
-    from atoll.service.sessions.connections import Connections
-    from atoll.service.sessions.service import Sessions
-
-
-@dataclass(frozen=True)
-class MetricsSources:
-    """The services whose counters are exported."""
-
-    sessions: Sessions
-    connections: Connections
-    runner: Runner
-    commit: ResultCommit
-    pool: Pool
-    spool: Spool | None
-    nodes: Nodes
-    migrations: Migrations
+    from atoll.api.rest.metrics_sources import MetricsSources
 
 
 class _Collector:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request
+from starlette.responses import Response
 
 from atoll import ids
+from atoll.api.rest import direct_routes
 from atoll.api.rest.parameters import Cursor
 from atoll.api.rest.responses import JsonResponse, page_of, with_age
 from atoll.api.rest.schemas.sessions import (
@@ -43,19 +45,14 @@ async def create_session(
             "installed: the session is `creating`."
         ),
     ] = True,
-) -> JsonResponse:
+) -> Response:
     """
     Create a session, from the warm pool if it has a ready instance. The session is running when the
     response arrives.
     """
-    body = body or CreateSession()
-    seed = request.scope.get("atoll.seed")
-    session = await services_of(request).sessions.create(
-        body.new_session(),
-        session_id=None if seed is None else ids.session_id(seed),
-        wait=wait,
+    return await direct_routes.create_session(
+        services_of(request), body or CreateSession(), request.scope, wait=wait
     )
-    return JsonResponse(session_out(session), 201)
 
 
 @router.get("", responses={200: {"model": SessionPage}})
@@ -81,10 +78,9 @@ async def get_session(request: Request, session_id: str) -> JsonResponse:
 
 
 @router.delete("/{session_id}", responses={200: {"model": SessionOut}})
-async def delete_session(request: Request, session_id: str) -> JsonResponse:
+async def delete_session(request: Request, session_id: str) -> Response:
     """End a session: its status becomes `terminated`. An ended session is not changed."""
-    session = await services_of(request).sessions.delete(session_id)
-    return JsonResponse(session_out(session))
+    return await direct_routes.delete_session(services_of(request), session_id)
 
 
 @router.patch("/{session_id}", responses={200: {"model": SessionOut}})

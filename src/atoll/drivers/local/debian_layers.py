@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.local import apt_sources, layer_builder
-from atoll.drivers.local.apt_proxy import AptProxy
 from atoll.drivers.local.layer_builder import SCRATCH
 from atoll.drivers.local.sandbox_host import free_stage
 from atoll.drivers.shared import disk_images, file_trees, subprogram
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from atoll.drivers.local.apt_proxy import AptProxy
     from atoll.drivers.local.sandbox_host import SandboxHost
     from atoll.model.template import Layer
     from atoll.settings import LocalSettings, PackageSettings
@@ -138,6 +138,9 @@ class Layers:
         Make the layer; `on_output` receives the output of apt. Raises `TemporaryError` if a retry
         may succeed.
         """
+        # Imported here, with the HTTP client: most processes build no layer.
+        from atoll.drivers.local.apt_proxy import AptProxy
+
         host = self._host
         assert host is not None
         await asyncio.to_thread(self.check, base)

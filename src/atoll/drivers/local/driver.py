@@ -37,7 +37,7 @@ from atoll.drivers.local.instance_state import InstanceStates
 from atoll.drivers.local.limits import LocalLimits
 from atoll.drivers.local.pausing import LocalPausing
 from atoll.drivers.local.resizing import LocalResizing
-from atoll.drivers.local.sandbox_host import SandboxHost
+from atoll.drivers.local.sandbox_host import SandboxHost, free_stage
 from atoll.drivers.local.sandbox_start import OWNER
 from atoll.drivers.local.spawner_client import DataDirectory, ForkServer, SpawnerClient
 from atoll.drivers.local.workspaces import LocalWorkspaces
@@ -138,6 +138,8 @@ class LocalDriver:
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
+        stage = free_stage([str(self._node)]) if self._root else None
+        await self._spawner.prepare(self._requests.fork_server, stage)
 
     def _open(self) -> None:
         bubblewrap = shutil.which(self._settings.bubblewrap)

@@ -133,7 +133,7 @@ class Spawner:
                         return
                     if not message:
                         return
-                    self._spawn(json.loads(message))
+                    self._handle(json.loads(message))
                 elif fd in self._starting:
                     self._receive(fd)
 
@@ -196,6 +196,12 @@ class Spawner:
             return  # The owner has ended.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(json.dumps(answer).encode())
+
+    def _handle(self, request: dict[str, Any]) -> None:
+        if "prepare" in request:
+            self._forks(request["prepare"])
+        else:
+            self._spawn(request)
 
     def _spawn(self, request: dict[str, Any]) -> None:
         try:

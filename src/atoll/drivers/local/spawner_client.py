@@ -1,5 +1,5 @@
 """
-Client of the spawner, which is started when first needed and again after it has died.
+Client of the spawner, which is started with the driver and again when needed after it has died.
 
 The spawner outlives this process if instances do (`spawner.py`). An instance whose start was
 cancelled before the spawner reported it is killed once it is reported.
@@ -185,6 +185,17 @@ class SpawnerClient:
         """Whether the exit of a main process that was started here has yet to be reported."""
         # The process itself disappears a moment before its exit is reported.
         return self._socket is not None and pid not in self.exits
+
+    async def prepare(self, fork_server: ForkServer | None, stage: str | None) -> None:
+        """Start the spawner and its fork server now: the first instance need not wait for them."""
+        try:
+            if fork_server is None:
+                self.open()
+            else:
+                await self._send({"prepare": {"fork_server": fork_server, "stage": stage}})
+        except OSError as error:
+            # The first instance tries again.
+            log.warning("spawner.not_started", error=str(error))
 
     async def spawn(self, request: SpawnRequest) -> tuple[int, int]:
         """

@@ -13,10 +13,12 @@ import importlib.util
 import io
 import marshal
 import os
+import secrets
 import shutil
 import sys
 import zipfile
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.executor.bundle_import import INDEX
@@ -24,7 +26,6 @@ from atoll.executor.bundle_import import INDEX
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.resources.abc import Traversable
-    from pathlib import Path
 
 PACKAGE = "atoll_executor"
 USER_MODULE = "user_module"
@@ -99,16 +100,24 @@ def _compiled(source: bytes, name: str) -> bytes:
 
 
 def write(directory: Path) -> Path:
-    """The bundle as a file in `directory`, named by its content."""
-    data = build()
-    tag = hashlib.sha256(data + sys.version.encode()).hexdigest()[:16]
-    path = directory / f"executor-{tag}.pyz"
+    """The bundle as a file in `directory`, named by what it is built from."""
+    path = directory / f"executor-{_tag()}.pyz"
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}")
+        data = build()
+        # Its own name: several starts of one process may share the directory.
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
         temporary.write_bytes(data)
         temporary.chmod(0o444)
         temporary.replace(path)
     return path
+
+
+def _tag() -> str:
+    # Not of the result: to compile the modules takes 60 ms.
+    digest = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes())
+    for name, source in sorted(_sources().items()):
+        digest.update(f"{name} {len(source)} ".encode() + source)
+    return digest.hexdigest()[:16]
 
 
 def write_inside(directory: Path) -> Path:

@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import h11
 import httpx
+
+from atoll.drivers.shared.url_origin import origin
 
 if TYPE_CHECKING:
     import ssl
@@ -220,9 +222,3 @@ async def _sent(
             if number == len(destinations) - 1:
                 raise
     raise httpx.ConnectError("no destination")
-
-
-def origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname or "", port

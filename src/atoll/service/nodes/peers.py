@@ -2,7 +2,7 @@
 The other nodes that this replica can reach, and the HTTP client with which it reaches them.
 
 Nodes are read from the store periodically, and whenever a node announces itself. A replica that
-knows no other node opens no client.
+knows no other node opens no client, and does not even import it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-import httpx
 import structlog
 
 from atoll.errors import TemporaryError
 from atoll.model.node import NodeHealth
 
 if TYPE_CHECKING:
+    import httpx
+
     from atoll.model.node import Node
     from atoll.service.nodes.forward_token import ForwardToken, ForwardTokens
     from atoll.service.replica import Replica
@@ -152,10 +153,14 @@ class Peers:
 def _ssl_context(settings: NodeSettings) -> ssl.SSLContext:
     if settings.ca_file is not None:
         return ssl.create_default_context(cafile=settings.ca_file)
+    import httpx
+
     return httpx.create_ssl_context()
 
 
 def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
+    import httpx
+
     return httpx.AsyncClient(
         verify=tls,
         # A proxy or a netrc of the environment must not see requests between nodes.

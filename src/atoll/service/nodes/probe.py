@@ -12,14 +12,14 @@ import json
 import ssl
 from typing import TYPE_CHECKING
 
-import httpx
-
 from atoll.errors import Unauthenticated
 from atoll.service.auth.signing import Signer, derive_key
 
 if TYPE_CHECKING:
     from datetime import timedelta
     from pathlib import Path
+
+    import httpx
 
     from atoll.clock import Clock
     from atoll.model.node import Node
@@ -63,6 +63,8 @@ class NodeProbe:
 
     async def problem_of(self, node: Node) -> str | None:
         """Why a node is unhealthy, as it reports or as is observed; null if it is healthy."""
+        import httpx
+
         headers = {"Authorization": f"Bearer {self.token(node.id)}"}
         try:
             # A new connection for each probe: a kept one may lead to a process that is gone.

@@ -6,7 +6,6 @@ import asyncio
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-import httpx
 import structlog
 
 from atoll.errors import NodeUnreachable
@@ -15,6 +14,8 @@ from atoll.service.nodes.peers import FORWARD_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    import httpx
 
     from atoll.model.session import Session
     from atoll.service.nodes.peers import Peers
@@ -37,6 +38,8 @@ class RemoteCheckpoints:
         node = self._peers.healthy(session.runtime_node)
         if node is None:
             return
+        import httpx  # Not before: most nodes are alone.
+
         path = f"/api/v1/sessions/{session.id}/checkpoint"
         token = ForwardToken(node.id, "http", Content.of(b""))
         headers = {FORWARD_HEADER: self._peers.sign(token, "POST", path.encode())}

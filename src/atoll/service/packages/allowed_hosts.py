@@ -24,8 +24,8 @@ from atoll.drivers.shared.package_proxy import (
     CONNECT_TIMEOUT,
     Destination,
     RequestRefused,
-    origin,
 )
+from atoll.drivers.shared.url_origin import origin
 from atoll.service.http_target import PORTS, HttpTarget, UnknownHost
 from atoll.service.public_addresses import is_public
 

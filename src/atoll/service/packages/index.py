@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from atoll.drivers.shared.package_proxy import origin
+from atoll.drivers.shared.url_origin import origin
 from atoll.errors import InvalidRequest
 from atoll.service.packages.index_page import JSON_PAGE
 

@@ -36,7 +36,6 @@ from atoll.model.resources import Resources
 from atoll.model.template import DEFAULT_TEMPLATE
 from atoll.service.packages.environments import require_packages
 from atoll.service.packages.index import find_index
-from atoll.service.packages.index_proxy import IndexProxy
 from atoll.service.packages.running_install import RunningInstall
 
 if TYPE_CHECKING:
@@ -357,6 +356,9 @@ class Packages:
             if found is not None:
                 running.say("Another replica has installed it meanwhile.")
                 return found
+            # Imported here, with the HTTP client: most processes install nothing.
+            from atoll.service.packages.index_proxy import IndexProxy
+
             async with (
                 self._environments.downloads() as place,
                 IndexProxy(index, settings, running.say, place) as proxy,

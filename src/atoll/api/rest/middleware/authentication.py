@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.api.rest import html_pages
 from atoll.api.rest.middleware.bodies import SAFE_METHODS
 from atoll.api.rest.problems import SIGNED, problem
 from atoll.errors import AtollError, Forbidden, Unauthenticated
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
 
     from atoll.service.auth.service import ApiKeys
 
-OPEN_PATHS = html_pages.PATHS | {"/health", "/ready", "/openapi.json"}
+HTML_PAGES = frozenset(
+    {"/", "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
+)
+OPEN_PATHS = HTML_PAGES | {"/health", "/ready", "/openapi.json"}
 KEY_PROTOCOL = "atoll.key."
 """Prefix of the WebSocket subprotocol that carries a key."""
 EVENTS = "/api/v1/events"

@@ -45,6 +45,21 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(pieces)
 
 
+def replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` for a request whose body has been read."""
+    buffered: Message | None = {"type": "http.request", "body": body, "more_body": False}
+    del body  # Kept by nothing but the message, which the application takes.
+
+    async def replayed() -> Message:
+        nonlocal buffered
+        if buffered is None:
+            return await receive()
+        message, buffered = buffered, None
+        return message
+
+    return replayed
+
+
 class JsonByDefault:
     """
     Treats form bodies as JSON: `curl -d` calls every body a form, and the API has no forms. Web
@@ -124,17 +139,9 @@ class ValueLimit:
         if not has_at_most(body, self._limit):
             await problem(_too_many_values(self._limit))(scope, receive, send)
             return
-        buffered: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        receive = replay(body, receive)
         del body
-
-        async def replay() -> Message:
-            nonlocal buffered
-            if buffered is None:
-                return await receive()
-            message, buffered = buffered, None
-            return message
-
-        await self._app(scope, replay, send)
+        await self._app(scope, receive, send)
 
     def _is_short(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:

@@ -134,7 +134,8 @@ class PatchBody(RequestBody):
 
 
 class ResponseBody(Schema):
-    model_config = ConfigDict(extra="ignore")
+    # Built when first used, by the OpenAPI document: responses are not validated.
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -144,7 +145,6 @@ class ResponseBody(Schema):
                 annotation=_without_bounds(field.annotation), description=field.description
             )
         cls.described_by_entity = {name for name, _ in _inherited(cls, ResponseBody)}
-        cls.model_rebuild(force=True)
 
 
 class Page(ResponseBody, Generic[Item]):

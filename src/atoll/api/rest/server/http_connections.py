@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 import struct
 from http import HTTPStatus
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HEALTH_CHECKS = frozenset({"/health", "/ready", NODE_PROBE})
-RESERVE = 32
-"""Connections beyond the limit, for health checks."""
-MAX_OPEN_FILES = 1 << 20
-"""Upper bound of the soft limit: some programs loop over all possible descriptors."""
 MAX_HEADER = 64 * 1024
 """Bytes of a request's header."""
 MAX_PIPELINED = 16
@@ -65,22 +60,6 @@ long in all.
 """
 WRITE_TIMEOUT = 30.0
 """Seconds within which a client must read some of what is sent to it."""
-
-
-def raise_open_files() -> None:
-    """Raise the soft limit of open files to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def connection_limit(settings: ConnectionSettings) -> int:
-    """Connections of one process: half of its descriptors; the rest is for sessions and files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return settings.max_connections
-    return max(1, min(settings.max_connections, soft // 2 - RESERVE))
 
 
 class Waiting(Protocol):

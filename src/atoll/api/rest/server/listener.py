@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.api.rest.server.http_connections import LINGER, RESERVE, TOO_MANY
+from atoll.api.rest.server.http_connections import LINGER, TOO_MANY
+from atoll.api.rest.server.open_files import RESERVE
 
 if TYPE_CHECKING:
     import socket

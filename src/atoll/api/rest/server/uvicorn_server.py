@@ -21,8 +21,9 @@ import uvicorn
 import uvloop
 
 from atoll.api.rest.middleware.shutdown import ShutdownResponse
-from atoll.api.rest.server.http_connections import HttpConnections, HttpProtocol, connection_limit
+from atoll.api.rest.server.http_connections import HttpConnections, HttpProtocol
 from atoll.api.rest.server.listener import Listener
+from atoll.api.rest.server.open_files import connection_limit
 from atoll.api.ws.protocol import MAX_MESSAGE, PING_INTERVAL, WebSocketProtocol
 from atoll.errors import InvalidRequest
 from atoll.version import __version__

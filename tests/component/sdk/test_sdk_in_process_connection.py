@@ -1,31 +1,52 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from starlette.responses import StreamingResponse
 
-from atoll.sdk.asgi_transport import InProcessTransport
+from atoll.errors import TemporaryError
+from atoll.sdk.connection import ServerUnreachable
 from atoll.sdk.embedded import EmbeddedServer
+from atoll.sdk.in_process_connection import InProcessConnection
 from tests.component.sdk.fake_server import FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
-    from atoll.sdk.asgi_transport import ASGIApp
+    from atoll.sdk.connection import Response
+    from atoll.sdk.in_process_connection import ASGIApp
 
 pytestmark = pytest.mark.anyio
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
 
-def client(app: ASGIApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=InProcessTransport(app), base_url="http://embedded", timeout=60
-    )
+class Client:
+    def __init__(self, app: ASGIApp) -> None:
+        self._connection = InProcessConnection(app, "the server")
+
+    def stream(
+        self, method: str = "GET", target: str = "", content: Any = None, timeout: float = 60
+    ) -> AbstractAsyncContextManager[Response]:
+        return self._connection.stream(method, target, content=content, headers={}, timeout=timeout)
+
+    async def request(
+        self, method: str = "GET", target: str = "", content: Any = None, timeout: float = 60
+    ) -> tuple[int, bytes]:
+        async with self.stream(method, target, content, timeout) as response:
+            return response.status_code, await response.aread()
+
+
+@asynccontextmanager
+async def client(app: ASGIApp) -> AsyncIterator[Client]:
+    http = Client(app)
+    yield http
+    await http._connection.close()
 
 
 async def test_a_response_is_read_while_it_is_written() -> None:
@@ -38,7 +59,7 @@ async def test_a_response_is_read_while_it_is_written() -> None:
             await send({"type": "http.response.body", "body": b"%d" % number, "more_body": True})
         await send({"type": "http.response.body"})
 
-    async with client(app) as http, http.stream("GET", "/") as response:
+    async with client(app) as http, http.stream() as response:
         async for chunk in response.aiter_raw():
             turns += [f"read {chunk.decode()}"]
     assert turns.index("read 0") < turns.index("wrote 2")
@@ -59,8 +80,7 @@ async def test_a_request_body_is_read_on_demand() -> None:
         await send({"type": "http.response.body", "body": b"enough"})
 
     async with client(app) as http:
-        response = await http.post("/", content=body())
-    assert (response.status_code, response.text) == (413, "enough")
+        assert await http.request("POST", content=body()) == (413, b"enough")
     assert len(made) < 3
 
 
@@ -77,7 +97,7 @@ async def test_an_early_close_is_a_disconnect() -> None:
         gone.set()
 
     async with client(app) as http:
-        async with http.stream("GET", "/") as response:
+        async with http.stream() as response:
             assert await anext(response.aiter_raw()) == b"first"
         await gone.wait()
 
@@ -96,7 +116,7 @@ async def test_closing_releases_a_waiting_writer() -> None:
             ended.set()
 
     async with client(app) as http:
-        async with http.stream("GET", "/") as response:
+        async with http.stream() as response:
             await anext(response.aiter_raw())
         await ended.wait()
 
@@ -114,7 +134,7 @@ async def test_a_cancelled_request_is_a_disconnect_and_closing_ends_the_rest() -
             ended.set()
 
     async with client(app) as http:
-        request = asyncio.create_task(http.get("/"))
+        request = asyncio.create_task(http.request())
         await asked.wait()
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,8 +152,8 @@ async def test_an_application_that_fails_is_a_lost_connection(started: bool) -> 
         raise ZeroDivisionError
 
     async with client(app) as http:
-        with pytest.raises(httpx.RemoteProtocolError) as raised:
-            await http.get("/")
+        with pytest.raises(ServerUnreachable) as raised:
+            await http.request()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -144,7 +164,7 @@ async def test_an_error_after_a_complete_response_is_ignored() -> None:
         raise ZeroDivisionError
 
     async with client(app) as http:
-        assert (await http.get("/")).text == "problem"
+        assert await http.request() == (500, b"problem")
 
 
 async def test_an_application_that_never_responds_causes_a_timeout() -> None:
@@ -153,17 +173,19 @@ async def test_an_application_that_never_responds_causes_a_timeout() -> None:
         await receive()
 
     async with client(app) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            await http.get("/", timeout=0.01)
+        with pytest.raises(TemporaryError) as raised:
+            await http.request(timeout=0.01)
+    assert raised.value.code == "server_timeout"
 
 
 async def test_all_requests_work_in_process() -> None:
     fake_server = FakeServer(key=None)
     async with client(fake_server) as http:
-        session = (await http.post("/api/v1/sessions", json={})).json()
-        url = f"/api/v1/sessions/{session['id']}/files/a%20b"
-        assert (await http.put(url, content=b"data")).status_code == 201
-        assert (await http.get(url)).content == b"data"
+        _, session = await http.request("POST", "sessions", b"{}")
+        target = f"sessions/{json.loads(session)['id']}/files/a%20b"
+        status, _ = await http.request("PUT", target, b"data")
+        assert status == 201
+        assert await http.request("GET", target) == (200, b"data")
         assert fake_server.files == {"a b": b"data"}
 
 
