@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import _signal as signal  # type: ignore[import-not-found]
+import array
 import os
 import struct
 import sys
@@ -61,8 +62,6 @@ def install_filter(program: bytes) -> None:
     Install a seccomp filter (a BPF program) for this process and all that it starts from now on,
     in addition to filters that are installed already.
     """
-    import array
-
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     code = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, code.buffer_info()[0])

@@ -232,7 +232,9 @@ class Runs(ZygoteObserver):
         return False
 
     def children_wanted(self) -> int:
-        return max(1, sum(not run.in_context for run in self.active()))
+        # None ahead before the first run: instances that were never used stay smaller.
+        ahead = 1 if self._jobs else 0
+        return max(ahead, sum(not run.in_context for run in self.active()))
 
     def child_exited(self, pid: int, status: int, usage: dict[str, float]) -> None:
         """The first process of a run exited: read the rest of its output, and make the result."""
