@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -209,7 +210,7 @@ async def on_atoll_error(request: Request, error: Exception) -> Response:
 async def on_validation_error(request: Request, error: Exception) -> Response:
     from fastapi.exceptions import RequestValidationError
 
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | ValidationError)
     return problem(invalid(list(error.errors())))
 
 
