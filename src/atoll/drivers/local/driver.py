@@ -200,17 +200,15 @@ class LocalDriver:
         )
 
     def _fork_server(self, executor: Path, inside: Path) -> ForkServer | None:
-        # Only root may move a process that it has not started into an instance's control groups
-        # and user. The warm interpreter has the executor's byte code, so it is Atoll's own.
-        if not self._root or not self._settings.fork_server or self._settings.python is not None:
+        if host_checks.fork_problem(self._settings) is not None:
             return None
-        python = root_file_system.own_interpreter()
+        tree = self.images.default_tree()
+        boot = FORK_SERVER_BOOT.format(path=EXECUTOR)
         return ForkServer(
-            argv=[python, "-I", "-S", "-B", "-c", FORK_SERVER_BOOT.format(path=EXECUTOR), OWNER],
-            executor=str(executor),
-            inside=str(inside),
+            argv=[tree.python, "-I", "-S", "-B", "-c", boot, OWNER],
+            files=sandbox.fork_server_files(tree, str(executor), str(inside)),
             environment={
-                **sandbox.instance_environment(python, root_file_system.search_path(python)),
+                **sandbox.instance_environment(tree.python, tree.path),
                 OWNER: self._home.mark,
             },
         )

@@ -2,11 +2,11 @@
 Starts instances as forks of the fork server (`executor/fork_server.py`), in processes of the
 spawner. Standard library alone.
 
-The spawner starts the fork server in a mount namespace of its own, where everything is read-only:
-the interpreter's files are mapped into every instance, and none can be written through
-/proc/self/exe. For each instance a fork of the spawner, the starter, talks to a fork of the fork
-server, and makes the sandbox's file system in its namespaces. What the starter knows, such as paths
-of the host, never gets into the memory of an instance.
+The spawner starts the fork server in a mount namespace of its own, with the read-only files of an
+instance and nothing else of the host: the interpreter's files are mapped into every instance, and
+none can be written through /proc/self/exe. For each instance a fork of the spawner, the starter,
+talks to a fork of the fork server, and makes the sandbox's file system in its namespaces. What the
+starter knows, such as paths of the host, never gets into the memory of an instance.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from atoll.drivers.local.sandbox_start import (
     prepare_mounts,
     use_descriptors,
 )
-from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE
 from atoll.drivers.shared.mount_syscalls import (
-    MS_BIND,
     MS_NODEV,
     MS_NOSUID,
     NO_SETUID,
@@ -51,10 +49,7 @@ DONE, ERROR = b"done", b"!"
 MAX_ANSWER = 4096
 MAIN, CHILD = "main-pid", "child-pid"
 """In the report of a start: the process whose end is the instance's, and its PID 1."""
-RUN_DIRECTORY = "/run"
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
-_NOBODY = 65534
-_MAP = f"0 {_NOBODY} 1"
 _NEW_USERS = 0x1000_0000
 NAMESPACES = 0x0002_0000 | 0x1000_0000 | 0x0400_0000 | 0x2000_0000
 """Those of mounts, users, the host name and processes."""
@@ -94,21 +89,25 @@ class Task:
             raise OSError(text.decode(errors="replace") or "the process ended early")
 
 
-def problem(stage: str) -> str | None:
-    """Why sandboxes of forks cannot be made on this machine; None if they can."""
+def problem(uid: int, stage: str) -> str | None:
+    """
+    Why sandboxes of forks cannot be made on this machine; None if they can. No other process may
+    have the uid: it could trace the one that tries.
+    """
     try:
-        Task(lambda: _try_sandbox(stage)).wait()
+        Task(lambda: _try_sandbox(uid, stage)).wait()
     except OSError as error:
         return str(error)
     return None
 
 
-def _try_sandbox(stage: str) -> None:
-    become_user(_NOBODY)
+def _try_sandbox(uid: int, stage: str) -> None:
+    become_user(uid)
     # Its files in /proc belong to root otherwise.
     check(libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "becoming dumpable")
     check(libc.unshare(_NEW_USERS), "making a user namespace")
-    for name, text in (("setgroups", "deny"), ("uid_map", _MAP), ("gid_map", _MAP)):
+    mapping = f"0 {uid} 1"
+    for name, text in (("setgroups", "deny"), ("uid_map", mapping), ("gid_map", mapping)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     own_mounts()
@@ -116,27 +115,22 @@ def _try_sandbox(stage: str) -> None:
     restrict(stage, READ_ONLY, recursive=True)
 
 
-def start_server(server: dict[str, Any]) -> tuple[int, socket.socket]:
+def start_server(server: dict[str, Any], stage: str) -> tuple[int, socket.socket]:
     """Start the fork server; returns its pid and its control socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
         try:
-            _become_server(server, theirs.fileno())
+            _become_server(server, stage, theirs.fileno())
         finally:
             os._exit(127)
     theirs.close()
     return pid, ours
 
 
-def _become_server(server: dict[str, Any], control: int) -> NoReturn:
+def _become_server(server: dict[str, Any], stage: str, control: int) -> NoReturn:
     own_mounts()
-    # At the paths that they have in instances.
-    mount("tmpfs", RUN_DIRECTORY, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
-    os.makedirs(INSIDE)
-    os.close(os.open(EXECUTOR, os.O_CREAT | os.O_WRONLY))
-    mount(server["executor"], EXECUTOR, None, MS_BIND)
-    mount(server["inside"], INSIDE, None, MS_BIND)
+    sandbox_mounts.make(sandbox_mounts.parse(server["files"]), stage)
     restrict("/", READ_ONLY | NO_SETUID, recursive=True)
     null = os.open("/dev/null", os.O_RDWR)
     use_descriptors({0: null, 1: null, 2: 2, CONTROL_FD: control})

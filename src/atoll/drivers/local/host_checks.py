@@ -54,6 +54,16 @@ def layer_problem(directory: Path) -> str | None:
     return images_problem(directory)
 
 
+def fork_problem(settings: LocalSettings) -> str | None:
+    """Why the settings or the user allow no instances that are forks; None if they do."""
+    if os.geteuid() != 0:
+        return "only root can move a fork into the control groups and the user of an instance"
+    if not settings.fork_server:
+        return "local.fork_server is false"
+    # The warm interpreter has the executor's byte code, so it is Atoll's own.
+    return None if settings.python is None else "local.python is another interpreter"
+
+
 def checks(settings: LocalSettings, node: Path) -> list[Check]:
     root = os.geteuid() == 0
     groups = node_groups(settings, Path())

@@ -63,6 +63,10 @@ class LocalImages:
             self._trees[key] = await self._new_tree(template)
         return self._trees[key]
 
+    def default_tree(self) -> RootFileSystem:
+        """The tree of templates without a root file system or interpreter of their own."""
+        return root_file_system.default_root(self._etc, self._python)
+
     async def _new_tree(self, template: Template) -> RootFileSystem:
         return await asyncio.to_thread(
             root_file_system.root_of,

@@ -101,21 +101,13 @@ def host_root(etc: Path, interpreter: str, prefixes: list[tuple[str, str]]) -> R
     for prefix, inside in prefixes:
         if not any(inside == bound or inside.startswith(f"{bound}/") for _, bound in binds):
             binds.append((prefix, inside))
-    return RootFileSystem(tuple(binds), tuple(links), interpreter, search_path(interpreter))
-
-
-def search_path(interpreter: str) -> str:
-    return f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
-
-
-def own_interpreter() -> str:
-    """The interpreter that runs Atoll, without its virtual environment."""
-    return os.path.realpath(sys.executable)
+    search = f"{os.path.dirname(interpreter)}:/usr/local/bin:/usr/bin:/bin"
+    return RootFileSystem(tuple(binds), tuple(links), interpreter, search)
 
 
 def _own_interpreter() -> tuple[str, list[tuple[str, str]]]:
     base = os.path.realpath(sys.base_prefix)
-    return own_interpreter(), [(base, base)]
+    return os.path.realpath(sys.executable), [(base, base)]
 
 
 def _interpreter(python: Path, roots: tuple[Path, ...] | None) -> tuple[str, list[tuple[str, str]]]:
@@ -320,9 +312,14 @@ def root_of(
         return image_root(Path(template.root), template.python)
     if template.python:
         return host_root(etc, *_interpreter(Path(template.python), roots))
-    if default_python is not None:
+    return default_root(etc, default_python)
+
+
+def default_root(etc: Path, python: Path | None) -> RootFileSystem:
+    """Of templates without a root file system or interpreter of their own."""
+    if python is not None:
         # Allowed, because the owner of the node configured it.
-        return host_root(etc, *_interpreter(default_python, None))
+        return host_root(etc, *_interpreter(python, None))
     return host_root(etc, *_own_interpreter())
 
 

@@ -9,6 +9,7 @@ are writable, each with a limit.
 from __future__ import annotations
 
 import json
+import mmap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,17 @@ def instance_environment(python: str, path: str, own: str = "") -> dict[str, str
         "PATH": f"{own and f'{own}/bin:'}{path}:{INSIDE}/bin",
         "PYTHONPATH": f"{own and f'{own}:'}{INSIDE}/lib",
         "ATOLL_PYTHON": python,
+        "PWD": "/workspace",
     }
+
+
+def fork_server_files(tree: RootFileSystem, executor: str, inside: str) -> list[str]:
+    """Options for the files that the fork server shares with instances, at the same paths."""
+    return [
+        *_root(tree, (), mmap.PAGESIZE, str),
+        "--ro-bind", executor, EXECUTOR,
+        "--ro-bind", inside, INSIDE,
+    ]  # fmt: skip
 
 
 def installation_arguments(

@@ -91,7 +91,7 @@ def make(options: Options, base: str) -> None:
     which it is mounted until then. The instance's /proc is mounted at /proc already: only its own
     processes can do that.
     """
-    os.umask(0o022)
+    umask = os.umask(0o022)
     # Before the root changes: sources are paths of the host.
     proc = clone_mount("/proc")
     sources = [_source(word, values) for word, values in options.file_system]
@@ -129,6 +129,7 @@ def make(options: Options, base: str) -> None:
     os.rmdir(OLD_ROOT)
     if ("--remount-ro", ["/"]) in options.file_system:
         restrict("/", READ_ONLY)
+    os.umask(umask)
 
 
 def _source(word: str, values: list[str]) -> int:

@@ -261,7 +261,7 @@ class Spawner:
     def _forks(self, request: dict[str, Any]) -> socket.socket | None:
         """The socket of the fork server of which the instance is to be a fork."""
         known = self._fork_server.problem
-        forks = self._fork_server.socket(request["fork_server"], request["stage"])
+        forks = self._fork_server.socket(request)
         if self._fork_server.problem != known:
             self._answer(not_forked=self._fork_server.problem)
         return forks
@@ -332,24 +332,22 @@ class ForkServer:
         """The description and the program of the last start."""
         self._starts = 0
         self.problem: str | None = None
-        """Why it cannot be used on this machine."""
+        """Why it cannot be used."""
 
-    def socket(self, description: dict[str, Any] | None, stage: str) -> socket.socket | None:
-        """The control socket of this fork server; None if it cannot be used."""
-        if description is None or self.problem is not None:
+    def socket(self, request: dict[str, Any]) -> socket.socket | None:
+        """The control socket of the fork server for this start; None if it cannot be used."""
+        description, stage = request["fork_server"], request["stage"]
+        if description is None:
             return None
         program = os.stat(description["argv"][0])
         wanted = (description, program.st_dev, program.st_ino, program.st_mtime_ns)
-        if self._started is None:
-            self.problem = forked_start.problem(stage)
-            if self.problem is not None:
-                return None
         if wanted != self._started:
             self.close()
             self._started, self._starts = wanted, 0
-        if self._socket is None and self._starts < MAX_FORK_SERVERS:
+            self.problem = forked_start.problem(request["uid"], stage)
+        if self._socket is None and self.problem is None and self._starts < MAX_FORK_SERVERS:
             self._starts += 1
-            self._pid, self._socket = forked_start.start_server(description)
+            self._pid, self._socket = forked_start.start_server(description, stage)
         return self._socket
 
     def ended(self, pid: int) -> bool:

@@ -44,10 +44,8 @@ class ForkServer:
     """The warm interpreter of which instances are forks (`executor/fork_server.py`)."""
 
     argv: list[str]
-    executor: str
-    """The executor's bundle."""
-    inside: str
-    """The directory of what user code may import and call."""
+    files: list[str]
+    """Its root file system, as options of bubblewrap."""
     environment: dict[str, str]
 
 
