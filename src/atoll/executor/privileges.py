@@ -21,7 +21,7 @@ _NEW_PROCESSES, _NEW_NETWORK = 0x2000_0000, 0x4000_0000
 NEW_SANDBOX = NEW_MOUNTS | NEW_USERS | _NEW_HOST_NAME | _NEW_IPC | _NEW_PROCESSES | _NEW_NETWORK
 """Every namespace but those of control groups and clocks."""
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 1, 24, 47
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _NO_SUID_DEV_EXEC = 2 | 4 | 8
 _SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8914, 1
@@ -85,6 +85,8 @@ def drop_capabilities() -> None:
                 raise
             break  # The kernel has no more.
     syscalls.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    # The seccomp filter needs this too, but not every machine has a filter.
+    syscalls.call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     syscalls.call("capset", struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 

@@ -101,4 +101,6 @@ def _is_main(pid: int) -> bool:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return False
-    return name == "bwrap" or processes.namespace_pid(pid) == 1
+    number = processes.namespace_pid(pid)
+    # User code can choose its name, but has another pid inside.
+    return number == 1 or (name == "bwrap" and number == pid)
