@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.drivers.local import forked_start
+from atoll.drivers.local.sandbox_host import free_stage
 from atoll.drivers.shared import cgroups, disk_images, seccomp
 from atoll.drivers.shared.cgroups import node_groups
 from atoll.drivers.shared.disk_images import images_problem
@@ -138,6 +140,16 @@ def checks(settings: LocalSettings, node: Path) -> list[Check]:
             if filtered
             else f"no filter is known for {platform.machine()}",
             requirement="seccomp",
+        )
+    )
+    problem = fork_problem(settings) or forked_start.problem(settings.uid_base, free_stage(()))
+    result.append(
+        Check(
+            "fork server",
+            problem is None,
+            "instances are forks of a warm interpreter"
+            if problem is None
+            else f"every instance starts an interpreter: {problem}",
         )
     )
     result.append(_bucket_mounts(settings, groups))

@@ -345,7 +345,9 @@ class ForkServer:
             self.close()
             self._started, self._starts = wanted, 0
             self.problem = forked_start.problem(request["uid"], stage)
-        if self._socket is None and self.problem is None and self._starts < MAX_FORK_SERVERS:
+        if self._socket is None and self._starts == MAX_FORK_SERVERS:
+            self.problem = f"the fork server has ended {MAX_FORK_SERVERS} times"
+        if self._socket is None and self.problem is None:
             self._starts += 1
             self._pid, self._socket = forked_start.start_server(description, stage)
         return self._socket
