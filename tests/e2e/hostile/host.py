@@ -81,6 +81,17 @@ def _is_fork_server(pid: int) -> bool:
     return b"fork_server" in command and outside
 
 
+def fork_server(server: int) -> int:
+    """The pid of the fork server of a server that has started an instance."""
+    every = processes()
+    (found,) = (
+        pid
+        for pid, (parent, _, _) in every.items()
+        if parent in every and every[parent][0] == server and _is_fork_server(pid)
+    )
+    return found
+
+
 def resident(pid: int) -> int:
     """Bytes of memory that a process has in use."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
