@@ -70,3 +70,21 @@ def test_the_doctor_leaves_no_control_group(
     (root / "cgroup.subtree_control").touch()
     host_checks.checks(LocalSettings(cgroup_root=root), tmp_path)
     assert [path for path in root.iterdir() if path.is_dir()] == []
+
+
+@privileged
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        (LocalSettings(), "are forks"),
+        (LocalSettings(fork_server=False), "local.fork_server is false"),
+        (LocalSettings(python=Path("/usr/bin/python3")), "local.python is another interpreter"),
+    ],
+    ids=["forks", "switched off", "another interpreter"],
+)
+def test_the_doctor_reports_why_instances_are_not_forks(
+    tmp_path: Path, settings: LocalSettings, detail: str
+) -> None:
+    (check,) = [c for c in host_checks.checks(settings, tmp_path) if c.name == "fork server"]
+    assert detail in check.detail
+    assert check.ok == (detail == "are forks")

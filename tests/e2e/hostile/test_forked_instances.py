@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from atoll.drivers.local import leftovers
+from atoll.settings import LocalSettings
 from tests import drivers
 from tests.e2e.hostile.conftest import SECRET, attackable
-from tests.e2e.hostile.host import fork_server, living
+from tests.e2e.hostile.host import eventually, fork_server, living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,9 +120,7 @@ def test_code_cannot_reach_the_fork_server(forks: Target, one: Box) -> None:
             assert own != its, kind
 
 
-def test_a_signal_to_every_process_does_not_reach_the_fork_server(
-    forks: Target, boxes: Callable[..., Box]
-) -> None:
+def test_a_signal_to_every_process_does_not_reach_the_fork_server(forks: Target) -> None:
     pid = fork_server(forks.pid)
     box = forks.box()
     try:
@@ -131,6 +131,29 @@ def test_a_signal_to_every_process_does_not_reach_the_fork_server(
         box.assert_usable()
     finally:
         forks.client.delete(box.url)
+
+
+IMPOSTORS = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, b"bwrap", 0, 0, 0)
+for _ in range(20):
+    if os.fork() == 0:
+        break
+else:
+    open("named", "w").close()
+time.sleep(600)
+"""
+
+
+def test_processes_named_bwrap_are_not_counted_as_instances(forks: Target) -> None:
+    """The environment of a fork's processes has the mark of the data directory."""
+    box = forks.box()
+    execution = box.submit(IMPOSTORS, timeout=600)
+    eventually(lambda: box.client.get(f"{box.files}/named").is_success, "all processes")
+    node = forks.server.data_dir / "node"
+    assert leftovers.count(LocalSettings(), node) == len(list((node / "instances").iterdir()))
+    box.client.post(f"/api/v1/executions/{execution}/cancel")
+    forks.client.delete(box.url)
 
 
 WRITE = """
@@ -186,6 +209,13 @@ def test_mapped_files_are_on_read_only_mounts(one: Box) -> None:
     for path in mapped:
         with pytest.raises(OSError, match="Read-only file system"):
             os.close(os.open(path, os.O_RDWR))
+
+
+def test_instances_of_an_ordinary_user_are_no_forks(targets: Callable[[str], Target]) -> None:
+    target = targets("unprivileged")
+    box = target.box()
+    assert not is_fork(box)
+    target.client.delete(box.url)
 
 
 # Side by side

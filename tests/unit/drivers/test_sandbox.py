@@ -75,7 +75,7 @@ def test_capabilities_and_environment_are_dropped() -> None:
     assert "--new-session" in argv
     assert argv.index("--clearenv") < argv.index("--setenv")
     assert {name for name, _ in pairs(argv, "--setenv")} == {
-        "PATH", "PYTHONPATH", "ATOLL_PYTHON", *environment_variables.INSTANCE,
+        "PATH", "PYTHONPATH", "PWD", "ATOLL_PYTHON", *environment_variables.INSTANCE,
     }  # fmt: skip
 
 
