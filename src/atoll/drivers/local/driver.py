@@ -138,8 +138,11 @@ class LocalDriver:
 
     async def open(self) -> None:
         await asyncio.to_thread(self._open)
-        stage = free_stage([str(self._node)]) if self._root else None
-        await self._spawner.prepare(self._requests.fork_server, stage)
+        if self._root:
+            stage, uid = free_stage([str(self._node)]), self._settings.uid_base
+            await self._spawner.prepare(self._requests.fork_server, stage, uid)
+        else:
+            await self._spawner.prepare()
 
     def _open(self) -> None:
         bubblewrap = shutil.which(self._settings.bubblewrap)

@@ -199,7 +199,9 @@ class Spawner:
 
     def _handle(self, request: dict[str, Any]) -> None:
         if "prepare" in request:
-            self._forks(request["prepare"])
+            # The first instance reports an error.
+            with contextlib.suppress(OSError):
+                self._forks(request["prepare"])
         else:
             self._spawn(request)
 

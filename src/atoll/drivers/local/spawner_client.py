@@ -184,13 +184,19 @@ class SpawnerClient:
         # The process itself disappears a moment before its exit is reported.
         return self._socket is not None and pid not in self.exits
 
-    async def prepare(self, fork_server: ForkServer | None, stage: str | None) -> None:
-        """Start the spawner and its fork server now: the first instance need not wait for them."""
+    async def prepare(
+        self, fork_server: ForkServer | None = None, stage: str = "", uid: int = 0
+    ) -> None:
+        """
+        Start the spawner and its fork server now: the first instance need not wait for them. What
+        the machine allows is tried in `stage` as `uid`.
+        """
         try:
             if fork_server is None:
                 self.open()
             else:
-                await self._send({"prepare": {"fork_server": fork_server, "stage": stage}})
+                request = {"fork_server": fork_server, "stage": stage, "uid": uid}
+                await self._send({"prepare": request})
         except OSError as error:
             # The first instance tries again.
             log.warning("spawner.not_started", error=str(error))
