@@ -453,6 +453,31 @@ def test_only_forks_share_layout_and_hash_seed(one: Box, other: Box, bubblewrapp
         bubblewrapped.client.delete(box.url)
 
 
+CHANGE = """
+import ctypes, json, sys
+text = json.__doc__
+place = id(text) + sys.getsizeof(text) - len(text) - 1
+function = ctypes.cast(ctypes.CDLL(None).getppid, ctypes.c_void_p).value
+with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    for address, data in ((place, b"changed"), (function, b"\\xcc" * 4)):
+        memory.seek(address)
+        memory.write(data)
+print(text[:7], ctypes.string_at(function, 4) == b"\\xcc" * 4)
+"""
+
+
+def test_memory_that_one_session_changes_stays_the_same_in_others(
+    forks: Target, one: Box, other: Box
+) -> None:
+    """Of the fork server and of a file."""
+    assert one.printed(CHANGE) == "changed True"
+    late = forks.box()
+    for box in (one, other, late):
+        code = "import json, os; print(json.__doc__[:4], os.getppid() > 0)"
+        assert box.printed(code) == "JSON True"
+    forks.client.delete(late.url)
+
+
 SCAN = """
 import json, re, sys
 KEY = 0x5A
