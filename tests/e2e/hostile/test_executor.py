@@ -70,6 +70,8 @@ def test_no_process_of_the_executor_can_be_opened_even_when_it_starts(fresh: Box
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the descriptors of others")
 @pytest.mark.skipif(drivers.CHOSEN != "local", reason="of other drivers pids are the engine's")
 def test_no_descriptor_of_the_zygote_refers_to_a_file_of_the_host(fresh: Box) -> None:
+    # No child is forked ahead before the first execution.
+    fresh.assert_usable()
     for pid in fresh.settled():
         places = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
         files = {place for place in places if place.startswith("/")}
