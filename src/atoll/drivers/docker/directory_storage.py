@@ -101,12 +101,12 @@ class DirectoryStorage:
             return await self.volumes.run(self.volumes.uses_bucket(spec), self._prepare, spec)
 
     def _prepare(self, spec: InstanceSpec) -> InstanceFiles:
-        workspace = self._workspace(spec)
+        workspace, is_new = self._workspace(spec)
         (self._instances / spec.instance_id).mkdir(mode=0o700, exist_ok=True)
         executor = self._executor_files.mount(workspace)
         own = [] if executor is None else [executor]
         if workspace.kind == IMAGE:
-            own.append(self._image_mount(workspace))
+            own.append(self._image_mount(workspace, new=is_new))
         self.volumes.attach(spec, workspace, own, views=self.quota)
         uid = container_config.UID if workspace.uid is None else workspace.uid
         link, journal = self._executor_files.prepare(spec.instance_id, workspace, uid)
@@ -121,7 +121,8 @@ class DirectoryStorage:
         ]
         return InstanceFiles(mounts, uid, size_is_limited=workspace.kind == IMAGE)
 
-    def _workspace(self, spec: InstanceSpec) -> Workspace:
+    def _workspace(self, spec: InstanceSpec) -> tuple[Workspace, bool]:
+        """The workspace of an instance, and whether it was made for it."""
         name = spec.workspace or spec.instance_id
         found = self._workspaces.get(name)
         if found is None:
@@ -129,20 +130,20 @@ class DirectoryStorage:
                 raise WorkspaceLost(f"Workspace {name} is not on this node.")
             if spec.prefix is not None:
                 self.volumes.make_prefix(spec.prefix)
-            return self._workspaces.make(name, spec.resources.disk, spec.prefix)
+            return self._workspaces.make(name, spec.resources.disk, spec.prefix), True
         if self.quota:
-            return as_image(self._workspaces, found)
+            return as_image(self._workspaces, found), False
         if found.kind == IMAGE:
             raise InstanceNotStarted(
                 f"Workspace {name} is a file system image, which this node cannot mount any more: "
                 f"{self._obstacle}."
             )
-        return found
+        return found, False
 
-    def _image_mount(self, workspace: Workspace) -> Mount:
+    def _image_mount(self, workspace: Workspace, *, new: bool = False) -> Mount:
         image = self._workspaces.path(workspace)
         name = _mount_name(workspace)
-        return Mount(name, image=image, uid=workspace.uid, owner=workspace.owner)
+        return Mount(name, image=image, uid=workspace.uid, owner=workspace.owner, new=new)
 
     def _files(self, workspace: Workspace) -> Path:
         if workspace.kind == IMAGE:

@@ -52,12 +52,13 @@ class ExecutorFiles:
         if not self._images:
             return None
         path = self._workspaces.directory(workspace.name) / IMAGE_FILE
-        if not path.exists():
-            new = path.with_suffix(".new")
-            new.unlink(missing_ok=True)
-            self._workspaces.make_image(new, IMAGE_SIZE)
-            new.rename(path)
-        return Mount(_mount_name(workspace), image=path)
+        is_new = not path.exists()
+        if is_new:
+            part = path.with_suffix(".new")
+            part.unlink(missing_ok=True)
+            self._workspaces.make_image(part, IMAGE_SIZE)
+            part.rename(path)
+        return Mount(_mount_name(workspace), image=path, new=is_new)
 
     def prepare(self, instance_id: str, workspace: Workspace, uid: int) -> tuple[Path, Path]:
         """Make the directories of socket and journal for `uid`; the image is mounted."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from atoll.drivers.shared import mount_syscalls
 from atoll.errors import PermanentError, TemporaryError
 
-LOOPS = Path("/sys/block")
+LOOPS = "/sys/block"
 MKFS, E2FSCK = "/sbin/mkfs.ext4", "/sbin/e2fsck"
 MIN_IMAGE = 4 * 1024 * 1024
 DETACH_TIMEOUT = 10.0
@@ -51,9 +51,10 @@ def repair_image(image: Path) -> None:
 
 def loop_device_of(image: Path) -> str | None:
     """The loop device of the image, if it is attached to one."""
-    for device in LOOPS.glob("loop*"):
-        if _backing(device) == str(image):
-            return f"/dev/{device.name}"
+    # As strings: a host may have a thousand devices.
+    for name in os.listdir(LOOPS):
+        if name.startswith("loop") and _backing(name) == str(image):
+            return f"/dev/{name}"
     return None
 
 
@@ -69,9 +70,10 @@ def wait_until_detached(image: Path, code: str) -> None:
         time.sleep(0.002)
 
 
-def _backing(device: Path) -> str | None:
+def _backing(device: str) -> str | None:
     try:
-        return (device / "loop" / "backing_file").read_text().strip()
+        with open(f"{LOOPS}/{device}/loop/backing_file") as file:
+            return file.read().strip()
     except OSError as error:
         # The image was detached meanwhile.
         if error.errno not in (errno.ENOENT, errno.ENODEV):

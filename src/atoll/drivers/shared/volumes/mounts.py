@@ -75,6 +75,8 @@ class Mount:
     """The owner, who alone can access a mount of the bucket; every uid can if not set."""
     owner: int | None = None
     """The uid that files have in the image, if that is not `uid`."""
+    new: bool = False
+    """Whether the image was made a moment ago, so that it needs no repair and is not in use."""
 
 
 class NodeMounts:
@@ -241,7 +243,7 @@ class NodeMounts:
         for directory in (top, top / "files", top / "scratch"):
             directory.mkdir(mode=0o700, exist_ok=True)
         if mount.image is not None:
-            _mount_image(mount.image, top / "files")
+            _mount_image(mount.image, top / "files", new=mount.new)
             if mount.uid is not None:
                 _hand_over(top / "files", mount.uid, mount.owner)
             return
@@ -374,15 +376,16 @@ def _process(top: Path) -> tuple[int, int] | None:
     return int(state["pid"]), int(state["started"] or -1)
 
 
-def _mount_image(image: Path, target: Path) -> None:
+def _mount_image(image: Path, target: Path, *, new: bool) -> None:
     """
     Mount an image, from its existing loop device if it has one: two loop devices on one image would
     be two file systems in the kernel, and damage it.
     """
     for _ in range(3):
-        device = loop_device_of(image)
+        device = None if new else loop_device_of(image)
         if device is None:
-            repair_image(image)
+            if not new:
+                repair_image(image)
             mount_syscalls.mount_image(str(image), str(target))
             return
         try:
