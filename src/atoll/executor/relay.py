@@ -64,13 +64,20 @@ def copy(*directions: Direction) -> None:
 
 
 def connect(socket: _socket.socket, name: bytes) -> None:
-    """Retries, because gVisor refuses a connection while the queue is full; Linux waits."""
-    for _ in range(MAX_ATTEMPTS):
+    """
+    Waits for an executor that is starting, which ends with this process if it fails. Retries while
+    the queue is full: gVisor refuses a connection then, Linux waits.
+    """
+    attempts = 0
+    while attempts < MAX_ATTEMPTS:
         try:
             socket.connect(name)
             return
+        except ConnectionRefusedError:
+            pass
         except BlockingIOError:
-            select.select([], [], [], RETRY_DELAY)
+            attempts += 1
+        select.select([], [], [], RETRY_DELAY)
     raise OSError("the queue of the socket is full")
 
 

@@ -53,9 +53,10 @@ async def engine(
         over.set()
 
     async def dial(link: LinkTransport) -> None:
-        hijacked = HijackedConnection("/exec/1/start", {}, link)
+        hijacked = HijackedConnection("/exec/1/start", {})
         await asyncio.get_running_loop().create_unix_connection(lambda: hijacked, path)
         await hijacked.upgraded
+        hijacked.carry(link)
 
     path = str(place / "engine.sock")
     server = await asyncio.start_unix_server(serve_once, path)

@@ -15,6 +15,7 @@ from atoll.errors import PermanentError
 from atoll.link.errors import LinkLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from aiodocker.stream import Stream
@@ -31,11 +32,17 @@ MAX_OUTPUT = 1024 * 1024
 
 
 async def start(
-    engine: Engine, instance_id: str, container: str, config: ExecutorConfig, timeout: timedelta
+    engine: Engine,
+    instance_id: str,
+    container: str,
+    config: ExecutorConfig,
+    timeout: timedelta,
+    started: Callable[[], None],
 ) -> Stream:
     """
-    Returns the attached standard streams: an ephemeral executor ends when they are closed. Raises
-    `PermanentError` if the container ends, and `LinkLost` if the executor does not become ready.
+    Returns the attached standard streams: an ephemeral executor ends when they are closed. Calls
+    `started` when the container runs. Raises `PermanentError` if the container ends, and `LinkLost`
+    if the executor does not become ready.
     """
     handle = engine.docker.containers.container(container)
     stream = handle.attach(stdin=True, stdout=True, stderr=True)
@@ -43,10 +50,11 @@ async def start(
     try:
         with translated():
             async with asyncio.timeout_at(deadline):
-                # Attach first, so that no output is missed.
+                # Attach first, so that no output is missed and no input is waited for.
                 await stream._init()
-                await handle.start()
                 await stream.write_in(config.line())
+                await handle.start()
+                started()
             try:
                 async with asyncio.timeout_at(deadline):
                     await _wait_until_ready(engine, instance_id, container, stream)

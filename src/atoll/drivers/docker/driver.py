@@ -139,6 +139,7 @@ class DockerDriver:
         self._links = InstanceLinks(
             self._identity, self._storage, self._exec_links, self._link_settings
         )
+        self._resources.callback(self._links.close)
         self._open_parts()
 
     def _open_directory(self) -> node_identity.NodeIdentity:
@@ -294,12 +295,18 @@ class DockerDriver:
                 created = await self._engine.docker.containers.create(
                     container_config.instance_body(container), name=name
                 )
+
+            def started() -> None:
+                if container.relays:
+                    self._links.start_relay(instance_id, created.id, base.python)
+
             stream = await container_start.start(
                 self._engine,
                 instance_id,
                 created.id,
                 self._specs.executor(spec, container),
                 self._link_settings.start_timeout,
+                started,
             )
             if spec.ephemeral:
                 self._stdin[instance_id] = stream
@@ -321,6 +328,7 @@ class DockerDriver:
         return None if name is None else self._environments.inside(name)
 
     async def _undo(self, instance_id: str) -> None:
+        self._links.forget(instance_id)
         await self._close_stdin(instance_id)
         try:
             await self._containers.remove(instance_id)

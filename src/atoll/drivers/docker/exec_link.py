@@ -28,6 +28,7 @@ from atoll.link.client import Link
 from atoll.link.errors import LinkLost
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
     from datetime import timedelta
 
     from atoll.drivers.docker.engine import Engine
@@ -63,32 +64,39 @@ class ExecLinks:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    async def start_relay(
+        self, container: str, python: Sequence[str], executor: str
+    ) -> HijackedConnection:
+        """
+        Start a relay, which waits for the executor's socket. `python` is the command that starts
+        the interpreter in the container, `executor` the path of the executor's bundle there.
+        """
+        command = [*python, "-I", "-S", "-B", "-c", BOOT.format(path=executor), SOCKET_NAME]
+        try:
+            with translated():
+                exec_id = await _create_exec(self._engine, container, command)
+                connection = await _start_exec(self._engine, exec_id)
+        except AtollError as error:
+            # The container may be gone, paused, or have no room for another process.
+            raise LinkLost(
+                f"Cannot start a relay in container {container}: {error.message}"
+            ) from error
+        self._watch(container, connection)
+        return connection
+
     async def connect(
         self,
         container: str,
-        python: list[str],
-        executor: str,
+        relay: Awaitable[HijackedConnection],
         settings: LinkSettings,
         *,
         timeout: timedelta,
         token: str,
     ) -> Link:
-        """
-        `python` is the command that starts the interpreter in the container, `executor` the path of
-        the executor's bundle there.
-        """
-        command = [*python, "-I", "-S", "-B", "-c", BOOT.format(path=executor), SOCKET_NAME]
+        """A link over a relay of `start_relay`."""
 
         async def dial(transport: LinkTransport) -> None:
-            try:
-                with translated():
-                    exec_id = await _create_exec(self._engine, container, command)
-                    self._watch(container, await _start_exec(self._engine, exec_id, transport))
-            except AtollError as error:
-                # The container may be gone, paused, or have no room for another process.
-                raise LinkLost(
-                    f"Cannot start a relay in container {container}: {error.message}"
-                ) from error
+            (await relay).carry(transport)
 
         return await Link.over(dial, container, settings, timeout=timeout, token=token)
 
@@ -139,9 +147,9 @@ async def _create_exec(engine: Engine, container: str, command: list[str]) -> st
     return str(json.loads(answer)["Id"])
 
 
-async def _start_exec(engine: Engine, exec_id: str, transport: LinkTransport) -> HijackedConnection:
+async def _start_exec(engine: Engine, exec_id: str) -> HijackedConnection:
     connection = HijackedConnection(
-        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}, transport
+        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}
     )
     try:
         await engine.dial(connection)

@@ -39,16 +39,19 @@ class HijackedConnection(RawConnection, asyncio.Transport):
     """
     Transport of a link: `write` goes to standard input, and standard output goes to the link. Flow
     control is that of the connection in both directions; only the header of a frame is buffered.
+    Reading pauses until there is a link.
     """
 
-    def __init__(self, path: str, body: dict[str, Any], link: LinkTransport) -> None:
+    def __init__(self, path: str, body: dict[str, Any]) -> None:
         super().__init__()
         content = json.dumps(body).encode()
         self._request = (
             f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         ).encode() + content
-        self._link = link
+        self._link: LinkTransport | None = None
+        self._unread = b""
+        """What arrived with the response, before there was a link."""
         self._engine: asyncio.Transport | None = None
         self._head = bytearray()
         """Incomplete head of the response, then of the current frame."""
@@ -60,6 +63,18 @@ class HijackedConnection(RawConnection, asyncio.Transport):
         self.upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine has accepted the request."""
 
+    def carry(self, link: LinkTransport) -> None:
+        """Become the transport of a link, once, when the engine has accepted the request."""
+        assert self._engine is not None
+        self._link = link
+        link.connection_made(self)
+        if self._engine.is_closing():
+            link.connection_lost(None)
+            return
+        unread, self._unread = self._unread, b""
+        self._read_frames(link, unread)
+        self._engine.resume_reading()
+
     # Protocol of the connection to the engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,6 +84,12 @@ class HijackedConnection(RawConnection, asyncio.Transport):
     def data_received(self, data: bytes) -> None:
         if not self.upgraded.done():
             data = self._read_response(data)
+        if self._link is None:
+            self._unread += data
+        else:
+            self._read_frames(self._link, data)
+
+    def _read_frames(self, link: LinkTransport, data: bytes) -> None:
         view = memoryview(data)
         while view:
             if not self._remaining:
@@ -84,15 +105,15 @@ class HijackedConnection(RawConnection, asyncio.Transport):
             piece, view = view[: self._remaining], view[self._remaining :]
             self._remaining -= len(piece)
             if self._is_stderr:
-                self._read_stderr(piece)
+                self._read_stderr(link, piece)
             else:
-                self._link.data_received(bytes(piece))
+                link.data_received(bytes(piece))
 
-    def _read_stderr(self, piece: memoryview) -> None:
+    def _read_stderr(self, link: LinkTransport, piece: memoryview) -> None:
         self._stderr_tail = (self._stderr_tail + piece)[-MAX_ERROR_TEXT:]
         self._stderr_size += len(piece)
         if self._stderr_size > MAX_STDERR:
-            self._link.violated(
+            link.violated(
                 ProtocolViolation(f"A relay wrote over {MAX_STDERR} bytes to its standard error.")
             )
 
@@ -109,7 +130,8 @@ class HijackedConnection(RawConnection, asyncio.Transport):
             message = rest.decode(errors="replace")[:MAX_ERROR_TEXT]
             self._fail(DockerError(status, message))
             return b""
-        self._link.connection_made(self)
+        assert self._engine is not None
+        self._engine.pause_reading()
         self.upgraded.set_result(None)
         return rest
 
@@ -122,16 +144,18 @@ class HijackedConnection(RawConnection, asyncio.Transport):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.upgraded.done():
             self._fail(ConnectionResetError("The engine closed the connection."))
-        elif self.upgraded.exception() is None:
+        elif self._link is not None and self.upgraded.exception() is None:
             if self._stderr_tail:
                 log.info("relay.ended", output=self._stderr_tail.decode(errors="replace").strip())
             self._link.connection_lost(error)
 
     def pause_writing(self) -> None:
-        self._link.pause_writing()
+        if self._link is not None:
+            self._link.pause_writing()
 
     def resume_writing(self) -> None:
-        self._link.resume_writing()
+        if self._link is not None:
+            self._link.resume_writing()
 
     # Transport of the link
 
