@@ -12,7 +12,7 @@ import os
 import sys
 
 from ..protocol import minijson
-from . import syscalls
+from . import bundle_import, syscalls
 from .interpreter import zygote
 from .listener import open_listener
 from .supervisor import Supervisor
@@ -36,10 +36,7 @@ def main() -> None:
 
 def prepare(hooks: bool) -> None:
     """Turn this interpreter into one that can run user code."""
-    # User code gets the usual importers: that of the bundle (`bundle_import.py`) is not needed now.
-    sys.meta_path[:] = [
-        finder for finder in sys.meta_path if type(finder).__module__ != "atoll_executor"
-    ]
+    bundle_import.remove()  # User code gets the usual importers.
     zygote.warm(hooks)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _frozen_importlib
 import _frozen_importlib_external
 import marshal
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -25,6 +26,8 @@ class BundleFinder:
     def __init__(self, archive: str, index: dict[str, tuple[int, int, bool]]) -> None:
         self._archive = archive
         self._index = index
+        # Opened once: in gVisor that takes longer than loading a module.
+        self._fd = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         found = self._index.get(name)
@@ -42,10 +45,11 @@ class BundleFinder:
 
     def exec_module(self, module: ModuleType) -> None:
         offset, size, _ = self._index[module.__name__]
-        with open(self._archive, "rb", buffering=0) as bundle:
-            bundle.seek(offset)
-            code = marshal.loads(bundle.read(size))  # noqa: S302 - Our own, on a read-only mount.
-        exec(code, module.__dict__)  # noqa: S102
+        # The code is our own, on a read-only mount.
+        exec(marshal.loads(os.pread(self._fd, size, offset)), module.__dict__)  # noqa: S102, S302
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def install(archive: str, read: Callable[[str], bytes]) -> None:
@@ -55,6 +59,15 @@ def install(archive: str, read: Callable[[str], bytes]) -> None:
     except OSError:
         return
     sys.meta_path.insert(0, BundleFinder(archive, index))
+
+
+def remove() -> None:
+    """Close the bundle; what is imported from it later is imported by `zipimport`."""
+    for finder in list(sys.meta_path):
+        # The class of another copy of this module: that of the bundle's package.
+        if type(finder).__module__ == "atoll_executor":
+            sys.meta_path.remove(finder)
+            finder.close()  # type: ignore[attr-defined]
 
 
 if __name__ == "atoll_executor":

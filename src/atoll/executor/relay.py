@@ -18,6 +18,8 @@ import select
 import struct
 import sys
 
+from . import bundle_import
+
 SCM_CREDENTIALS = 2
 GREETING = b"\n"
 """The message that carries this process's credentials."""
@@ -82,6 +84,7 @@ def connect(socket: _socket.socket, name: bytes) -> None:
 
 
 def main() -> None:
+    bundle_import.remove()
     socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         connect(socket, b"\0" + os.fsencode(sys.argv[1]))

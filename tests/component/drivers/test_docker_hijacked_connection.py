@@ -86,6 +86,16 @@ async def test_a_relay_that_floods_its_standard_error_violates_the_protocol(tmp_
             assert isinstance(link.violation, ProtocolViolation)
 
 
+async def test_a_relay_that_ended_before_its_link_is_a_lost_link(tmp_path: Path) -> None:
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(AGREED + written(STDERR, b"the executor cannot be reached"))
+        await writer.drain()
+
+    async with asyncio.timeout(20), engine(tmp_path, end) as dial:
+        with pytest.raises(LinkLost):
+            await connected(dial)
+
+
 async def test_some_output_on_a_relays_standard_error_is_allowed(tmp_path: Path) -> None:
     async def complain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(AGREED + written(STDERR, b"x" * 60_000) + GREETING)

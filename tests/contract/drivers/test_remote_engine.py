@@ -319,14 +319,16 @@ async def test_requests_without_the_token_are_refused(node: Node) -> None:
     handle, link = await started(node.driver, spec())
     driver = node.driver
     assert isinstance(driver, DockerDriver)
-    shown = node.engine.inspect(str(handle.data["container"]))
+    container = str(handle.data["container"])
+    shown = node.engine.inspect(container)
     entry = shown["Config"]["Entrypoint"]
     for token in ("", "0" * 64):
         with pytest.raises(ExecutorError) as refused:
             await driver._exec_links.connect(
-                str(handle.data["container"]),
-                entry[: entry.index("-I")],
-                "/run/atoll/executor.pyz",
+                container,
+                driver._exec_links.start_relay(
+                    container, entry[: entry.index("-I")], "/run/atoll/executor.pyz"
+                ),
                 LinkSettings(),
                 timeout=timedelta(seconds=30),
                 token=token,

@@ -148,9 +148,7 @@ async def _create_exec(engine: Engine, container: str, command: list[str]) -> st
 
 
 async def _start_exec(engine: Engine, exec_id: str) -> HijackedConnection:
-    connection = HijackedConnection(
-        f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False}
-    )
+    connection = HijackedConnection(f"/{API}/exec/{exec_id}/start", {"Detach": False, "Tty": False})
     try:
         await engine.dial(connection)
         await connection.upgraded
