@@ -24,7 +24,7 @@ import struct
 import sys
 from _signal import SIG_SETMASK
 from _signal import pthread_sigmask as set_signal_mask
-from os import WNOHANG, close, fork, setsid, wait3
+from os import WNOHANG, close, fork, sched_yield, setsid, wait3
 
 from ...protocol import minijson
 from .. import syscalls
@@ -161,6 +161,8 @@ class Zygote:
                         usage.ru_oublock * STORAGE_BLOCK,
                     )
                 )
+        # The supervisor goes first: a client waits for the result, nobody for the next child.
+        sched_yield()
         self._fill()
         if not self._used:
             self._import_common()
