@@ -12,6 +12,7 @@ memory, and each page that a child writes to is copied first. `python -m bench.p
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
+import _socket
 import os
 import resource
 import site
@@ -22,11 +23,11 @@ from sys import modules
 from ...protocol import minijson
 from ..runs import terminal
 from ..syscalls import set_dumpable, set_oom_score
+from . import jobs
 from .jobs import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from typing import Any, NoReturn
 
 VALUE = b"V"
@@ -44,6 +45,8 @@ VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 ENCODING, ENCODE_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 Module = type(sys)
 
+REHEARSAL = {"code": "print(end='')\n", "args": [], "env": {"_": ""}, "limits": {}}
+
 _leader = 0
 
 INTERPRETERS = {
@@ -56,11 +59,23 @@ def rehearse() -> None:
     """
     Do what every run does in advance: code and caches are warm then, and memory pages are copied.
     """
-    set_variables(environment({"_": ""}))
+    path, argv, main = list(sys.path), sys.argv, modules["__main__"]
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    jobs.send(ours, 0, REHEARSAL, [0, 0, 0, 0])
+    _, job, descriptors = receive(theirs, announce=True)
+    for fd in descriptors:
+        close(fd)
+    ours.close()
+    theirs.close()
+    _limit(job["limits"])
+    set_variables(environment(job["env"]))
+    sys.path[0:0] = search_path(job["env"])
+    add_user_site()
+    _user_code(job, -1)
+    _flush(0)
     unsetenv(b"_")
     del VARIABLES[b"_"]
-    exec(compile("print(end='')\n", SOURCE_NAME, "exec", dont_inherit=True), {})  # noqa: S102
-    _flush(0)
+    sys.path[:], sys.argv, modules["__main__"] = path, argv, main
 
 
 def wait_and_run(socket: _socket.socket, oom_score: int) -> NoReturn:

@@ -20,6 +20,7 @@ import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import os
+import select
 import struct
 import sys
 from _signal import SIG_SETMASK
@@ -91,6 +92,8 @@ class Zygote:
         self._job_socket = job_socket
         self._children: dict[int, None] = {}
         self._used = False
+        self._jobs = select.poll()
+        self._jobs.register(job_socket.fileno(), select.POLLIN)
         self._wanted = 0
 
     def run(self, preload: list[str], hooks: bool, packages: str) -> None:
@@ -119,8 +122,6 @@ class Zygote:
         # control group that its children inherit.
         self._wanted = 0
         self._control.send(READY + minijson.dumps(failed))
-        import select
-
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(exits, select.POLLIN)
@@ -195,7 +196,7 @@ class Zygote:
                 close(fd)
             setsid()
             set_subreaper()
-            if self._used:
+            if self._used and not self._jobs.poll(0):
                 # Touches the pages that the run will touch, so that they are copied before a
                 # run waits for it. Instances that were never used stay smaller instead.
                 child.rehearse()
