@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 READY = b"ready\n"
+BLOCKED = signal.valid_signals() - {signal.SIGCHLD}
 EXIT_TERMINATED = 143
 SHUTDOWN_SECONDS = 8.0
 """Seconds that the executor waits at shutdown for runs to end and results to be sent."""
@@ -336,7 +337,7 @@ class Supervisor(ZygoteObserver):
     def _catch_termination(self) -> None:
         """Exit on SIGTERM from outside the namespace. From inside, user code may send it."""
         # Blocks all but the one with a handler: gVisor does not drop the others for PID 1.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         descriptor = syscalls.signal_descriptor(signal.SIGTERM)
 
         def terminated(mask: int) -> None:
