@@ -61,7 +61,7 @@ def rehearse() -> None:
     """
     path, argv, main = list(sys.path), sys.argv, modules["__main__"]
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    jobs.send(ours, 0, REHEARSAL, [0, 0, 0, 0])
+    jobs.send(ours, 0, REHEARSAL, [ours.fileno()] * 4)
     _, job, descriptors = receive(theirs, announce=True)
     for fd in descriptors:
         close(fd)
