@@ -7,6 +7,7 @@ depends on the machine, so a seed that found a defect may have to be run several
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,8 +113,9 @@ WEIGHTS = {
 }
 LOSES_INSTANCE = frozenset(
     {Kind.KILL_BOTH, Kind.KILL_EXECUTOR, Kind.END_EXECUTOR, Kind.KILL_INSTANCE}
-    # What started a container is the engine's, which ends the container with it.
-    | ({Kind.KILL_STARTER} if drivers.CHOSEN == "docker" else set())
+    # What started a container is the engine's, which ends the container with it. As root, the main
+    # process of an instance is its PID 1, and no bubblewrap that it could outlive.
+    | ({Kind.KILL_STARTER} if drivers.CHOSEN == "docker" or os.geteuid() == 0 else set())
 )
 """After these an execution may be tried again."""
 
