@@ -55,11 +55,11 @@ class Kernel:
         from jupyter_client.manager import start_new_kernel
         self.manager, self.client = start_new_kernel(kernel_name="python3")
     def run(self):
-        self.heard = ""
-        self.client.execute_interactive("print(1)", timeout=30, output_hook=self.hear)
-        assert self.heard == "1\\n", self.heard
-    def hear(self, message):
-        self.heard += message["content"].get("text", "")
+        self.printed = ""
+        self.client.execute_interactive("print(1)", timeout=30, output_hook=self.collect)
+        assert self.printed == "1\\n", self.printed
+    def collect(self, message):
+        self.printed += message["content"].get("text", "")
     def stop(self):
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
@@ -86,7 +86,7 @@ class Gateway:
         self.socket = connect(
             f"ws://{self.address}/api/kernels/{self.id}/channels").__enter__()
     def run(self):
-        id, heard = uuid.uuid4().hex, ""
+        id, printed = uuid.uuid4().hex, ""
         self.socket.send(json.dumps({
             "header": {"msg_id": id, "msg_type": "execute_request", "session": "bench",
                        "username": "", "version": "5.3"},
@@ -98,10 +98,10 @@ class Gateway:
         while left:
             message = json.loads(self.socket.recv(timeout=30))
             if message["parent_header"].get("msg_id") == id:
-                heard += message["content"].get("text", "")
+                printed += message["content"].get("text", "")
                 left.discard(message["content"].get("execution_state"))
                 left.discard(message["msg_type"].removeprefix("execute_"))
-        assert heard == "1\\n", heard
+        assert printed == "1\\n", printed
     def stop(self):
         self.socket.close()
         self.call("DELETE", f"/api/kernels/{self.id}")

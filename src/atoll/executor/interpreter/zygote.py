@@ -162,7 +162,7 @@ class Zygote:
                         usage.ru_oublock * STORAGE_BLOCK,
                     )
                 )
-        # The supervisor goes first: a client waits for the result, nobody for the next child.
+        # The supervisor goes first: a client waits for the result, and not for the next child.
         sched_yield()
         self._fill()
         if not self._used:

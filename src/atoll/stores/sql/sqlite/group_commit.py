@@ -14,7 +14,7 @@ there: whatever fails, for example because another process is writing, is left t
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -49,11 +49,11 @@ class WriterThread:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._put = 0
         self._finished = 0
-        self._wait(0, 0)
+        self._allow_waits(0, 0)
         self._thread = Thread(target=self._work, name="atoll-sql-writer", daemon=True)
         self._thread.start()
 
-    def _wait(self, busy_timeout: int, checkpoint_pages: int) -> None:
+    def _allow_waits(self, busy_timeout: int, checkpoint_pages: int) -> None:
         """For how long commits from now on may wait for other processes and for the disk."""
         self._connection.execute(f"PRAGMA busy_timeout = {busy_timeout}").fetchall()
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}").fetchall()
@@ -72,8 +72,9 @@ class WriterThread:
             self._run(batch)
             connection.execute("COMMIT")
         except Exception:  # noqa: BLE001 the thread repeats it, and reports what fails
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
             return False
         return True
 
@@ -95,9 +96,9 @@ class WriterThread:
                     else:
                         batch.append(call)
                 if batch:
-                    self._wait(self._busy_timeout, CHECKPOINT_PAGES)
+                    self._allow_waits(self._busy_timeout, CHECKPOINT_PAGES)
                     self._commit(batch)
-                    self._wait(0, 0)
+                    self._allow_waits(0, 0)
                     # From here on the event loop may use the connection.
                     self._finished += len(batch)
                     self._results.put(batch)
@@ -170,19 +171,22 @@ class LoopCommits:
 
     def pass_on(self) -> None:
         """Leave what is not committed yet to the thread, so that what follows comes later."""
-        batch, self._batch = self._batch, []
-        for call in batch:
+        for call in self._take():
             self._writer.put(call)
 
+    def _take(self) -> list[Call]:
+        batch, self._batch = self._batch, []
+        return batch
+
     def _commit(self) -> None:
-        batch = self._batch
+        batch = self._take()
         if not batch:
             return  # It was passed on.
         self._in_a_row += 1
-        if self._in_a_row > MAX_IN_A_ROW or not self._writer.try_commit(batch):
+        if self._in_a_row <= MAX_IN_A_ROW and self._writer.try_commit(batch):
+            for call in batch:
+                call.deliver()
+        else:
             self._in_a_row = 0
-            self.pass_on()
-            return
-        self._batch = []
-        for call in batch:
-            call.deliver()
+            for call in batch:
+                self._writer.put(call)
