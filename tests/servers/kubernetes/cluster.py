@@ -299,10 +299,11 @@ class Cluster:
     def _answers(self) -> bool:
         return self.client.get("/readyz").is_success
 
-    def _heartbeat(self, name: str) -> str:
-        """When its kubelet was last heard of."""
+    def _heartbeat(self, name: str) -> str | None:
+        """When its kubelet last renewed its lease; None before it has one."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"
-        return str(self.ask("GET", path)["spec"]["renewTime"])
+        answer = self.client.get(path)
+        return str(answer.json()["spec"]["renewTime"]) if answer.is_success else None
 
     def _wait_for_account(self, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
