@@ -238,6 +238,13 @@ class Workspaces(Protocol):
     def can_copy(self) -> bool:
         """Whether `copy` can succeed on this node."""
 
+    @property
+    def outlive_instances(self) -> bool:
+        """
+        Whether a workspace stays on the node when its instance ends. Otherwise the only copy is a
+        checkpoint.
+        """
+
     def of(self, handle: Handle) -> str:
         """The name of the instance's workspace. Reads the handle alone."""
 

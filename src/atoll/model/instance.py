@@ -63,6 +63,8 @@ class State(StrEnum):
 class Observation:
     state: State
     cause: Cause | None = None
+    message: str | None = None
+    """The node's own words for the cause, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
