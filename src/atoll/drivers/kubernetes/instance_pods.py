@@ -25,7 +25,8 @@ HANDLE_VERSION = 1
 
 
 def pod_name(instance_id: str) -> str:
-    return f"atoll-{instance_id}"
+    # Names of pods have no underscores.
+    return f"atoll-{instance_id.replace('_', '-')}"
 
 
 def handle_of(pod: PodState) -> Handle:
