@@ -675,7 +675,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs TLS or `insecure`."""
     driver: Literal["local", "docker", "kubernetes"] = "local"
-    """What runs instances: bubblewrap on this machine, or a Docker engine."""
+    """What runs instances: bubblewrap on this machine, a Docker engine, or a Kubernetes cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     workers: int = Field(1, ge=1, le=64)
@@ -749,6 +749,15 @@ class Settings(BaseSettings):
     blob: BlobSettings = BlobSettings()
     packages: PackageSettings = PackageSettings()
     secrets: SecretSettings = SecretSettings()
+
+    @model_validator(mode="after")
+    def _files_of_pods_have_a_place(self) -> Self:
+        if self.driver == "kubernetes" and self.blob.url is None:
+            raise ValueError(
+                "driver kubernetes needs blob.url: files of a session end with its pod, and "
+                "continue from a checkpoint in the bucket"
+            )
+        return self
 
     @field_validator("trusted_hosts")
     @classmethod

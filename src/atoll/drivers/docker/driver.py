@@ -80,6 +80,8 @@ log = structlog.get_logger(__name__)
 
 class DockerDriver:
     kind = KIND
+    disruptions = None
+    ownership = None
 
     def __init__(
         self,

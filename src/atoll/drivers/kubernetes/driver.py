@@ -20,6 +20,7 @@ from atoll.drivers.kubernetes import access, credentials, executor_start, pod_ma
 from atoll.drivers.kubernetes.api import ApiClient
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
+from atoll.drivers.kubernetes.disruptions import PodDisruptions
 from atoll.drivers.kubernetes.errors import ClusterUnavailable, ImageNotPulled, translated
 from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
@@ -29,6 +30,7 @@ from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of
 from atoll.drivers.kubernetes.labels import Annotation, Label, selector, value
 from atoll.drivers.kubernetes.limits import KubernetesLimits
 from atoll.drivers.kubernetes.network_policy import NetworkPolicies
+from atoll.drivers.kubernetes.ownership import PodOwnership
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.kubernetes.pod_watch import PodWatch
@@ -97,6 +99,8 @@ class KubernetesDriver:
         self.images: KubernetesImages
         self.limits: KubernetesLimits
         self.resizing: KubernetesResizing
+        self.disruptions: PodDisruptions
+        self.ownership: PodOwnership
         self._pods: InstancePods
         self._watch: PodWatch
         self._links: InstanceLinks
@@ -144,6 +148,8 @@ class KubernetesDriver:
         self._resources.push_async_callback(self._links.close)
         self.limits = KubernetesLimits(self._pods)
         self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
+        self.disruptions = PodDisruptions(self._watch)
+        self.ownership = PodOwnership(self._api, self._pods)
         log.info(
             "cluster.opened",
             server=found.server,

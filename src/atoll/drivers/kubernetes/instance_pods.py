@@ -40,6 +40,11 @@ def handle_of(pod: PodState) -> Handle:
     return Handle(pod.instance_id, KIND, HANDLE_VERSION, data)
 
 
+def is_instance(pod: PodState) -> bool:
+    """Checks the name, too: whoever may create pods in the namespace can copy labels."""
+    return ids.is_instance_id(pod.instance_id) and pod.name == pod_name(pod.instance_id)
+
+
 class InstancePods:
     def __init__(self, api: ApiClient, path: str, watch: PodWatch) -> None:
         """`path` is that of the namespace's pods."""
@@ -73,12 +78,7 @@ class InstancePods:
     async def all(self) -> list[PodState]:
         with translated():
             pods = await self._watch.all()
-        # Whoever may create pods in the namespace can copy labels, but not this name.
-        return [
-            pod
-            for pod in pods
-            if ids.is_instance_id(pod.instance_id) and pod.name == pod_name(pod.instance_id)
-        ]
+        return [pod for pod in pods if is_instance(pod)]
 
     async def apply(self, manifest: dict[str, Any]) -> PodState:
         with translated():
