@@ -9,7 +9,7 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-changed test-all test-docker chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-peers bench-profile bench-scaling bench-page lock clean
+.PHONY: run test test-changed test-all test-docker test-kubernetes chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-peers bench-profile bench-scaling bench-page lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -38,6 +38,11 @@ test-all: $(STAMP)
 test-docker: $(STAMP)
 	@scripts/system-packages test-all
 	@TEST_DRIVER=docker exec $(BIN)/python -m tests.run tests/e2e $(ARGS)
+
+# What needs a Kubernetes cluster, which is built once: that takes some minutes.
+test-kubernetes: $(STAMP)
+	@scripts/system-packages test-all
+	@exec $(BIN)/python -m tests.run tests/kubernetes $(ARGS)
 
 # How long in seconds, and the first seed; a random one when it is not given.
 FOR ?= 300

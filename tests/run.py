@@ -20,11 +20,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import changes, missing, unprivileged
+from tests.servers.kubernetes import binaries, network
 
 TOP = Path(__file__).resolve().parents[1]
 MAX_RERUN = 5
@@ -35,13 +37,15 @@ NO_TESTS = 5
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run tests: with another driver, or as another user."""
+    """A way to run tests: with another driver, as another user, or in another network."""
 
     name: str
     paths: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     ordinary_user: bool = False
+    own_network: bool = False
+    parallel: bool = True
 
 
 LOCAL = Variant("the local driver")
@@ -66,7 +70,14 @@ UNPRIVILEGED = Variant(
     ),
     ordinary_user=True,
 )
-VARIANTS = (LOCAL, DOCKER, UNPRIVILEGED)
+KUBERNETES = Variant(
+    "Kubernetes",
+    ("tests/kubernetes",),
+    own_network=True,
+    # One process, because all tests share one cluster.
+    parallel=False,
+)
+VARIANTS = (LOCAL, DOCKER, UNPRIVILEGED, KUBERNETES)
 
 
 @dataclass(frozen=True)
@@ -88,40 +99,88 @@ def main() -> int:
     tier.add_argument("--quick", action="store_true")
     tier.add_argument("--changed", action="store_true")
     given, arguments = parser.parse_known_args()
-    parallel = ["--numprocesses", os.environ.get("WORKERS", "4"), "--dist", "loadfile"]
-    parallel.append("--no-loadscope-reorder")
-    named = any(
-        Path(word.partition("::")[0]).exists() for word in arguments if not word.startswith("-")
-    )
+    named = [word for word in arguments if _path(word).exists() and not word.startswith("-")]
 
-    variants: tuple[Variant, ...] = (LOCAL,)
+    runs = [(LOCAL, arguments)]
     if named:
-        pass
+        runs = by_variant(arguments, named)
     elif given.changed:
         selected = changes.selection(TOP)
         if not selected:
             print("Nothing changed that a test depends on.")
             return 0
-        arguments = ["--quick", *selected, *arguments]
+        runs = [(LOCAL, ["--quick", *selected, *arguments])]
     elif given.quick:
-        arguments = ["--quick", *arguments]
-    else:
-        variants = VARIANTS if unprivileged.ROOT else (LOCAL,)
-        if os.environ.get("CI"):
-            os.environ[missing.REQUIRED] = "1"
+        runs = [(LOCAL, ["--quick", *arguments])]
+    elif unprivileged.ROOT:
+        runs = [(variant, [*variant.paths, *arguments]) for variant in VARIANTS]
+    if not (named or given.changed or given.quick) and os.environ.get("CI"):
+        os.environ[missing.REQUIRED] = "1"
 
     failures: list[Failure] = []
     codes = []
-    for variant in variants:
-        print(f"\n=== Tests with {variant.name}", flush=True)
-        ended = pytest(variant, [*parallel, *variant.paths, *arguments])
-        if ended.code not in (0, 1, NO_TESTS):
-            return ended.code
-        codes.append(ended.code)
-        failures += ended.failures.values()
+    with kubernetes_built(any(variant is KUBERNETES for variant, _ in runs)) as build:
+        for variant, selected in runs:
+            if variant is KUBERNETES:
+                build()
+            print(f"\n=== Tests with {variant.name}", flush=True)
+            ended = pytest(variant, [*parallel(variant), *selected])
+            if ended.code not in (0, 1, NO_TESTS):
+                return ended.code
+            codes.append(ended.code)
+            failures += ended.failures.values()
     if not failures:
         return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
     return rerun(failures)
+
+
+def by_variant(arguments: list[str], named: list[str]) -> list[tuple[Variant, list[str]]]:
+    """Tests that need a Kubernetes cluster run with that, others with the local driver."""
+    places = [(TOP / path).resolve() for path in KUBERNETES.paths]
+    on_cluster = [
+        word for word in named if any(_path(word).is_relative_to(place) for place in places)
+    ]
+    others = [word for word in named if word not in on_cluster]
+    runs = ((LOCAL, others, on_cluster), (KUBERNETES, on_cluster, others))
+    return [
+        (variant, [word for word in arguments if word not in rest])
+        for variant, own, rest in runs
+        if own
+    ]
+
+
+def _path(word: str) -> Path:
+    """Of the file or directory in an argument that may name a test in it."""
+    return Path(word.partition("::")[0]).resolve()
+
+
+def parallel(variant: Variant) -> list[str]:
+    if not variant.parallel:
+        return []
+    workers = os.environ.get("WORKERS", "4")
+    return ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+@contextmanager
+def kubernetes_built(needed: bool) -> Iterator[Callable[[], None]]:
+    """Build it in the background, if it is not cached. The function yielded waits for the end."""
+    if not needed or binaries.cached():
+        yield lambda: None
+        return
+    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", binaries.__name__]
+    build = subprocess.Popen(command, cwd=TOP, stderr=subprocess.DEVNULL)
+
+    def finish() -> None:
+        if build.poll() is None:
+            print("\n=== Building Kubernetes: once, up to 15 minutes", flush=True)
+        # The tests report a failure.
+        wait(build)
+
+    try:
+        yield finish
+    finally:
+        build.terminate()
+        build.wait()
 
 
 def rerun(failures: list[Failure]) -> int:
@@ -156,6 +215,8 @@ def pytest(variant: Variant, arguments: list[str]) -> Ended:
         log = home / "failures"
         command = [sys.executable, "-m", "pytest", "-p", "tests.failures", *variant.options]
         env = {**os.environ, **variant.env}
+        if variant.own_network and unprivileged.ROOT:
+            command = [*network.prefix(), *command]
         if variant.ordinary_user:
             command = [*unprivileged.prefix(), *command, "-p", "no:cacheprovider"]
             command.append(f"--basetemp={home / 'tmp'}")

@@ -1,0 +1,90 @@
+"""
+The first process of a node, in mount, network, PID, UTS and IPC namespaces of the node's own.
+
+Started as `node_init.py NAME DIRECTORY`, it makes the node look like a machine: a host name, /proc,
+an empty /run and /var/log. Then it serves requests on the socket `control` in the directory, one
+per connection, in JSON: start a program, or send it a signal. It ends never; its end is the node's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# A kubelet writes these, which the whole machine shares: it gets files in their place.
+SYSCTLS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
+
+
+def main(name: str, place: Path) -> None:
+    socket.sethostname(name)
+    _mount("-t", "proc", "proc", "/proc")
+    _mount("--make-rshared", "/")
+    _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/run")
+    # Made there, for no file of the machine is changed.
+    for sysctl, value in SYSCTLS.items():
+        cover = Path("/run/sysctl", Path(sysctl).name)
+        cover.parent.mkdir(exist_ok=True)
+        cover.write_text(value)
+        _mount("--bind", str(cover), f"/proc/sys/{sysctl}")
+    (place / "log").mkdir(exist_ok=True)
+    _mount("--bind", str(place / "log"), "/var/log")
+    signal.signal(signal.SIGCHLD, _reap)
+    control = place / "control"
+    control.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(control))
+        listener.listen()
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rw") as stream, suppress(BrokenPipeError):
+                # A probe sends none.
+                if line := stream.readline():
+                    stream.write(_serve(json.loads(line)) + "\n")
+                    stream.flush()
+
+
+_programs: dict[str, int] = {}
+
+
+def _serve(request: dict[str, Any]) -> str:
+    name = request["name"]
+    if request["verb"] == "start":
+        with Path(request["log"]).open("ab") as log:
+            started = subprocess.Popen(
+                request["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        _programs[name] = started.pid
+        return "started"
+    pid = _programs[name]
+    if not Path(f"/proc/{pid}").exists():
+        return "ended"
+    if request["signal"] != signal.SIGKILL:
+        os.kill(pid, request["signal"])
+        return "sent"
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    signal.signal(signal.SIGCHLD, _reap)
+    _reap(0, None)
+    return "killed"
+
+
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+def _reap(number: int, frame: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
