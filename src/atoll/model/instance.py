@@ -63,6 +63,7 @@ class State(StrEnum):
 class Observation:
     state: State
     cause: Cause | None = None
+    """Why it has ended, or why it is about to end while it still runs."""
     message: str | None = None
     """The node's own words for the cause, if it has any."""
 

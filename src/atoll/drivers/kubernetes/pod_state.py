@@ -164,6 +164,8 @@ def observation(pod: PodState) -> Observation:
     if pod.ended:
         cause, message = _end(pod)
         return Observation(State.EXITED, cause, message)
+    if pod.running and pod.is_disrupted:
+        return Observation(State.RUNNING, Cause.EVICTED, _disruption(pod))
     if pod.running:
         return Observation(State.RUNNING)
     # Nobody has connected to it: it never ran, or its machine does not report.
@@ -190,7 +192,9 @@ def _lost(pod: PodState) -> str:
 
 
 def _disruption(pod: PodState) -> str:
-    return f"The cluster ended the pod ({pod.disruption}): {pod.disruption_message}".strip()
+    if not pod.disruption:
+        return "The pod was deleted."
+    return f"The cluster ended the pod ({pod.disruption}): {pod.disruption_message}"
 
 
 def _end(pod: PodState) -> tuple[Cause, str | None]:

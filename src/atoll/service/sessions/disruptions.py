@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, VersionConflict
 from atoll.link.errors import ExecutorError
 from atoll.model.instance import State
 from atoll.model.session import SessionStatus, Wanted, Warning, WorkspaceMode
@@ -55,11 +55,8 @@ class SessionDisruptions:
                 return  # Another replica was faster, or the session ends anyway.
             observed = await self._driver.observe(instance.handle)
             saved = observed.state is State.RUNNING and await self._checkpoint(session, instance)
-            lost = without_instance(session, self._replica.clock.now())
-            lost = with_warnings(lost, Warning(REPLACED, _reason(observed)))
-            if saved:
-                lost = dataclasses.replace(lost, workspace=None)
-            await self._records.save(lost)
+            if not await self._record_loss(session, observed, saved=saved):
+                return
             self._connections.disconnect(session_id)
             log.info(
                 "session.instance_replaced",
@@ -71,6 +68,22 @@ class SessionDisruptions:
             await self._driver.destroy(instance.handle)
             await self._replica.store.instances.remove(instance.id)
             await self._starter.start(session_id)
+
+    async def _record_loss(self, session: Session, observed: Observation, *, saved: bool) -> bool:
+        """False if the session does not go on, or has another instance by now."""
+        while True:
+            current = await self._records.get(session.id)
+            if current.instance_id != session.instance_id or not _goes_on(current):
+                return False
+            lost = without_instance(current, self._replica.clock.now())
+            lost = with_warnings(lost, Warning(REPLACED, _reason(observed)))
+            if saved:
+                lost = dataclasses.replace(lost, workspace=None)
+            try:
+                await self._records.save(lost)
+            except VersionConflict:
+                continue
+            return True
 
     async def _checkpoint(self, session: Session, instance: Instance) -> bool:
         """Whether the checkpoint has everything; what was running is retried elsewhere."""
