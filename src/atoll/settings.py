@@ -370,6 +370,15 @@ class KubernetesSettings(Group):
     """Secrets of the namespace with credentials of registries, separated by colons."""
     image_pull_timeout: Seconds = Field(timedelta(minutes=10), gt=timedelta(0))
     """Time for a machine to pull an image, in seconds."""
+    workspaces: Literal["directories", "claims"] = "directories"
+    """
+    Where workspaces are: in directories of pods, which continue from checkpoints on other machines,
+    or in persistent volume claims.
+    """
+    storage_class: str = ""
+    """StorageClass of claims; the cluster's default if empty."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
+    """Access mode of claims."""
     runtime_class: str = ""
     """Default RuntimeClass of templates, such as gvisor or kata; the cluster's default if empty."""
     runtime_classes: ColonSeparated[str] = ()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from atoll.model.instance import Capabilities
 from atoll.model.template import REQUIREMENTS
+
+if TYPE_CHECKING:
+    from atoll.settings import KubernetesSettings
 
 PROVIDED = frozenset({"own_uid", "cgroup_memory", "cgroup_cpu", "seccomp"})
 UNAVAILABLE = {
@@ -13,6 +18,10 @@ UNAVAILABLE = {
 }
 
 
-def find_capabilities() -> Capabilities:
-    missing = {name: text for name, text in REQUIREMENTS.items() if name not in PROVIDED}
-    return Capabilities(PROVIDED, missing, UNAVAILABLE)
+def find_capabilities(settings: KubernetesSettings) -> Capabilities:
+    provided = PROVIDED
+    if not settings.open_network:
+        # Otherwise no instance is made where network policies are not enforced.
+        provided |= {"no_network"}
+    missing = {name: text for name, text in REQUIREMENTS.items() if name not in provided}
+    return Capabilities(provided, missing, UNAVAILABLE)

@@ -26,8 +26,8 @@ from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.images import KubernetesImages
 from atoll.drivers.kubernetes.instance_links import InstanceLinks
-from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of, pod_name
-from atoll.drivers.kubernetes.labels import Annotation, Label, selector, value
+from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of
+from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, selector, value
 from atoll.drivers.kubernetes.limits import KubernetesLimits
 from atoll.drivers.kubernetes.network_policy import NetworkPolicies
 from atoll.drivers.kubernetes.ownership import PodOwnership
@@ -35,12 +35,12 @@ from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.kubernetes.pod_watch import PodWatch
 from atoll.drivers.kubernetes.resizing import KubernetesResizing
-from atoll.drivers.kubernetes.workspaces import KubernetesWorkspaces
+from atoll.drivers.kubernetes.workspaces import PodDirectories, VolumeClaims
 from atoll.drivers.shared import seccomp
 from atoll.drivers.shared.executor_config import ExecutorConfig
 from atoll.drivers.shared.executor_links import shut_down
 from atoll.drivers.shared.requirements import check_requirements
-from atoll.drivers.shared.uids import new_uid, uid_range
+from atoll.drivers.shared.uids import uid_range
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
@@ -48,7 +48,6 @@ from atoll.errors import (
     NodeFull,
     PermanentError,
     TemporaryError,
-    WorkspaceLost,
 )
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, InstanceSpec, Observation, State
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from atoll.drivers.kubernetes.credentials import KeyPair
     from atoll.drivers.kubernetes.pod_manifest import ImageFacts
     from atoll.drivers.kubernetes.pod_state import PodState
+    from atoll.drivers.kubernetes.workspaces import InstanceFiles, KubernetesWorkspaces
     from atoll.link.client import Link
     from atoll.model.template import Template
     from atoll.settings import KubernetesSettings, LinkSettings, LocalSettings
@@ -93,10 +93,10 @@ class KubernetesDriver:
         self._failure: str | None = None
         """Why the last start failed; null if it did not."""
         self._resources = contextlib.AsyncExitStack()
-        self.capabilities = find_capabilities()
-        self.workspaces = KubernetesWorkspaces()
+        self.capabilities = find_capabilities(settings)
         # Made by open(), which reads the kubeconfig.
         self.images: KubernetesImages
+        self.workspaces: KubernetesWorkspaces
         self.limits: KubernetesLimits
         self.resizing: KubernetesResizing
         self.disruptions: PodDisruptions
@@ -138,6 +138,10 @@ class KubernetesDriver:
             self._uids,
         )
         await self._policies.open()
+        self.workspaces = PodDirectories(self._uids)
+        if settings.workspaces == "claims":
+            claims = f"{core}/persistentvolumeclaims"
+            self.workspaces = VolumeClaims(self._api, claims, settings, self._labels, self._uids)
         self._load = ClusterLoad(self._api, core, self._watch, settings)
         with translated():
             await self._load.open()
@@ -178,7 +182,7 @@ class KubernetesDriver:
     # Making instances
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
-        self._check_files(spec)
+        self._check_mounts(spec)
         try:
             handle = await self._ensure(spec)
         except (NodeFull, ClusterUnavailable) as error:
@@ -188,7 +192,7 @@ class KubernetesDriver:
         self._failure = None
         return handle
 
-    def _check_files(self, spec: InstanceSpec) -> None:
+    def _check_mounts(self, spec: InstanceSpec) -> None:
         for volume, _ in spec.volumes:
             raise InvalidRequest(
                 f"Volume {volume.id} does not exist on this node: it is a Kubernetes cluster.",
@@ -199,11 +203,6 @@ class KubernetesDriver:
                 "workspace_mode: this node cannot mount the blob store; use sync.",
                 code="mount_unavailable",
                 field="workspace_mode",
-            )
-        if spec.workspace is not None and spec.workspace != spec.instance_id:
-            raise WorkspaceLost(
-                f"Workspace {spec.workspace} ended with its pod. It continues from its last "
-                "checkpoint."
             )
 
     async def _ensure(self, spec: InstanceSpec) -> Handle:
@@ -216,7 +215,7 @@ class KubernetesDriver:
         try:
             return await self._make(spec)
         except BaseException:
-            await asyncio.shield(self._undo(spec.instance_id))
+            await asyncio.shield(self._undo(spec))
             raise
 
     async def _is_ready(self, handle: Handle, pod: PodState) -> bool:
@@ -236,7 +235,8 @@ class KubernetesDriver:
         image = await self.images.find(spec.template)
         await self._check_network(image)
         key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
-        request = self._request(spec, image, key)
+        files = await self.workspaces.provide(spec)
+        request = self._request(spec, image, files, key)
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
         pod = await self._wait_until_running(created)
         with translated():
@@ -260,24 +260,27 @@ class KubernetesDriver:
             code="isolation_unavailable",
         )
 
-    def _request(self, spec: InstanceSpec, image: ImageFacts, key: KeyPair) -> PodRequest:
+    def _request(
+        self, spec: InstanceSpec, image: ImageFacts, files: InstanceFiles, key: KeyPair
+    ) -> PodRequest:
         template = spec.template
         volume, mounts = pod_manifest.executor_files(self._files.name, self._files.items)
         return PodRequest(
-            name=pod_name(spec.instance_id),
+            name=object_name(spec.instance_id),
             labels={
                 **self._labels,
                 Label.INSTANCE: spec.instance_id,
                 Label.TEMPLATE: value(template.id),
             },
             annotations={
-                Annotation.WORKSPACE: spec.instance_id,
+                Annotation.WORKSPACE: files.workspace,
                 Annotation.CERTIFICATE: key.fingerprint,
                 Annotation.DISK: str(spec.resources.disk),
             },
             image=image,
             resources=spec.resources,
-            uid=new_uid(self._uids),
+            uid=files.uid,
+            workspace=files.volume,
             command=pod_manifest.executor_command(image),
             env=pod_manifest.executor_env(image),
             runtime_class=template.runtime or self._settings.runtime_class,
@@ -348,11 +351,14 @@ class KubernetesDriver:
             code="instance_failed",
         )
 
-    async def _undo(self, instance_id: str) -> None:
+    async def _undo(self, spec: InstanceSpec) -> None:
+        instance_id = spec.instance_id
         try:
             found = await self._pods.by_id(instance_id)
             if found is not None:
                 await self._pods.kill(found.name, found.uid)
+            if spec.workspace is None:
+                await self.workspaces.discard(instance_id)
         except AtollError as error:
             # Recovery calls `ensure` or `destroy`, which removes it.
             log.warning("instance.not_removed", instance_id=instance_id, error=error.message)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from atoll import ids
 from atoll.drivers.kubernetes import pod_state
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored, translated
-from atoll.drivers.kubernetes.labels import Annotation
+from atoll.drivers.kubernetes.labels import Annotation, object_name
 from atoll.model.instance import Handle, Observation
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 KIND = "kubernetes"
 HANDLE_VERSION = 1
-
-
-def pod_name(instance_id: str) -> str:
-    # Names of pods have no underscores.
-    return f"atoll-{instance_id.replace('_', '-')}"
 
 
 def handle_of(pod: PodState) -> Handle:
@@ -42,7 +37,7 @@ def handle_of(pod: PodState) -> Handle:
 
 def is_instance(pod: PodState) -> bool:
     """Checks the name, too: whoever may create pods in the namespace can copy labels."""
-    return ids.is_instance_id(pod.instance_id) and pod.name == pod_name(pod.instance_id)
+    return ids.is_instance_id(pod.instance_id) and pod.name == object_name(pod.instance_id)
 
 
 class InstancePods:
@@ -73,7 +68,7 @@ class InstancePods:
 
     async def by_id(self, instance_id: str) -> PodState | None:
         with translated():
-            return await self._watch.read(pod_name(instance_id))
+            return await self._watch.read(object_name(instance_id))
 
     async def all(self) -> list[PodState]:
         with translated():

@@ -24,6 +24,8 @@ class Label(StrEnum):
     TEMPLATE = f"{PREFIX}/template"
     SESSION = f"{PREFIX}/session"
     """Set when a session gets the instance; an instance of the warm pool has none."""
+    WORKSPACE = f"{PREFIX}/workspace"
+    """A persistent volume claim with the files of a session."""
     IMAGE = f"{PREFIX}/image"
     """Describes an image: the name of its layer."""
     PROBE = f"{PREFIX}/probe"
@@ -36,6 +38,8 @@ class Annotation(StrEnum):
     WORKSPACE = f"{PREFIX}/workspace"
     CERTIFICATE = f"{PREFIX}/certificate"
     """SHA-256 of the certificate that the executor presents."""
+    UID = f"{PREFIX}/uid"
+    """The owner of the files in a claim."""
     DISK = f"{PREFIX}/disk"
     """Bytes that the workspace may have."""
 
@@ -45,6 +49,12 @@ def value(text: str) -> str:
     if _LABEL_VALUE.fullmatch(text):
         return text
     return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def object_name(identifier: str) -> str:
+    """The name of the object for an instance or a workspace."""
+    # Names of objects have no underscores.
+    return f"atoll-{identifier.replace('_', '-')}"
 
 
 def selector(labels: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from atoll.drivers.kubernetes import pod_manifest
-from atoll.drivers.kubernetes.errors import translated
+from atoll.drivers.kubernetes.errors import NOT_FOUND, ignored, translated
 from atoll.drivers.kubernetes.image_probe import RESOURCES
 from atoll.drivers.kubernetes.labels import PREFIX, Label, value
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
@@ -114,6 +114,10 @@ class NetworkPolicies:
             made = await self._api.apply(self._path, manifest)
         measured = (made["metadata"].get("annotations") or {}).get(ENFORCED)
         self.enforced = None if measured is None else measured == "true"
+
+    async def remove(self) -> None:
+        with translated(), ignored(NOT_FOUND):
+            await self._api.delete(self._path)
 
     async def ensure_measured(self, image: ImageFacts) -> bool:
         """Whether the cluster enforces the policy; measured with a pod of this image."""

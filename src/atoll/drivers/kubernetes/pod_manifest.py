@@ -38,6 +38,7 @@ MEMORY_MARGIN = 48 * 1024 * 1024
 LEND = f"{portable_interpreter.__name__}"
 """Module that writes the interpreter that is lent; a program of the interpreter image."""
 UNREACHABLE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+WORKSPACE_VOLUME = "workspace"
 MACHINE = "kubernetes.io/hostname"
 ARCHITECTURE = "kubernetes.io/arch"
 
@@ -67,6 +68,8 @@ class PodRequest:
     annotations: dict[str, str] = field(default_factory=dict)
     runtime_class: str = ""
     env: dict[str, str] = field(default_factory=dict)
+    workspace: dict[str, Any] | None = None
+    """The volume of the workspace; a directory of the pod if null."""
     volumes: tuple[dict[str, Any], ...] = ()
     mounts: tuple[dict[str, Any], ...] = ()
     attached: bool = False
@@ -132,7 +135,7 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
     disk = str(resources.disk + DISK_MARGIN)
     lent = not request.image.python
     mounts = [
-        {"name": "workspace", "mountPath": WORKSPACE},
+        {"name": WORKSPACE_VOLUME, "mountPath": WORKSPACE},
         *request.mounts,
         *_temporary_mounts(request),
     ]
@@ -143,8 +146,8 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         },
         *request.volumes,
     ]
-    if not any(volume["name"] == "workspace" for volume in volumes):
-        volumes.append({"name": "workspace", "emptyDir": {"sizeLimit": disk}})
+    workspace = request.workspace or {"name": WORKSPACE_VOLUME, "emptyDir": {"sizeLimit": disk}}
+    volumes.append(workspace)
     if lent:
         volumes.append({"name": "python", "emptyDir": {}})
         mounts.append(
@@ -202,6 +205,10 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
     if settings.priority_class:
         spec["priorityClassName"] = settings.priority_class
+    if request.workspace is not None:
+        # A volume belongs to root at first.
+        spec["securityContext"]["fsGroup"] = request.uid
+        spec["securityContext"]["fsGroupChangePolicy"] = "OnRootMismatch"
     if request.runtime_class:
         spec["runtimeClassName"] = request.runtime_class
     return {
