@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.drivers.base import NodeStatus
-from atoll.drivers.kubernetes import access, credentials, executor_start, pod_manifest
+from atoll.drivers.kubernetes import (
+    access,
+    credentials,
+    executor_start,
+    pod_manifest,
+    pod_start,
+)
 from atoll.drivers.kubernetes.api import ApiClient
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
-from atoll.drivers.kubernetes.errors import ClusterUnavailable, ImageNotPulled, translated
+from atoll.drivers.kubernetes.errors import ClusterUnavailable, translated
 from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.images import KubernetesImages
@@ -32,7 +38,6 @@ from atoll.drivers.kubernetes.limits import KubernetesLimits
 from atoll.drivers.kubernetes.network_policy import NetworkPolicies
 from atoll.drivers.kubernetes.ownership import PodOwnership
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
-from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.kubernetes.pod_watch import PodWatch
 from atoll.drivers.kubernetes.resizing import KubernetesResizing
 from atoll.drivers.kubernetes.workspaces import PodDirectories, VolumeClaims
@@ -43,7 +48,6 @@ from atoll.drivers.shared.requirements import check_requirements
 from atoll.drivers.shared.uids import uid_range
 from atoll.errors import (
     AtollError,
-    InstanceNotStarted,
     InvalidRequest,
     NodeFull,
     PermanentError,
@@ -238,7 +242,9 @@ class KubernetesDriver:
         files = await self.workspaces.provide(spec)
         request = self._request(spec, image, files, key)
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
-        pod = await self._wait_until_running(created)
+        pod = await pod_start.wait_until_running(
+            self._watch, created, self._settings, spec.on_delay
+        )
         with translated():
             async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
                 await executor_start.start(
@@ -304,53 +310,6 @@ class KubernetesDriver:
             termination_grace=grace - SHUTDOWN_MARGIN,
         )
 
-    async def _wait_until_running(self, created: PodState) -> PodState:
-        """Wait while the cluster finds a machine, pulls the image and starts the container."""
-        unscheduled = self._settings.schedule_timeout.total_seconds()
-        try:
-            async with asyncio.timeout(unscheduled):
-                with translated():
-                    pod = await self._watch.wait(created.name, _is_scheduled)
-        except TimeoutError:
-            last = await self._pods.by_id(created.instance_id)
-            why = last.unscheduled if last is not None else ""
-            raise NodeFull(
-                f"The cluster found no machine for the instance within {unscheduled:g} s: "
-                f"{why or 'the scheduler gave no reason'}"
-            ) from None
-        try:
-            async with asyncio.timeout(self._settings.image_pull_timeout.total_seconds()):
-                with translated():
-                    pod = await self._watch.wait(created.name, _has_started)
-        except TimeoutError:
-            last = await self._pods.by_id(created.instance_id)
-            why = f"{last.waiting} {last.waiting_message}" if last is not None else ""
-            raise InstanceNotStarted(
-                f"The cluster did not start the pod of the instance in time: {why}"
-            ) from None
-        return self._checked(created, pod)
-
-    def _checked(self, created: PodState, pod: PodState | None) -> PodState:
-        """The pod, if it runs; otherwise an error with what the cluster reports."""
-        if pod is None or pod.uid != created.uid:
-            raise InstanceNotStarted(f"Pod {created.name} was removed while it started.")
-        if pod.running and not pod.deleting:
-            return pod
-        if pod.waiting in IMAGE_FAILURES:
-            raise ImageNotPulled(
-                f"The cluster cannot pull the image ({pod.waiting}): {pod.waiting_message}"
-            )
-        why = pod.exit_message or pod.waiting_message or pod.message or pod.disruption_message
-        reason = pod.waiting or pod.exit_reason or pod.reason or pod.disruption or pod.phase
-        if pod.reason == "Evicted" or pod.disruption or pod.deleting or "OutOf" in pod.reason:
-            raise InstanceNotStarted(
-                f"The cluster ended the pod while it started ({reason}): {why}"
-            )
-        raise PermanentError(
-            f"Instance {pod.instance_id} ended while it started ({reason}): {why or 'no output'}",
-            code="instance_failed",
-        )
-
     async def _undo(self, spec: InstanceSpec) -> None:
         instance_id = spec.instance_id
         try:
@@ -407,15 +366,3 @@ class KubernetesDriver:
 
 SHUTDOWN_MARGIN = 9.0
 """Seconds of the termination grace in which the executor ends what runs and sends the results."""
-
-
-def _is_scheduled(pod: PodState | None) -> bool:
-    return pod is None or bool(pod.machine) or pod.ended or pod.deleting
-
-
-def _has_started(pod: PodState | None) -> bool:
-    if pod is None or pod.ended or pod.deleting or (pod.running and bool(pod.ip)):
-        return True
-    # A first failure to pull may be one of the network; the kubelet tries again.
-    final = IMAGE_FAILURES - {"ErrImagePull"}
-    return pod.waiting in final or pod.waiting in CONTAINER_FAILURES

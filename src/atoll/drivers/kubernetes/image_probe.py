@@ -20,6 +20,7 @@ from atoll.drivers.kubernetes import pod_manifest
 from atoll.drivers.kubernetes.errors import ImageNotPulled, translated
 from atoll.drivers.kubernetes.labels import Label
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
+from atoll.drivers.kubernetes.pod_start import FINAL_IMAGE_FAILURES, reason_to_wait
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.shared.portable_interpreter import InterpreterMissing
 from atoll.drivers.shared.uids import new_uid
@@ -39,8 +40,6 @@ MiB = 1024 * 1024
 RESOURCES = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
 RESULT = "/dev/termination-log"
 MAX_VOLUMES, MAX_PATH = 64, 1000
-PULL_RETRIES = frozenset({"ErrImagePull", "ImagePullBackOff"})
-"""The kubelet tries again by itself."""
 _INSIDE_PATH = re.compile(r"/[^\0,:\n]{1,200}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -133,12 +132,11 @@ class ImageProbe:
             nonlocal told
             if pod is None or pod.ended or pod.waiting in CONTAINER_FAILURES:
                 return True
-            why = pod.unscheduled or f"{pod.waiting} {pod.waiting_message}".strip()
-            if why and why != told and pod.waiting != "ContainerCreating":
+            why = reason_to_wait(pod)
+            if why and why != told:
                 told = why
                 say(why)
-            # The kubelet repeats a failed pull; the first failure may be one of the network.
-            return pod.waiting in IMAGE_FAILURES - PULL_RETRIES or pod.waiting == "ImagePullBackOff"
+            return pod.waiting in FINAL_IMAGE_FAILURES
 
         try:
             async with asyncio.timeout(self._settings.image_pull_timeout.total_seconds()):

@@ -49,6 +49,7 @@ class SessionInstances:
         checkpoints: Checkpoints,
     ) -> None:
         self._store = replica.store
+        self._background = replica.background
         self._driver = driver
         self._maker = maker
         self._templates = templates
@@ -115,6 +116,7 @@ class SessionInstances:
             session_id=session.id,
             volumes=await self._volumes(session),
             prefix=prefix,
+            on_delay=functools.partial(self._explain, session),
         )
         source, workspace = None, session.workspace
         if workspace is not None:
@@ -134,6 +136,13 @@ class SessionInstances:
             source = session.id
             ready = await make(workspace=None)
         return ready if source is None else await self._filled(source, ready, make)
+
+    def _explain(self, session: Session, reason: str) -> None:
+        """Show with the session why its instance does not start yet."""
+        log.info("instance.delayed", session_id=session.id, reason=reason)
+        self._background.start(
+            self._store.sessions.explain(session, reason), f"explain the delay of {session.id}"
+        )
 
     async def _filled(
         self, source: str, ready: ReadyInstance, make: Callable[..., Awaitable[ReadyInstance]]
