@@ -8,7 +8,6 @@ image decides nothing of that.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +117,15 @@ def executor_files(config_map: str, items: dict[str, str]) -> tuple[dict[str, An
 def limits(resources: Resources) -> dict[str, str]:
     """The limits that can be changed while the pod runs."""
     return {
-        "cpu": f"{math.ceil(resources.cpu * 1000)}m",
+        "cpu": f"{round(resources.cpu * 1000)}m",
         "memory": str(resources.memory + MEMORY_MARGIN),
     }
 
 
 def requests(resources: Resources, settings: KubernetesSettings) -> dict[str, str]:
     return {
-        "cpu": f"{math.ceil(resources.cpu * settings.cpu_request * 1000)}m",
-        "memory": str(math.ceil((resources.memory + MEMORY_MARGIN) * settings.memory_request)),
+        "cpu": f"{round(resources.cpu * settings.cpu_request * 1000)}m",
+        "memory": str(round((resources.memory + MEMORY_MARGIN) * settings.memory_request)),
     }
 
 

@@ -102,10 +102,9 @@ def pod_state(pod: dict[str, Any]) -> PodState:
     container = _container(status, "containerStatuses")
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    if not waiting and not container.get("started"):
-        # A container before it fails to get its image, or to start.
-        first = _first_waiting(status)
-        waiting = first or waiting
+    if waiting.get("reason", "PodInitializing") == "PodInitializing":
+        # A container before it may fail to get its image, or to start.
+        waiting = _first_waiting(status) or waiting
     return PodState(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -201,9 +200,9 @@ def _end(pod: PodState) -> tuple[Cause, str | None]:
     if pod.exit_reason == "OOMKilled":
         return Cause.OOM, "The container used more memory than its limit (OOMKilled)."
     if pod.reason == "Evicted":
-        disk = "ephemeral" in pod.message or "emptyDir" in pod.message
-        own = disk and "exceeds" in pod.message
-        return (Cause.DISK if own else Cause.EVICTED), f"The kubelet evicted the pod: {pod.message}"
+        # Of its own limits the kubelet says that they are exceeded; otherwise the machine is short.
+        cause = Cause.DISK if "exceeds" in pod.message else Cause.EVICTED
+        return cause, f"The kubelet evicted the pod: {pod.message}"
     if pod.reason == "DeadlineExceeded":
         return Cause.TIMEOUT, f"The cluster ended the pod: {pod.message or pod.reason}"
     if pod.disruption in LOST_NODE:
