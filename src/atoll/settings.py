@@ -344,6 +344,86 @@ class DockerSettings(Group):
     """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
 
 
+class KubernetesSettings(Group):
+    kubeconfig: Path | None = None
+    """
+    The kubeconfig of the cluster. If not set: `KUBECONFIG`, the service account of Atoll's own pod,
+    or ~/.kube/config.
+    """
+    context: str = ""
+    """The context in the kubeconfig; its current one if empty."""
+    namespace: str = Field("", pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")
+    """The namespace of instances; that of the context or of Atoll's own pod if empty."""
+    node: str = Field("kubernetes", pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
+    """
+    The cluster's name as a node of Atoll. Replicas that use the same cluster and namespace have the
+    same name; several clusters have different ones.
+    """
+    image: str = "python:3.11-slim"
+    """Image of the template `python`."""
+    interpreter_image: str = ""
+    """
+    An image of Atoll, whose interpreter is lent to images without Python; those are refused if
+    empty.
+    """
+    image_pull_secrets: ColonSeparated[str] = ()
+    """Secrets of the namespace with credentials of registries, separated by colons."""
+    image_pull_timeout: Seconds = Field(timedelta(minutes=10), gt=timedelta(0))
+    """Time for a machine to pull an image, in seconds."""
+    workspaces: Literal["directories", "claims"] = "directories"
+    """
+    Where workspaces are: in directories of pods, which continue from checkpoints on other machines,
+    or in persistent volume claims.
+    """
+    storage_class: str = ""
+    """StorageClass of claims; the cluster's default if empty."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
+    """Access mode of claims."""
+    runtime_class: str = ""
+    """Default RuntimeClass of templates, such as gvisor or kata; the cluster's default if empty."""
+    runtime_classes: ColonSeparated[str] = ()
+    """RuntimeClasses that templates may name, separated by colons."""
+    priority_class: str = ""
+    """PriorityClass of instances; the cluster's default if empty."""
+    node_selector: dict[str, str] = {}
+    """Labels of the machines on which instances may run."""
+    tolerations: list[dict[str, str | int]] = []
+    """Tolerations of instances, as in a pod."""
+    lost_after: Seconds = Field(timedelta(seconds=10), ge=timedelta(0))
+    """Time after which the cluster gives up pods of a machine that does not answer, in seconds."""
+    schedule_timeout: Seconds = Field(timedelta(seconds=60), gt=timedelta(0))
+    """Time for the cluster to find a machine for an instance, in seconds."""
+    termination_grace: Seconds = Field(timedelta(seconds=30), gt=timedelta(seconds=10))
+    """
+    Time between the notice that an instance is evicted and its end, in seconds. In it a checkpoint
+    is taken.
+    """
+    link: Literal["auto", "direct", "forward"] = "auto"
+    """
+    How executors are reached: at the addresses of their pods (`direct`), or through the API server
+    (`forward`). `auto` is `direct` if Atoll itself runs in the cluster.
+    """
+    open_network: bool = False
+    """
+    Make instances although the cluster does not enforce network policies: user code can reach
+    everything that pods can reach.
+    """
+    control_plane: dict[str, str] = {"app.kubernetes.io/name": "atoll"}
+    """Labels of Atoll's own pods, which alone may connect to instances."""
+    cpu_request: float = Field(0.1, gt=0, le=1)
+    """Share of an instance's CPU limit that is reserved for it."""
+    memory_request: float = Field(0.25, gt=0, le=1)
+    """Share of an instance's memory limit that is reserved for it."""
+    cpus: int = Field(64, ge=1)
+    """Processors of the cluster for instances; a quota of the namespace takes precedence."""
+    memory: int = Field(256 * GiB, ge=GiB)
+    """Memory of the cluster for instances, in bytes; a quota of the namespace takes precedence."""
+    timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
+    """Time for the API server to answer, in seconds."""
+    tmp_size: int = Field(64 * MiB, ge=1 * MiB)
+    """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+
+
 class TemplateSettings(Group):
     build_timeout: Seconds = Field(timedelta(seconds=1800), gt=timedelta(0))
     """Time to install the packages of a template, in seconds."""
@@ -603,8 +683,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but loopback needs TLS or `insecure`."""
-    driver: Literal["local", "docker"] = "local"
-    """What runs instances: bubblewrap on this machine, or a Docker engine."""
+    driver: Literal["local", "docker", "kubernetes"] = "local"
+    """What runs instances: bubblewrap on this machine, a Docker engine, or a Kubernetes cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     workers: int = Field(1, ge=1, le=64)
@@ -667,6 +747,7 @@ class Settings(BaseSettings):
     link: LinkSettings = LinkSettings()
     local: LocalSettings = LocalSettings()
     docker: DockerSettings = DockerSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
     template: TemplateSettings = TemplateSettings()
     pool: PoolSettings = PoolSettings()
     sqlite: SqliteSettings = SqliteSettings()
@@ -677,6 +758,15 @@ class Settings(BaseSettings):
     blob: BlobSettings = BlobSettings()
     packages: PackageSettings = PackageSettings()
     secrets: SecretSettings = SecretSettings()
+
+    @model_validator(mode="after")
+    def _files_of_pods_have_a_place(self) -> Self:
+        if self.driver == "kubernetes" and self.blob.url is None:
+            raise ValueError(
+                "driver kubernetes needs blob.url: files of a session end with its pod, and "
+                "continue from a checkpoint in the bucket"
+            )
+        return self
 
     @field_validator("trusted_hosts")
     @classmethod

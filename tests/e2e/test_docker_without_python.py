@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.drivers.docker import container_config, portable_interpreter
+from atoll.drivers.docker import container_config
+from atoll.drivers.shared import portable_interpreter
 from tests.e2e.api import V1, Api, answer, eventually, problem, session
 from tests.harness import Server
 from tests.rootfs import build_image

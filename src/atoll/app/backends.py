@@ -74,7 +74,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     cluster = await store.cluster()
     if not embedded:
         await asyncio.to_thread(data_directory.assign_to, settings.data_dir, cluster, own=own)
-    node_id = await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
+    node_id = await _node_id(settings, own=own)
     coordination = _coordination(settings, cluster, clock)
     stack.push_async_callback(coordination.close)
     await coordination.open()
@@ -83,7 +83,8 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     await leases.start()
     heartbeat = asyncio.create_task(leases.run(), name="heartbeat")
     stack.push_async_callback(_cancel, heartbeat)
-    driver = _driver(settings)
+    secret = await store.secret()
+    driver = _driver(settings, cluster, secret)
     stack.push_async_callback(driver.close)
     await driver.open()
     return Backends(
@@ -93,9 +94,16 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
         open_blobs(settings, clock),
         _encryption(settings, own=own),
         cluster,
-        await store.secret(),
+        secret,
         embedded,
     )
+
+
+async def _node_id(settings: Settings, *, own: bool) -> str:
+    """The node of this replica: its data directory, or a cluster, which replicas share."""
+    if settings.driver == "kubernetes":
+        return settings.kubernetes.node
+    return await asyncio.to_thread(data_directory.node_id, settings.data_dir, own=own)
 
 
 def _coordination(settings: Settings, cluster: str, clock: Clock) -> Coordination:
@@ -118,7 +126,7 @@ def open_blobs(settings: Settings, clock: Clock) -> LocalBlobs | Spool:
     return Spool(S3Blobs(settings.blob), spool, settings.blob, clock, prefixes=SPOOLED_PREFIXES)
 
 
-def _driver(settings: Settings) -> Driver:
+def _driver(settings: Settings, cluster: str, secret: str) -> Driver:
     bucket = _bucket(settings.blob)
     if settings.driver == "docker":
         # Imported here, because the Docker client takes time to import.
@@ -126,6 +134,12 @@ def _driver(settings: Settings) -> Driver:
 
         return DockerDriver(
             settings.data_dir, settings.docker, settings.link, settings.local, bucket
+        )
+    if settings.driver == "kubernetes":
+        from atoll.drivers.kubernetes.driver import KubernetesDriver
+
+        return KubernetesDriver(
+            settings.kubernetes, settings.link, settings.local, cluster=cluster, secret=secret
         )
     return LocalDriver(
         settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages

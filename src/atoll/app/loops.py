@@ -10,6 +10,7 @@ import structlog
 from atoll.app import removed_data_directories
 from atoll.reconcile.builds import BuildReconciler
 from atoll.reconcile.checkpoints import CheckpointSweep
+from atoll.reconcile.disruptions import DisruptionReconciler
 from atoll.reconcile.drains import DrainReconciler
 from atoll.reconcile.events import EventNumbering, EventSweep
 from atoll.reconcile.executions import ExecutionAdoption
@@ -128,6 +129,10 @@ class Loops:
             "node list": groups.nodes.peers.run(),
             "node report": self._report.run(),
         }
+        if driver.disruptions is not None:
+            loops["disruptions"] = DisruptionReconciler(
+                replica, driver.disruptions, groups.sessions.disruptions, compute.pool
+            ).run()
         if driver.packages is not None:
             loops["package sweep"] = PackageSweep(replica, driver.packages, settings.packages).run()
         return loops

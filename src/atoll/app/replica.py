@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from atoll.blobs.spool import Spool
     from atoll.service.events.service import Feed
     from atoll.service.sessions.service import Sessions
+    from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +74,8 @@ async def start_replica(
     _close_at_exit(groups, stack, running)
     loops = Loops(groups)
     if lock is not None and lock.alone:
-        await _recover(groups)
+        if _is_alone_on_node(backends.settings):
+            await _recover(groups)
         await asyncio.to_thread(lock.let_others_in)
     await groups.nodes.nodes.report()
     await loops.adoption.once()
@@ -201,6 +203,14 @@ def _close_at_exit(
     else:
         stack.callback(groups.executions.runner.detach)
         stack.push_async_callback(_stop, running)
+
+
+def _is_alone_on_node(settings: Settings) -> bool:
+    """
+    Whether a replica that is alone in its data directory is alone on its node. A cluster is shared
+    by all replicas, of which there is one without Redis.
+    """
+    return settings.driver != "kubernetes" or settings.redis_url is None
 
 
 async def _recover(groups: ReplicaServices) -> None:

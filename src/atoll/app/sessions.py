@@ -16,9 +16,11 @@ from atoll.service.sessions.connections import Connections
 from atoll.service.sessions.core import SessionCore
 from atoll.service.sessions.create import SessionCreator
 from atoll.service.sessions.dependencies import Dependencies
+from atoll.service.sessions.disruptions import SessionDisruptions
 from atoll.service.sessions.instances import SessionInstances
 from atoll.service.sessions.new_session import SessionBuilder
 from atoll.service.sessions.observers import SessionObservers
+from atoll.service.sessions.ownership import InstanceOwnership
 from atoll.service.sessions.provisioning import Provisioning
 from atoll.service.sessions.records import SessionRecords
 from atoll.service.sessions.secrets import Secrets, SessionSecrets
@@ -60,6 +62,7 @@ def session_core(backends: Backends, compute: ComputeGroup) -> SessionCore:
 class SessionGroup:
     observers: SessionObservers
     access: SessionAccess
+    disruptions: SessionDisruptions
     autosave: Autosave
     checkpoint_requests: CheckpointRequests
     transitions: Transitions
@@ -98,6 +101,9 @@ def session_group(
     )
     transitions = Transitions(core, starter, stopper, archiver, autosave, settings)
     wanted_states = WantedStates(core, transitions, max_wait=settings.execution.max_wait)
+    if core.driver.ownership is not None:
+        ownership = InstanceOwnership(core.replica.background, core.driver.ownership)
+        core.observers.subscribe(ownership)
     timers = SessionTimers(core, wanted_states, transitions)
     builder = SessionBuilder(core, compute.templates, provisioning, settings.session)
     creator = SessionCreator(
@@ -108,6 +114,7 @@ def session_group(
     return SessionGroup(
         core.observers,
         SessionAccess(core.records, core.connections, starter),
+        SessionDisruptions(core, starter),
         autosave,
         checkpoint_requests,
         transitions,

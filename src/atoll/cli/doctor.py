@@ -1,17 +1,32 @@
 """`atoll doctor`."""
 
+from enum import StrEnum
+from typing import Annotated
+
 import typer
 
 from atoll.cli import exit_codes, output
 from atoll.cli.options import DataDir, Json, settings
 
 
-def doctor(data_dir: DataDir = None, json: Json = False) -> None:
-    """Check which isolation this machine provides, what is missing, and how to fix it."""
+class CheckedDriver(StrEnum):
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
+Driver = Annotated[
+    CheckedDriver | None,
+    typer.Option(help="Check this machine, or a cluster. By default what ATOLL_DRIVER chooses."),
+]
+
+
+def doctor(data_dir: DataDir = None, driver: Driver = None, json: Json = False) -> None:
+    """Check which isolation this machine or cluster provides, what is missing, how to fix it."""
     chosen = settings(data_dir=data_dir)
     from atoll.app import doctor as host
 
-    checks = host.doctor(chosen)
+    of_cluster = (driver or chosen.driver) == CheckedDriver.KUBERNETES
+    checks = host.cluster(chosen) if of_cluster else host.machine(chosen)
     if json:
         output.as_json(checks)
     else:
@@ -30,7 +45,7 @@ def doctor(data_dir: DataDir = None, json: Json = False) -> None:
                 output.line("")
                 output.line(f"{check.name}: to fix it, run")
                 output.line(f"    {check.fix}")
-        paragraph, ways = host.advice(chosen, checks)
+        paragraph, ways = ("", []) if of_cluster else host.advice(chosen, checks)
         if paragraph:
             output.line("")
             output.paragraph(paragraph)

@@ -238,6 +238,13 @@ class Workspaces(Protocol):
     def can_copy(self) -> bool:
         """Whether `copy` can succeed on this node."""
 
+    @property
+    def outlive_instances(self) -> bool:
+        """
+        Whether a workspace stays on the node when its instance ends. Otherwise the only copy is a
+        checkpoint.
+        """
+
     def of(self, handle: Handle) -> str:
         """The name of the instance's workspace. Reads the handle alone."""
 
@@ -293,6 +300,22 @@ class Resizing(Protocol):
         """Change the limits of a running instance; False if that takes a new instance."""
 
 
+class Disruptions(Protocol):
+    """Instances that the node ends for reasons of its own, such as an eviction."""
+
+    def subscribe(self, observer: Callable[[Handle], None]) -> None:
+        """
+        Call `observer` with each instance that is about to end, and with each that was lost with
+        its machine. It must neither block nor raise, and may be called more than once.
+        """
+
+
+class Ownership(Protocol):
+    """Shows at the node which session has an instance. Only people read it."""
+
+    async def record(self, handle: Handle, session_id: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     problem: str | None
@@ -338,6 +361,12 @@ class Driver(Protocol):
 
     @property
     def resizing(self) -> Resizing | None: ...
+
+    @property
+    def disruptions(self) -> Disruptions | None: ...
+
+    @property
+    def ownership(self) -> Ownership | None: ...
 
     async def open(self) -> None: ...
 

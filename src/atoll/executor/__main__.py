@@ -22,14 +22,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_CONFIG = 1 << 20
+CLUSTER_VARIABLES = "KUBERNETES_"
+"""Prefix of variables that describe the cluster: a kubelet sets them in every container."""
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main() -> None:
     text = sys.argv[1].encode()
     config = _read_config() if text == b"-" else minijson.loads(text)
-    if config.get("seccomp"):
-        syscalls.install_filter(bytes.fromhex(config["seccomp"]))
+    for name in [name for name in os.environ if name.startswith(CLUSTER_VARIABLES)]:
+        del os.environ[name]
+    program = config.get("seccomp", {}).get(os.uname().machine)
+    if program:
+        syscalls.install_filter(bytes.fromhex(program))
     prepare(bool(config.get("hooks", True)))
     serve(config)
 
@@ -52,6 +57,8 @@ def serve(config: dict[str, Any]) -> None:
     private = [listener.fileno(), *config.get("journal_fds", ())]
     if config.get("callback"):
         private.append(config["callback"]["fd"])
+    if "key_fd" in config:
+        private.append(config["key_fd"])
     for fd in private:
         os.set_inheritable(fd, False)
     Supervisor(config).run(listener)
@@ -72,6 +79,8 @@ def _read_config() -> dict[str, Any]:
     if config.get("ephemeral"):
         config["owner_fd"] = os.dup(0)
     config["ready_fd"] = os.dup(1)
+    if config.get("tls"):
+        config["key_fd"] = os.dup(0)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

@@ -2,7 +2,8 @@
 Accepts connections of control planes and refuses those of user code.
 
 By default a connection must come from outside the PID namespace. With `peer` it must come from that
-user: its first message carries the sender's credentials, which the kernel has checked.
+user: its first message carries the sender's credentials, which the kernel has checked. The kernel
+knows no sender of a TCP connection; there only TLS and the token tell who connects (`tls`).
 """
 
 from __future__ import annotations
@@ -102,10 +103,28 @@ def _sender(socket: _socket.socket) -> int:
 
 
 def open_listener(config: dict[str, Any]) -> _socket.socket:
-    """The socket that the driver passed in, or a new one at the configured address."""
+    """
+    The socket that the driver passed in, or a new one at the configured address: a path, or the
+    number of a TCP port.
+    """
     if "listen_fd" in config:
         return _socket.socket(fileno=config["listen_fd"])
-    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    listener.bind(config["listen"])
+    if isinstance(config["listen"], int):
+        listener = _bound_to_port(config["listen"])
+    else:
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        listener.bind(config["listen"])
     listener.listen(BACKLOG)
+    return listener
+
+
+def _bound_to_port(port: int) -> _socket.socket:
+    """For IPv6 and IPv4; for IPv4 alone if the kernel has no other."""
+    try:
+        listener = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
+        listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", port))
+    except OSError:
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+        listener.bind(("0.0.0.0", port))  # noqa: S104 - that of its own network namespace
     return listener

@@ -42,6 +42,7 @@ from .workers import Workers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    import ssl
     from typing import Any, Callable
 
 READY = b"ready\n"
@@ -51,6 +52,8 @@ SHUTDOWN_SECONDS = 8.0
 """Seconds that the executor waits at shutdown for runs to end and results to be sent."""
 SHUTDOWN_CHECK_INTERVAL = 0.02
 QUIET_CHECK_INTERVAL = 0.002
+MAX_UNGREETED = 16
+"""Connections at a time without an accepted hello: user code may open any number over TCP."""
 CHANGING = frozenset({"write", "mkdir", "move", "remove", "chmod", "populate"})
 """Requests by which PID 1 itself changes files, even while user code is frozen."""
 
@@ -80,6 +83,7 @@ class Supervisor(ZygoteObserver):
         self._workers = Workers(self._loop, workspace.root, own_processes)
         self._connections: list[Connection] = []
         self._listener = Listener(self._loop, config.get("peer"), self._admit)
+        self._tls: ssl.SSLContext | None = None
         # None for an ephemeral instance, which exits with its owner.
         limit = config.get("unattended")
         self._unattended = (
@@ -139,8 +143,15 @@ class Supervisor(ZygoteObserver):
         self._catch_termination()
         if self._unattended is not None:
             self._unattended.disconnected()
-        self._listener.listen(listener)
         ready = self._config.get("ready_fd")
+        if "key_fd" in self._config:
+            from . import tls  # Only executors that are reached over TCP have it.
+
+            # After the fork of the zygote, which must not have a copy of the key.
+            os.write(self._config["ready_fd"], tls.ASK)
+            self._tls = tls.server_context(tls.read_key(self._config["key_fd"]))
+            os.close(self._config["key_fd"])
+        self._listener.listen(listener)
         if ready is not None:
             os.write(ready, READY)
             os.close(ready)
@@ -152,9 +163,20 @@ class Supervisor(ZygoteObserver):
     # Connections
 
     def _admit(self, socket: _socket.socket) -> None:
+        waiting = [one for one in self._connections if not one.greeted]
+        if len(waiting) >= MAX_UNGREETED:
+            waiting[0].close()
         self._connections.append(
-            Connection(self._loop, socket, self._hello, self._request, self._closed)
+            Connection(self._loop, self._secured(socket), self._hello, self._request, self._closed)
         )
+
+    def _secured(self, socket: _socket.socket) -> _socket.socket:
+        """The socket, behind TLS if the executor is reached over TCP."""
+        if self._tls is None:
+            return socket
+        from .tls import TlsSocket
+
+        return TlsSocket(socket, self._tls)  # type: ignore[return-value]
 
     def _closed(self, connection: Connection) -> None:
         self._connections.remove(connection)
@@ -164,8 +186,7 @@ class Supervisor(ZygoteObserver):
 
     def _hello(self, connection: Connection, hello: dict[str, Any]) -> bool:
         """Answer a hello; returns whether the connection may send requests."""
-        token = self._config.get("token")
-        if token is not None and not is_same_token(token, hello.get("token")):
+        if not self._is_authentic(hello.get("token")):
             value = {"code": "unauthenticated", "message": "the token is not the instance's"}
             connection.write(frames.encode_json(0, frames.ERROR, value))
             return False
@@ -185,6 +206,19 @@ class Supervisor(ZygoteObserver):
         if self._unattended is not None:
             self._unattended.connected()
         return True
+
+    def _is_authentic(self, token: object) -> bool:
+        """Whether the token is the control plane's; any is if the configuration has none."""
+        if "token_digest" in self._config:
+            # User code that finds the digest in its memory cannot connect with it.
+            import hashlib
+
+            if not isinstance(token, str):
+                return False
+            token = hashlib.sha256(token.encode()).hexdigest()
+            return is_same_token(self._config["token_digest"], token)
+        expected = self._config.get("token")
+        return expected is None or is_same_token(expected, token)
 
     def _request(self, stream: Stream, request: dict[str, Any]) -> None:
         operation = self._operations.get(request.get("op", ""))
@@ -335,14 +369,19 @@ class Supervisor(ZygoteObserver):
         self._exit(0)
 
     def _catch_termination(self) -> None:
-        """Exit on SIGTERM from outside the namespace. From inside, user code may send it."""
+        """
+        Exit on SIGTERM from outside the namespace. From inside, user code may send it. With
+        `termination_grace`, exit only so many seconds later: a control plane takes a checkpoint
+        meanwhile, and then ends the executor.
+        """
         # Blocks all but the one with a handler: gVisor does not drop the others for PID 1.
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         descriptor = syscalls.signal_descriptor(signal.SIGTERM)
 
         def terminated(mask: int) -> None:
             if syscalls.is_from_outside(os.read(descriptor, 128)) or os.getpid() != 1:
-                self._exit(EXIT_TERMINATED)
+                grace = self._config.get("termination_grace", 0.0)
+                self._loop.after(grace, lambda: self._exit(EXIT_TERMINATED))
 
         self._loop.add(descriptor, READ, terminated)
 

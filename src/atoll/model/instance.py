@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -48,6 +49,8 @@ class InstanceSpec:
     volumes: tuple[tuple[Volume, VolumeMount], ...] = ()
     prefix: str | None = None
     """The workspace's prefix in the bucket of the blob store; None if it is on the node's disk."""
+    on_delay: Callable[[str], None] | None = None
+    """Called with the reason, in the node's own words, while the instance cannot start yet."""
 
 
 class State(StrEnum):
@@ -63,6 +66,9 @@ class State(StrEnum):
 class Observation:
     state: State
     cause: Cause | None = None
+    """Why it has ended, or why it is about to end while it still runs."""
+    message: str | None = None
+    """The node's own words for the cause, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)

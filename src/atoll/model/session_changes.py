@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from atoll.model.node import Node
 
+REPLACED = "instance_replaced"
+"""Code of the warning that a session goes on with another instance, and why."""
 NOT_SAVED = "workspace_not_saved"
 """Code of the warning that a workspace is on its node's disk alone."""
 WAITS_FOR_NODE = "waits_for_node"

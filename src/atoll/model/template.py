@@ -27,6 +27,7 @@ REQUIREMENTS = {
     "cgroup_pids": "the number of processes is limited by a control group",
     "disk_quota": "the workspace's size is limited by its file system",
     "seccomp": "system calls are filtered",
+    "no_network": "instances can connect to nothing outside",
 }
 """Names for `security_context.require`: a node that lacks one refuses the template."""
 

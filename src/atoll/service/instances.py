@@ -88,6 +88,7 @@ class InstanceMaker:
         workspace: str | None = None,
         volumes: tuple[tuple[Volume, VolumeMount], ...] = (),
         prefix: str | None = None,
+        on_delay: Callable[[str], None] | None = None,
     ) -> ReadyInstance:
         """
         Start an instance, record it and connect to it. A failure leaves nothing behind.
@@ -105,6 +106,7 @@ class InstanceMaker:
             None if self._callback is None else self._callback(instance_id),
             volumes,
             prefix,
+            on_delay,
         )
         await self._builds.provide(template)
         begun = self._clock.monotonic()

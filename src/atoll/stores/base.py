@@ -81,6 +81,12 @@ class Sessions(Protocol):
         writes nothing if the stored version is not that of `session`.
         """
 
+    async def explain(self, session: Session, message: str) -> bool:
+        """
+        Set `message` and leave everything else, also the version, unchanged. Returns False and
+        writes nothing if the stored version is not that of `session`.
+        """
+
     async def unfinished(
         self, *, limit: int, after: str = "", node_id: str | None = None
     ) -> list[Session]:

@@ -242,6 +242,12 @@ class _CachingSessions(_Caching[Session]):
             self._cache.put(replace(session, active_at=at))
         return written
 
+    async def explain(self, session: Session, message: str) -> bool:
+        written: bool = await self._watch(self._inner.explain(session, message))
+        if written:
+            self._cache.put(replace(session, message=message))
+        return written
+
 
 class _CachingExecutions(_Caching[Execution]):
     async def add_after(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.drivers.docker import portable_interpreter
+from atoll.drivers.shared import portable_interpreter
 from atoll.errors import PermanentError
 
 if TYPE_CHECKING:

@@ -344,6 +344,19 @@ async def test_activity_is_recorded_without_a_new_version(store: Store) -> None:
     assert not await store.sessions.touch(replace(session, version=session.version + 1), NOW)
 
 
+async def test_a_delay_is_explained_without_a_new_version(store: Store) -> None:
+    session = make_session(status=SessionStatus.CREATING)
+    await store.sessions.add(session)
+
+    assert await store.sessions.explain(session, "no machine has room")
+
+    found = await store.sessions.get(session.id)
+    assert found == replace(session, message="no machine has room")
+    later = replace(session, version=session.version + 1)
+    assert not await store.sessions.explain(later, "too late")
+    assert await store.sessions.get(session.id) == found
+
+
 async def test_unfinished_sessions_are_listed_by_id(store: Store) -> None:
     sessions = [make_session(status=status) for status in SessionStatus for _ in range(3)]
     for session in sessions:

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.drivers.local.cgroup_delegation import Decision
 from atoll.drivers.local.doctor_advice import without_root
-from atoll.drivers.local.host_checks import Check
+from atoll.drivers.shared.checks import Check
 
 NAMES = (
     "host uids", "control group: memory", "control group: cpu", "control group: pids",

@@ -24,6 +24,7 @@ def find_capabilities(engine: Engine, storage: Storage, *, packages: bool) -> Ca
         "seccomp": engine.has_security_option("seccomp"),
         "disk_quota": storage.quota,
         "own_uid": True,
+        "no_network": True,
     }
     missing = {name: text for name, text in REQUIREMENTS.items() if not has[name]}
     provides = frozenset(name for name, provided in has.items() if provided)

@@ -33,8 +33,8 @@ OWN_PROCESSES = 8
 """Processes of Atoll beside those of user code, including some that serve file operations."""
 EXECUTOR_PROCESSES = 2
 """Processes of Atoll that always exist: the supervisor and the zygote."""
-SUPERVISOR_OOM_SCORE, USER_OOM_SCORE = 500, 1000
-"""When memory runs out, the kernel kills the process with the highest score."""
+SUPERVISOR_OOM_SCORE = 500
+"""Less than that of user code (`executor_config.USER_OOM_SCORE`)."""
 KERNEL_THREADS, KERNEL_SHARE = 256, 4
 """
 Threads on the host of a runtime with a kernel of its own: for the kernel, and for each process.

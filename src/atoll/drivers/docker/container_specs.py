@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.drivers.docker import container_config, exec_link, portable_interpreter, socket_link
-from atoll.drivers.docker.container_config import USER_OOM_SCORE, BaseImage, ContainerSpec
-from atoll.drivers.docker.errors import InterpreterMissing
+from atoll.drivers.docker import container_config, exec_link, socket_link
+from atoll.drivers.docker.container_config import BaseImage, ContainerSpec
 from atoll.drivers.docker.labels import DiskLimit, Label, LinkKind
-from atoll.drivers.shared.executor_bundle import SOCKET
+from atoll.drivers.shared import portable_interpreter
+from atoll.drivers.shared.executor_config import ExecutorConfig
+from atoll.drivers.shared.portable_interpreter import InterpreterMissing
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -25,35 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExecutorConfig:
-    """What an executor reads as one line of JSON from its standard input."""
-
-    token: str
-    listen: str
-    """Path of its socket; the name of an abstract socket begins with a NUL."""
-    peer: int | None
-    """User of the processes in the container that may connect; null if none may."""
-    journal: tuple[str, ...]
-    preload: tuple[str, ...]
-    """Modules that the zygote imports."""
-    packages: str
-    """Path of the template's package environment, or empty."""
-    ephemeral: bool
-    """End with this connection to the standard input."""
-    unattended: float | None
-    """Seconds without a link after which it ends; null for never."""
-    seccomp: str
-    """Filter program in hexadecimal; empty for none."""
-    hooks: bool = True
-    """Run start-up code of packages (`.pth` files and `sitecustomize`)."""
-    inside: str = SOCKET
-    oom_score: int = USER_OOM_SCORE
-
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-
-@dataclass(frozen=True)
 class ContainerSpecs:
     engine: Engine
     identity: NodeIdentity
@@ -62,8 +33,8 @@ class ContainerSpecs:
     images: DockerImages
     unattended_grace: timedelta
     """How long the executor of an instance that is not ephemeral runs without a link."""
-    seccomp: bytes | None
-    """Filter program that executors install, in addition to the engine's; null for none."""
+    seccomp: dict[str, str]
+    """Filter programs that executors install, in addition to the engine's, by machine."""
 
     async def base(self, template: Template) -> BaseImage:
         image = await self.images.find(template)
@@ -131,5 +102,5 @@ class ContainerSpecs:
             packages=container.environment or "",
             ephemeral=spec.ephemeral,
             unattended=None if spec.ephemeral else self.unattended_grace.total_seconds(),
-            seccomp="" if self.seccomp is None else self.seccomp.hex(),
+            seccomp=self.seccomp,
         )

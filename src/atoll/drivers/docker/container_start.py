@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from aiodocker.stream import Stream
 
-    from atoll.drivers.docker.container_specs import ExecutorConfig
     from atoll.drivers.docker.engine import Engine
+    from atoll.drivers.shared.executor_config import ExecutorConfig
 
 READY = b"ready\n"
 STDOUT = 1

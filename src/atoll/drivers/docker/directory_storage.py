@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from atoll import ids
-from atoll.drivers.docker import container_config, portable_interpreter
+from atoll.drivers.docker import container_config
 from atoll.drivers.docker.executor_files import ExecutorFiles
 from atoll.drivers.docker.storage import (
     InstanceFiles,
@@ -22,7 +22,7 @@ from atoll.drivers.docker.storage import (
     file_errors,
 )
 from atoll.drivers.docker.workspace_upgrade import as_image, unmount_interrupted_move
-from atoll.drivers.shared import executor_bundle
+from atoll.drivers.shared import executor_bundle, portable_interpreter
 from atoll.drivers.shared.cancellation import run_until_abandoned
 from atoll.drivers.shared.disk_images import loop_device_of
 from atoll.drivers.shared.file_trees import remove_tree

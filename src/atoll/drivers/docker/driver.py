@@ -80,6 +80,8 @@ log = structlog.get_logger(__name__)
 
 class DockerDriver:
     kind = KIND
+    disruptions = None
+    ownership = None
 
     def __init__(
         self,
@@ -158,9 +160,7 @@ class DockerDriver:
         self.resizing = DockerResizing(self._engine, self._storage, self._containers, self._load)
         if "pausing" not in self.capabilities.unavailable:
             self.pausing = DockerPausing(self._containers)
-        filter_program = None
-        if "seccomp" in self.capabilities.provides:
-            filter_program = seccomp.program(self._engine.info.get("Architecture"))
+        filters = seccomp.programs() if "seccomp" in self.capabilities.provides else {}
         self._specs = ContainerSpecs(
             self._engine,
             self._identity,
@@ -168,7 +168,7 @@ class DockerDriver:
             self._storage,
             self.images,
             self._link_settings.unattended_grace,
-            filter_program,
+            filters,
         )
 
     async def _choose_storage(self) -> Storage:

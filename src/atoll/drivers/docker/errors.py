@@ -52,12 +52,6 @@ class BuildFailed(PermanentError):
     code = "build_failed"
 
 
-class InterpreterMissing(PermanentError):
-    """The image has no Python, and none can be mounted into its containers."""
-
-    code = "interpreter_missing"
-
-
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.docker import container_config, portable_interpreter
-from atoll.drivers.docker.errors import InterpreterMissing
+from atoll.drivers.docker import container_config
+from atoll.drivers.shared import portable_interpreter
 from atoll.drivers.shared.packages import install_program
+from atoll.drivers.shared.portable_interpreter import InterpreterMissing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from aiodocker.exceptions import DockerError
 
-from atoll.drivers.docker import container_config, portable_interpreter
+from atoll.drivers.docker import container_config
 from atoll.drivers.docker.errors import CONFLICT, NOT_FOUND, ignored, translated
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.scratch_containers import FILL, directory_tar
 from atoll.drivers.docker.storage import InstanceFiles
-from atoll.drivers.shared import executor_bundle
+from atoll.drivers.shared import executor_bundle, portable_interpreter
 from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE
 from atoll.drivers.shared.uids import new_uid
 from atoll.errors import InvalidRequest, TemporaryError, WorkspaceLost

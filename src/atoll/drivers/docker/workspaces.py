@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class DockerWorkspaces:
+    outlive_instances = True
+
     def __init__(self, storage: Storage, containers: InstanceContainers) -> None:
         self._storage = storage
         self._containers = containers

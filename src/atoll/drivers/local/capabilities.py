@@ -16,6 +16,7 @@ def find_capabilities(
 ) -> Capabilities:
     """`no_images` says why file system images cannot be mounted."""
     has = {"own_uid": own_uids, "disk_quota": no_images is None, "seccomp": seccomp}
+    has["no_network"] = True  # Each instance has an empty network namespace.
     provides = groups.provides | {name for name, provided in has.items() if provided}
     missing = {name: text for name, text in REQUIREMENTS.items() if name not in provides}
     if no_images is not None:

@@ -10,7 +10,7 @@ from atoll.drivers.local.cgroup_delegation import Decision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from atoll.drivers.local.host_checks import Check
+    from atoll.drivers.shared.checks import Check
 
 WATCHED = {
     "control group: memory": "memory",

@@ -88,6 +88,8 @@ log = structlog.get_logger(__name__)
 
 class LocalDriver:
     kind = "local"
+    disruptions = None
+    ownership = None
 
     def __init__(
         self,

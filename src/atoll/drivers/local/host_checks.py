@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from atoll.drivers.local import forked_start
 from atoll.drivers.local.sandbox_host import free_stage
 from atoll.drivers.shared import cgroups, disk_images, seccomp
 from atoll.drivers.shared.cgroups import node_groups
+from atoll.drivers.shared.checks import Check
 from atoll.drivers.shared.disk_images import images_problem
 from atoll.drivers.shared.volumes.bucket_mounts import FUSE
 from atoll.executor.runs import kernel_memory
@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 MAPPED_OVERLAYS = (5, 19)
 """The first Linux with overlays on mounts with mapped owners."""
 DELEGATING = "systemd-run --user --scope -p Delegate=yes atoll serve"
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
-    """A command that fixes it."""
-    essential: bool = False
-    """Without it no instance can be made."""
-    requirement: str = ""
-    """The name in `template.REQUIREMENTS`, if it has one."""
-    unprivileged: bool = False
-    """Missing because Atoll runs as an ordinary user."""
 
 
 def layer_problem(directory: Path) -> str | None:

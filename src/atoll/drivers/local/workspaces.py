@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class LocalWorkspaces:
     can_copy = True
 
+    outlive_instances = True
+
     def __init__(self, files: WorkspaceFiles, handles: HandleFiles, states: InstanceStates) -> None:
         self._files = files
         self._handles = handles

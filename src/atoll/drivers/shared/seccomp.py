@@ -246,3 +246,9 @@ def _when(number: int, body: list[bytes]) -> list[bytes]:
     Execute `body`, which returns on every path, if the loaded value is `number`.
     """
     return [_instruction(_EQUAL, number, 0, len(body)), *body]
+
+
+def programs() -> dict[str, str]:
+    """The filters in hexadecimal, by the name of the machine."""
+    found = {machine: program(machine) for machine in ARCHITECTURES}
+    return {machine: code.hex() for machine, code in found.items() if code is not None}

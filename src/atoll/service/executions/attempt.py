@@ -45,6 +45,7 @@ from atoll.link.values import parse_value
 from atoll.model.execution import Execution, ExecutionStatus, Outcome
 from atoll.model.instance import State
 from atoll.model.outcome import conclude, timed_out, without_result
+from atoll.model.retry import RETRIED_CAUSES
 from atoll.model.session import Cause
 from atoll.service.executions.outcomes import (
     cancellation,
@@ -384,6 +385,13 @@ class Attempts:
         if out_of_memory:
             message = "The execution used more memory than it may, and its instance ended."
             return outcome_with_output(run, ExecutionStatus.FAILED, Cause.OOM, message)
+        observed = await self._driver.observe(handle)
+        if observed.cause in RETRIED_CAUSES:
+            message = observed.message or "The node ended the instance while the execution ran."
+            return outcome_with_output(run, ExecutionStatus.CRASHED, observed.cause, message)
+        if observed.cause is Cause.DISK:
+            message = observed.message or "The execution used more disk than it may."
+            return outcome_with_output(run, ExecutionStatus.FAILED, Cause.DISK, message)
         message = "The instance ended while the execution ran."
         return outcome_with_output(run, ExecutionStatus.CRASHED, Cause.INSTANCE_LOST, message)
 

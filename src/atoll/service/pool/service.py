@@ -145,6 +145,13 @@ class Pool:
             for ready in waiting
         )
 
+    def drop(self, instance_id: str) -> None:
+        """Let no session have this instance, which is about to end; the refill replaces it."""
+        for waiting in self._ready.values():
+            for ready in waiting:
+                if ready.instance.id == instance_id:
+                    ready.link.close()
+
     def keep(self, templates: list[Template]) -> list[ReadyInstance]:
         """
         Keep pools of these versions of templates alone. Returns the instances to destroy: those of

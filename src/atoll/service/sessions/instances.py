@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from atoll.errors import InstanceNotObserved, PermanentError, WorkspaceLost
-from atoll.model.instance import State
+from atoll.model.instance import Observation, State
 from atoll.model.session import SessionStatus, Warning
 from atoll.service.instances import remove_instance
 from atoll.service.sessions.pausing_and_resizing import resume_instance
@@ -49,6 +49,7 @@ class SessionInstances:
         checkpoints: Checkpoints,
     ) -> None:
         self._store = replica.store
+        self._background = replica.background
         self._driver = driver
         self._maker = maker
         self._templates = templates
@@ -73,6 +74,13 @@ class SessionInstances:
                 "seconds."
             )
         return state
+
+    async def end_of(self, session: Session) -> Observation:
+        """How the session's instance ended, as far as its node reports that."""
+        instance = await self.of(session)
+        if instance is None:
+            return Observation(State.GONE)
+        return await self._driver.observe(instance.handle)
 
     async def ensure_unpaused(self, instance: Instance) -> bool:
         """Resume the instance if it is paused; false if it has exited."""
@@ -108,14 +116,17 @@ class SessionInstances:
             session_id=session.id,
             volumes=await self._volumes(session),
             prefix=prefix,
+            on_delay=functools.partial(self._explain, session),
         )
-        source = None
-        if session.workspace is None and prefix is None:
+        source, workspace = None, session.workspace
+        if workspace is not None:
+            await self._free(workspace)
+        if not self._driver.workspaces.outlive_instances:
+            workspace = None
+        if workspace is None and prefix is None:
             source = await self._source(session)
-        if session.workspace is not None:
-            await self._free(session.workspace)
         try:
-            ready = await make(workspace=session.workspace)
+            ready = await make(workspace=workspace)
         except WorkspaceLost:
             if prefix is not None:
                 # The files are in the bucket; only this node's record of the mount is gone.
@@ -125,6 +136,13 @@ class SessionInstances:
             source = session.id
             ready = await make(workspace=None)
         return ready if source is None else await self._filled(source, ready, make)
+
+    def _explain(self, session: Session, reason: str) -> None:
+        """Show with the session why its instance does not start yet."""
+        log.info("instance.delayed", session_id=session.id, reason=reason)
+        self._background.start(
+            self._store.sessions.explain(session, reason), f"explain the delay of {session.id}"
+        )
 
     async def _filled(
         self, source: str, ready: ReadyInstance, make: Callable[..., Awaitable[ReadyInstance]]

@@ -35,9 +35,11 @@ from atoll.link.errors import ProtocolViolation
 from atoll.model.install import InstallStatus
 from atoll.model.session import Cause, Session, SessionStatus, Wanted, Warning
 from atoll.model.session_changes import (
+    REPLACED,
     as_running,
     starting_again,
     wanting,
+    with_warnings,
     without_instance,
 )
 from atoll.service.sessions.provisioning import is_installing
@@ -198,10 +200,6 @@ class SessionStarter:
                 running = as_running(session, self._clock.now())
                 self._connections.update(connection, await self._records.save(running))
             return connection
-        if session.instance_id is not None:
-            log.warning(
-                "session.instance_lost", session_id=session.id, instance_id=session.instance_id
-            )
         if session.rested_at is not None:
             await self._admission.readmit(session)
         try:
@@ -233,10 +231,20 @@ class SessionStarter:
                 continue
 
     async def _without_instance(self, session: Session) -> Session:
-        """Record that the instance is lost, then remove what is left of it."""
+        """Record that the instance is lost, and why, then remove what is left of it."""
         lost = session.instance_id
         if lost is None:
             return session
+        observed = await self._instances.end_of(session)
+        log.warning(
+            "session.instance_lost",
+            session_id=session.id,
+            instance_id=lost,
+            cause=observed.cause,
+            message=observed.message,
+        )
+        if observed.message is not None:
+            session = with_warnings(session, Warning(REPLACED, observed.message))
         session = await self._records.save(without_instance(session, self._clock.now()))
         await self._instances.remove(lost)
         return session

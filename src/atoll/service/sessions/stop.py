@@ -1,8 +1,9 @@
 """
 Stops the instances of sessions: cancels what runs, takes a checkpoint, ends the instance.
 
-A failing checkpoint does not keep a session from being stopped: its files stay on the node's disk
-until the session is archived. The session shows a warning until then.
+A failing checkpoint does not keep a session from being stopped if its files stay on the node's disk
+until the session is archived. The session shows a warning until then. Where the files end with the
+instance, the stop waits for a checkpoint that is in the blob store.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, TemporaryError
 from atoll.link.errors import ExecutorError
 from atoll.model.session import Session, SessionStatus, Warning, WorkspaceMode
 from atoll.model.session_changes import NOT_SAVED, with_status, with_warnings
@@ -60,17 +61,37 @@ class InstanceStopper:
             if failure is not None:
                 session = with_warnings(session, Warning(NOT_SAVED, failure))
         stopped = with_status(session, SessionStatus.STOPPED, self._clock.now())
-        return await self._records.save(dataclasses.replace(stopped, instance_id=None))
+        workspace = session.workspace if self._driver.workspaces.outlive_instances else None
+        return await self._records.save(
+            dataclasses.replace(stopped, instance_id=None, workspace=workspace)
+        )
 
     async def _end(self, session: Session, instance: Instance) -> str | None:
         """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
         failure = None
         runs = await self._instances.ensure_unpaused(instance)
-        if runs and self._checkpoints_at_stop and session.workspace_mode is WorkspaceMode.SYNC:
+        if runs and not self._driver.workspaces.outlive_instances:
+            await self._secure(session, instance)
+        elif runs and self._checkpoints_at_stop and session.workspace_mode is WorkspaceMode.SYNC:
             failure = await self._checkpoint(session, instance)
         await self._driver.stop(instance.handle, grace=self._grace)
         await self._instances.remove(instance.id)
         return failure
+
+    async def _secure(self, session: Session, instance: Instance) -> None:
+        """Take a checkpoint that is in the blob store; the instance has the only other copy."""
+        try:
+            async with (
+                asyncio.timeout(self._checkpoint_timeout.total_seconds()),
+                self.quiesced(instance) as link,
+            ):
+                await self._checkpoints.secure(session.id, link)
+        except TimeoutError:
+            raise TemporaryError(
+                f"The checkpoint of session {session.id} took longer than "
+                f"{self._checkpoint_timeout}.",
+                code="checkpoint_timeout",
+            ) from None
 
     async def _checkpoint(self, session: Session, instance: Instance) -> str | None:
         try:

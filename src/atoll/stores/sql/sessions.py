@@ -14,7 +14,7 @@ from atoll.errors import InstanceTaken
 from atoll.model import plan
 from atoll.model.session import Holding, Session, SessionStatus
 from atoll.stores.sql import tables
-from atoll.stores.sql.json_codec import decode, micros
+from atoll.stores.sql.json_codec import decode, encode, micros
 from atoll.stores.sql.mapper import Mapper, Special, Values
 from atoll.stores.sql.records import Records
 
@@ -75,6 +75,9 @@ _SEEN = """
     UPDATE sessions SET active_at = :at, timer_at = :timer_at
     WHERE id = :id AND version = :version
 """
+_EXPLAINED = """
+    UPDATE sessions SET message = :message WHERE id = :id AND version = :version
+"""
 _COUNT_ON = (
     "SELECT count(*) AS number FROM sessions WHERE runtime_node = :node_id AND status = :status"
 )
@@ -123,6 +126,14 @@ class SqlSessions(Records[Session]):
 
         def write(connection: Connection) -> bool:
             return connection.execute(_SEEN, row).rowcount > 0
+
+        return await self._engine.write(write, again=write)
+
+    async def explain(self, session: Session, message: str) -> bool:
+        row = {"id": session.id, "version": session.version, "message": encode(message)}
+
+        def write(connection: Connection) -> bool:
+            return connection.execute(_EXPLAINED, row).rowcount > 0
 
         return await self._engine.write(write, again=write)
 

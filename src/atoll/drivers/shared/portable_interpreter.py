@@ -20,7 +20,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from atoll.drivers.docker.errors import InterpreterMissing
+from atoll.errors import PermanentError
 
 TARGET = "/run/atoll/python"
 """Where containers have it mounted."""
@@ -37,6 +37,13 @@ EXTRA_LIBRARIES = (
     "libutil.so.1", "libm.so.6", "libresolv.so.2", "libnss_files.so.2",
 )  # fmt: skip
 """Libraries that the C library loads on demand, or that wheels expect on every system."""
+
+
+class InterpreterMissing(PermanentError):
+    """The image has no Python, and none can be lent to it."""
+
+    code = "interpreter_missing"
+
 
 _LIBRARY = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x", re.MULTILINE)
 _LOADER = re.compile(r"ld[-0-9.]")

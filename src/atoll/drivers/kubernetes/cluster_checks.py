@@ -1,0 +1,274 @@
+"""
+Checks what a cluster can give its instances, by trying it. `atoll doctor --driver kubernetes`
+prints the results.
+
+Permissions are asked for one by one, pods are submitted as a dry run, and whether network policies
+are enforced is measured with a pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers.kubernetes import access, pod_manifest
+from atoll.drivers.kubernetes.api import ApiClient
+from atoll.drivers.kubernetes.errors import ApiError, translated
+from atoll.drivers.kubernetes.image_probe import RESOURCES, ImageProbe
+from atoll.drivers.kubernetes.instance_pods import InstancePods
+from atoll.drivers.kubernetes.labels import Label, selector
+from atoll.drivers.kubernetes.network_policy import NetworkPolicies
+from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
+from atoll.drivers.kubernetes.pod_watch import PodWatch
+from atoll.drivers.shared.checks import Check
+from atoll.drivers.shared.uids import new_uid, uid_range
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.settings import KubernetesSettings, Settings
+
+
+@dataclass(frozen=True)
+class Permission:
+    verb: str
+    resource: str
+    use: str
+    subresource: str = ""
+    group: str = ""
+    essential: bool = True
+
+    @property
+    def name(self) -> str:
+        whole = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return f"{self.verb} {whole}"
+
+
+PERMISSIONS = (
+    *(
+        Permission(verb, "pods", "an instance is a pod")
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ),
+    Permission("get", "pods", "executors get their configuration over it", "attach"),
+    Permission("create", "pods", "executors get their configuration over it", "attach"),
+    Permission("get", "pods", "links of an Atoll outside the cluster", "portforward", "", False),
+    Permission("create", "pods", "links of an Atoll outside the cluster", "portforward", "", False),
+    Permission("patch", "pods", "limits of running instances", "resize", "", False),
+    *(
+        Permission(verb, "configmaps", "the executor, and what is known about images")
+        for verb in ("get", "list", "create", "patch", "delete")
+    ),
+    *(
+        Permission(verb, "networkpolicies", "instances without a network", "", "networking.k8s.io")
+        for verb in ("get", "create", "patch")
+    ),
+    Permission("list", "resourcequotas", "the size of the warm pool", "", "", False),
+)
+"""What Atoll may have to do in its namespace, and nothing else."""
+
+
+async def checks(settings: Settings) -> list[Check]:
+    kubernetes = settings.kubernetes
+    try:
+        found = await asyncio.to_thread(access.find, kubernetes.kubeconfig, kubernetes.context)
+    except AtollError as error:
+        return [Check("cluster", False, error.message, essential=True)]
+    namespace = kubernetes.namespace or found.namespace
+    api = ApiClient(found, kubernetes)
+    await api.open()
+    try:
+        inspection = _Inspection(api, namespace, settings)
+        with translated():
+            version = await api.get("/version")
+        result = [
+            Check("cluster", True, f"{found.server}, Kubernetes {version['gitVersion']}"),
+            Check("namespace", True, f"instances are pods of {namespace}"),
+        ]
+        result += await inspection.run()
+    except AtollError as error:
+        return [Check("cluster", False, error.message, essential=True)]
+    finally:
+        await api.close()
+    stored = settings.blob.url is not None
+    result.append(
+        Check(
+            "blob store",
+            stored,
+            "files of sessions are kept in it"
+            if stored
+            else "not set (ATOLL_BLOB__URL): files of a session would end with its pod",
+            essential=True,
+        )
+    )
+    return result
+
+
+class _Inspection:
+    def __init__(self, api: ApiClient, namespace: str, settings: Settings) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._settings: KubernetesSettings = settings.kubernetes
+        self._uids = uid_range(settings.local)
+        self._path = f"/api/v1/namespaces/{namespace}"
+        # Not those of a server: what this leaves behind, a server must not take for its own.
+        self._labels: dict[str, str] = {
+            Label.CLUSTER: "doctor",
+            Label.NODE: f"doctor-{secrets.token_hex(4)}",
+        }
+
+    async def run(self) -> list[Check]:
+        result = await self._permissions()
+        if any(check.essential and not check.ok for check in result):
+            return result
+        result.append(await self._security())
+        result += [await self._runtime(name) for name in self._settings.runtime_classes]
+        if self._settings.priority_class:
+            result.append(await self._priority())
+        result.append(await self._resize())
+        result += await self._network()
+        return result
+
+    async def _permissions(self) -> list[Check]:
+        refused = [one for one in PERMISSIONS if not await self._may(one)]
+        essential = [one for one in refused if one.essential]
+        result = [
+            Check(
+                "permissions",
+                not essential,
+                "the role allows everything that Atoll needs"
+                if not essential
+                else "missing: " + "; ".join(f"{one.name} ({one.use})" for one in essential),
+                fix="" if not essential else "helm upgrade, or kubectl apply the Role of deploy/",
+                essential=True,
+            )
+        ]
+        result += [
+            Check(f"permission: {one.name}", False, f"without it: no {one.use}")
+            for one in refused
+            if not one.essential
+        ]
+        return result
+
+    async def _may(self, permission: Permission) -> bool:
+        attributes = {
+            "namespace": self._namespace,
+            "verb": permission.verb,
+            "group": permission.group,
+            "resource": permission.resource,
+            "subresource": permission.subresource,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        with translated():
+            answer = await self._api.request("POST", path, review)
+        return bool(answer["status"]["allowed"])
+
+    # Pods, as a dry run
+
+    async def _refusal(self, **changes: Any) -> str | None:
+        """Why the cluster does not accept an instance's pod; null if it does."""
+        request = PodRequest(
+            name=f"atoll-doctor-{secrets.token_hex(4)}",
+            labels=self._labels,
+            image=ImageFacts(self._settings.image, python="python3"),
+            resources=RESOURCES,
+            uid=new_uid(self._uids),
+            command=["python3"],
+            **changes,
+        )
+        with translated():
+            try:
+                await self._api.request(
+                    "POST",
+                    f"{self._path}/pods",
+                    pod_manifest.pod(request, self._settings),
+                    params={"dryRun": "All"},
+                )
+            except ApiError as error:
+                if error.status >= 500:
+                    raise
+                return error.message
+        return None
+
+    async def _security(self) -> Check:
+        refusal = await self._refusal(runtime_class=self._settings.runtime_class)
+        return Check(
+            "pods",
+            refusal is None,
+            refusal or "the cluster accepts the confined pods of instances",
+            essential=True,
+        )
+
+    async def _runtime(self, name: str) -> Check:
+        refusal = await self._refusal(runtime_class=name)
+        return Check(
+            f"runtime class: {name}",
+            refusal is None,
+            refusal or "templates can name it as their `runtime`",
+        )
+
+    async def _priority(self) -> Check:
+        refusal = await self._refusal()
+        return Check("priority class", refusal is None, refusal or self._settings.priority_class)
+
+    async def _resize(self) -> Check:
+        with translated():
+            found = await self._api.get("/api/v1")
+        possible = any(item["name"] == "pods/resize" for item in found["resources"])
+        return Check(
+            "resize in place",
+            possible,
+            "limits of running instances can be changed"
+            if possible
+            else "other limits take a new instance (Kubernetes 1.33 changes them in place)",
+        )
+
+    # The network, with pods
+
+    async def _network(self) -> list[Check]:
+        watch = PodWatch(self._api, f"{self._path}/pods", selector(self._labels))
+        pods = InstancePods(self._api, f"{self._path}/pods", watch)
+        policies = NetworkPolicies(
+            self._api,
+            f"/apis/networking.k8s.io/v1/namespaces/{self._namespace}",
+            pods,
+            watch,
+            self._settings,
+            self._labels,
+            self._uids,
+        )
+        probe = ImageProbe(pods, watch, self._settings, self._labels, self._uids)
+        try:
+            with translated():
+                await watch.open()
+            image = await probe.run(
+                self._settings.image, "", self._settings.runtime_class,
+                pull="IfNotPresent", say=lambda text: None,
+            )  # fmt: skip
+            pulled = Check("image", True, f"{image.reference}, Python is {image.python or 'lent'}")
+            await policies.open()
+            enforced = await policies.ensure_measured(image)
+        except AtollError as error:
+            return [Check("image and network", False, error.message, essential=True)]
+        finally:
+            await watch.close()
+            with contextlib.suppress(AtollError):
+                await policies.remove()
+        return [
+            pulled,
+            Check(
+                "network policies",
+                enforced,
+                "instances have no network"
+                if enforced
+                else "the cluster does not enforce them: user code reaches what pods reach",
+                essential=not self._settings.open_network,
+                requirement="no_network",
+            ),
+        ]

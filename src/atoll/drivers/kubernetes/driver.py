@@ -1,0 +1,368 @@
+"""
+Instances as pods of a Kubernetes cluster.
+
+The executor is the first process of a pod. It gets its configuration and its private key over the
+API server and is reached over TCP with TLS from then on: to execute something takes no request to
+the API server. The cluster is the record of what exists, and one watch shows how it changes. While
+the API server does not answer, instances are observed as unknown, never as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import structlog
+
+from atoll.drivers.base import NodeStatus
+from atoll.drivers.kubernetes import (
+    access,
+    credentials,
+    executor_start,
+    pod_manifest,
+    pod_start,
+)
+from atoll.drivers.kubernetes.api import ApiClient
+from atoll.drivers.kubernetes.capabilities import find_capabilities
+from atoll.drivers.kubernetes.cluster_load import ClusterLoad
+from atoll.drivers.kubernetes.disruptions import PodDisruptions
+from atoll.drivers.kubernetes.errors import ClusterUnavailable, translated
+from atoll.drivers.kubernetes.executor_files import ExecutorFiles
+from atoll.drivers.kubernetes.image_probe import ImageProbe
+from atoll.drivers.kubernetes.images import KubernetesImages
+from atoll.drivers.kubernetes.instance_links import InstanceLinks
+from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of
+from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, selector, value
+from atoll.drivers.kubernetes.limits import KubernetesLimits
+from atoll.drivers.kubernetes.network_policy import NetworkPolicies
+from atoll.drivers.kubernetes.ownership import PodOwnership
+from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
+from atoll.drivers.kubernetes.pod_watch import PodWatch
+from atoll.drivers.kubernetes.resizing import KubernetesResizing
+from atoll.drivers.kubernetes.workspaces import PodDirectories, VolumeClaims
+from atoll.drivers.shared import seccomp
+from atoll.drivers.shared.executor_config import ExecutorConfig
+from atoll.drivers.shared.executor_links import shut_down
+from atoll.drivers.shared.requirements import check_requirements
+from atoll.drivers.shared.uids import uid_range
+from atoll.errors import (
+    AtollError,
+    InvalidRequest,
+    NodeFull,
+    PermanentError,
+    TemporaryError,
+)
+from atoll.link.errors import LinkLost
+from atoll.model.instance import Handle, InstanceSpec, Observation, State
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from atoll.drivers.kubernetes.credentials import KeyPair
+    from atoll.drivers.kubernetes.pod_manifest import ImageFacts
+    from atoll.drivers.kubernetes.pod_state import PodState
+    from atoll.drivers.kubernetes.workspaces import InstanceFiles, KubernetesWorkspaces
+    from atoll.link.client import Link
+    from atoll.model.template import Template
+    from atoll.settings import KubernetesSettings, LinkSettings, LocalSettings
+
+log = structlog.get_logger(__name__)
+
+
+class KubernetesDriver:
+    kind = KIND
+    packages = None
+    volumes = None
+    pausing = None
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        link: LinkSettings,
+        local: LocalSettings,
+        *,
+        cluster: str,
+        secret: str,
+    ) -> None:
+        """`cluster` identifies the database; `secret` is shared by all replicas."""
+        self._settings = settings
+        self._link_settings = link
+        self._uids = uid_range(local)
+        self._secret = secret
+        self._labels: dict[str, str] = {
+            Label.CLUSTER: value(cluster),
+            Label.NODE: settings.node,
+        }
+        self._failure: str | None = None
+        """Why the last start failed; null if it did not."""
+        self._resources = contextlib.AsyncExitStack()
+        self.capabilities = find_capabilities(settings)
+        # Made by open(), which reads the kubeconfig.
+        self.images: KubernetesImages
+        self.workspaces: KubernetesWorkspaces
+        self.limits: KubernetesLimits
+        self.resizing: KubernetesResizing
+        self.disruptions: PodDisruptions
+        self.ownership: PodOwnership
+        self._pods: InstancePods
+        self._watch: PodWatch
+        self._links: InstanceLinks
+        self._files: ExecutorFiles
+        self._policies: NetworkPolicies
+        self._load: ClusterLoad
+
+    async def open(self) -> None:
+        settings = self._settings
+        found = await asyncio.to_thread(access.find, settings.kubeconfig, settings.context)
+        namespace = settings.namespace or found.namespace
+        core = f"/api/v1/namespaces/{namespace}"
+        self._api = ApiClient(found, settings)
+        self._resources.push_async_callback(self._api.close)
+        await self._api.open()
+        self._watch = PodWatch(self._api, f"{core}/pods", selector(self._labels))
+        self._resources.push_async_callback(self._watch.close)
+        with translated():
+            await self._watch.open()
+        self._pods = InstancePods(self._api, f"{core}/pods", self._watch)
+        self._files = ExecutorFiles(self._api, f"{core}/configmaps", self._labels)
+        with translated():
+            await self._files.open()
+        probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
+        self.images = KubernetesImages(
+            self._api, f"{core}/configmaps", probe, settings, self._labels
+        )
+        self._policies = NetworkPolicies(
+            self._api,
+            f"/apis/networking.k8s.io/v1/namespaces/{namespace}",
+            self._pods,
+            self._watch,
+            settings,
+            self._labels,
+            self._uids,
+        )
+        await self._policies.open()
+        self.workspaces = PodDirectories(self._uids)
+        if settings.workspaces == "claims":
+            claims = f"{core}/persistentvolumeclaims"
+            self.workspaces = VolumeClaims(self._api, claims, settings, self._labels, self._uids)
+        self._load = ClusterLoad(self._api, core, self._watch, settings)
+        with translated():
+            await self._load.open()
+        forwarded = settings.link == "forward" or (settings.link == "auto" and not found.in_cluster)
+        self._links = InstanceLinks(
+            self._api, self._pods.path, self._secret, self._link_settings, forwarded=forwarded
+        )
+        self._resources.push_async_callback(self._links.close)
+        self.limits = KubernetesLimits(self._pods)
+        self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
+        self.disruptions = PodDisruptions(self._watch)
+        self.ownership = PodOwnership(self._api, self._pods)
+        log.info(
+            "cluster.opened",
+            server=found.server,
+            namespace=namespace,
+            node=settings.node,
+            link="forward" if forwarded else "direct",
+        )
+
+    async def close(self) -> None:
+        await self._resources.aclose()
+
+    async def status(self) -> NodeStatus:
+        try:
+            with translated():
+                load = await self._load.metrics()
+        except TemporaryError as error:
+            return NodeStatus(error.message, self._load.unknown)
+        return NodeStatus(self._failure, load)
+
+    # Templates
+
+    async def check(self, template: Template) -> None:
+        check_requirements(template, self.capabilities)
+        self.images.check(template)
+
+    # Making instances
+
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        self._check_mounts(spec)
+        try:
+            handle = await self._ensure(spec)
+        except (NodeFull, ClusterUnavailable) as error:
+            # Other errors concern one template, or `status` checks for them each time.
+            self._failure = error.message
+            raise
+        self._failure = None
+        return handle
+
+    def _check_mounts(self, spec: InstanceSpec) -> None:
+        for volume, _ in spec.volumes:
+            raise InvalidRequest(
+                f"Volume {volume.id} does not exist on this node: it is a Kubernetes cluster.",
+                code="mount_unavailable",
+            )
+        if spec.prefix is not None:
+            raise InvalidRequest(
+                "workspace_mode: this node cannot mount the blob store; use sync.",
+                code="mount_unavailable",
+                field="workspace_mode",
+            )
+
+    async def _ensure(self, spec: InstanceSpec) -> Handle:
+        found = await self._pods.by_id(spec.instance_id)
+        if found is not None:
+            handle = handle_of(found)
+            if await self._is_ready(handle, found):
+                return handle
+            await self.destroy(handle)
+        try:
+            return await self._make(spec)
+        except BaseException:
+            await asyncio.shield(self._undo(spec))
+            raise
+
+    async def _is_ready(self, handle: Handle, pod: PodState) -> bool:
+        """Whether its executor has received its configuration."""
+        if not pod.running or pod.deleting:
+            return False
+        try:
+            link = await self._links.connect(
+                handle, pod, timeout=self._link_settings.connect_timeout
+            )
+        except LinkLost:
+            return False
+        link.close()
+        return True
+
+    async def _make(self, spec: InstanceSpec) -> Handle:
+        image = await self.images.find(spec.template)
+        await self._check_network(image)
+        key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
+        files = await self.workspaces.provide(spec)
+        request = self._request(spec, image, files, key)
+        created = await self._pods.apply(pod_manifest.pod(request, self._settings))
+        pod = await pod_start.wait_until_running(
+            self._watch, created, self._settings, spec.on_delay
+        )
+        with translated():
+            async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
+                await executor_start.start(
+                    self._api,
+                    f"{self._pods.path}/{pod.name}",
+                    spec.instance_id,
+                    self._config(spec),
+                    key,
+                )
+        return handle_of(pod)
+
+    async def _check_network(self, image: ImageFacts) -> None:
+        if self._settings.open_network or await self._policies.ensure_measured(image):
+            return
+        raise PermanentError(
+            "This cluster does not enforce network policies, so user code could reach everything "
+            "that pods can reach. Use a network that enforces them, such as Calico or Cilium, or "
+            "set ATOLL_KUBERNETES__OPEN_NETWORK=true.",
+            code="isolation_unavailable",
+        )
+
+    def _request(
+        self, spec: InstanceSpec, image: ImageFacts, files: InstanceFiles, key: KeyPair
+    ) -> PodRequest:
+        template = spec.template
+        volume, mounts = pod_manifest.executor_files(self._files.name, self._files.items)
+        return PodRequest(
+            name=object_name(spec.instance_id),
+            labels={
+                **self._labels,
+                Label.INSTANCE: spec.instance_id,
+                Label.TEMPLATE: value(template.id),
+            },
+            annotations={
+                Annotation.WORKSPACE: files.workspace,
+                Annotation.CERTIFICATE: key.fingerprint,
+                Annotation.DISK: str(spec.resources.disk),
+            },
+            image=image,
+            resources=spec.resources,
+            uid=files.uid,
+            workspace=files.volume,
+            command=pod_manifest.executor_command(image),
+            env=pod_manifest.executor_env(image),
+            runtime_class=template.runtime or self._settings.runtime_class,
+            volumes=(volume,),
+            mounts=tuple(mounts),
+            attached=True,
+        )
+
+    def _config(self, spec: InstanceSpec) -> ExecutorConfig:
+        grace = self._settings.termination_grace.total_seconds()
+        token = credentials.token(self._secret, spec.instance_id)
+        return ExecutorConfig(
+            listen=PORT,
+            tls=True,
+            token_digest=credentials.digest(token),
+            preload=spec.template.preload,
+            packages="",
+            ephemeral=False,
+            unattended=self._link_settings.unattended_grace.total_seconds(),
+            seccomp=seccomp.programs(),
+            termination_grace=grace - SHUTDOWN_MARGIN,
+        )
+
+    async def _undo(self, spec: InstanceSpec) -> None:
+        instance_id = spec.instance_id
+        try:
+            found = await self._pods.by_id(instance_id)
+            if found is not None:
+                await self._pods.kill(found.name, found.uid)
+            if spec.workspace is None:
+                await self.workspaces.discard(instance_id)
+        except AtollError as error:
+            # Recovery calls `ensure` or `destroy`, which removes it.
+            log.warning("instance.not_removed", instance_id=instance_id, error=error.message)
+
+    # Existing instances
+
+    async def observe(self, handle: Handle) -> Observation:
+        try:
+            return await self._pods.observe(handle)
+        except TemporaryError as error:
+            log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
+            return Observation(State.UNKNOWN)
+
+    async def connect(self, handle: Handle) -> Link:
+        try:
+            pod = await self._pods.find(handle)
+        except TemporaryError as error:
+            raise LinkLost(
+                f"Cannot reach instance {handle.instance_id}. {error.message}"
+            ) from error
+        if pod is None or not pod.running:
+            raise LinkLost(f"Instance {handle.instance_id} does not run.")
+        return await self._links.open(handle, pod, timeout=self._link_settings.connect_timeout)
+
+    async def stop(self, handle: Handle, *, grace: timedelta) -> None:
+        pod = await self._pods.find(handle)
+        if pod is None or pod.ended:
+            return
+        if grace and pod.running:
+            await shut_down(self.connect(handle), grace)
+        await self.destroy(handle)
+
+    async def destroy(self, handle: Handle) -> None:
+        pod = await self._pods.by_id(handle.instance_id)
+        if pod is None:
+            return
+        await self._pods.kill(pod.name, pod.uid)
+        with translated():
+            async with asyncio.timeout(self._settings.timeout.total_seconds()):
+                await self._watch.wait(pod.name, lambda now: now is None or now.uid != pod.uid)
+
+    async def handles(self) -> list[Handle]:
+        pods = sorted(await self._pods.all(), key=lambda pod: pod.instance_id)
+        return [handle_of(pod) for pod in pods]
+
+
+SHUTDOWN_MARGIN = 9.0
+"""Seconds of the termination grace in which the executor ends what runs and sends the results."""

@@ -1,0 +1,78 @@
+"""Errors of an API server, and their translation into Atoll's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from atoll.errors import NodeFull, PermanentError, TemporaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOT_FOUND, CONFLICT, GONE, INVALID, TOO_MANY_REQUESTS = 404, 409, 410, 422, 429
+FORBIDDEN = 403
+
+
+class ClusterUnavailable(TemporaryError):
+    """The API server does not answer, or is overloaded."""
+
+    code = "cluster_unavailable"
+
+
+class ClusterRefused(PermanentError):
+    """The API server does not accept a request, for example for lack of a permission."""
+
+    code = "cluster_refused"
+
+
+class ImageNotPulled(PermanentError):
+    """No node can get the image, or run it."""
+
+    code = "image_not_pulled"
+
+
+class ApiError(Exception):
+    """An answer of the API server that is not a success."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @property
+    def is_quota(self) -> bool:
+        return self.status == FORBIDDEN and "exceeded quota" in self.message
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise errors of the connection and of the API server as those of Atoll."""
+    try:
+        yield
+    except ApiError as error:
+        if error.is_quota:
+            raise NodeFull(f"The cluster's quota is used up: {error.message}") from error
+        if error.status == TOO_MANY_REQUESTS or error.status >= 500:
+            raise ClusterUnavailable(
+                f"The Kubernetes API server is overloaded or has failed: {error.message}",
+                retry_after=error.retry_after,
+            ) from error
+        raise ClusterRefused(f"The Kubernetes API server refused: {error.message}") from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise ClusterUnavailable(f"The Kubernetes API server does not answer: {reason}") from error
+
+
+@contextlib.contextmanager
+def ignored(*statuses: int) -> Iterator[None]:
+    """Suppress an `ApiError` with one of these statuses."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in statuses:
+            raise

@@ -1,0 +1,75 @@
+"""
+The executor and what user code may import, as an immutable config map that all pods mount.
+
+It is named after its content: replicas of two versions of Atoll use one each. A config map needs no
+registry and no start of another container, so any image with Python can host an executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers.kubernetes.errors import CONFLICT, ignored
+from atoll.drivers.kubernetes.labels import Label, selector
+from atoll.drivers.shared import executor_bundle
+
+if TYPE_CHECKING:
+    from atoll.drivers.kubernetes.api import ApiClient
+
+BUNDLE = "executor.pyz"
+
+
+class ExecutorFiles:
+    def __init__(self, api: ApiClient, path: str, labels: dict[str, str]) -> None:
+        """`path` is that of the namespace's config maps; `labels` are those of the node."""
+        self._api = api
+        self._path = path
+        self._labels = labels
+        self.name = ""
+        self.items: dict[str, str] = {}
+        """Paths in a pod, by key."""
+
+    async def open(self) -> None:
+        manifest = await asyncio.to_thread(self._manifest)
+        self.name = manifest["metadata"]["name"]
+        with ignored(CONFLICT):
+            await self._api.request("POST", self._path, manifest)
+
+    async def ensure(self) -> None:
+        """Make the config map again if somebody has deleted it."""
+        await self.open()
+
+    async def older(self) -> list[str]:
+        """Names of the config maps of other versions."""
+        labels = {**self._labels, Label.SHARED: ""}
+        found = await self._api.get(self._path, labelSelector=selector(labels))
+        names = [item["metadata"]["name"] for item in found["items"]]
+        return [name for name in names if name != self.name]
+
+    async def remove(self, name: str) -> None:
+        await self._api.delete(f"{self._path}/{name}")
+
+    def _manifest(self) -> dict[str, Any]:
+        files = {f"inside/{path}": data for path, data in executor_bundle.inside().items()}
+        files[BUNDLE] = executor_bundle.build(compressed=True)
+        # A key of a config map has no slashes.
+        keys = {path.replace("/", "."): path for path in sorted(files)}
+        digest = hashlib.sha256()
+        for path in keys.values():
+            digest.update(f"{path} {len(files[path])} ".encode() + files[path])
+        self.items = keys
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": f"atoll-executor-{digest.hexdigest()[:16]}",
+                "labels": {**self._labels, Label.SHARED: "executor"},
+            },
+            "immutable": True,
+            "binaryData": {
+                key: base64.b64encode(files[path]).decode() for key, path in keys.items()
+            },
+        }

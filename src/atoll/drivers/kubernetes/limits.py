@@ -1,0 +1,45 @@
+"""What the executor of a pod enforces, and whether the cluster ended a pod for its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.drivers.kubernetes import pod_state
+from atoll.drivers.shared import cgroups
+from atoll.model.session import Cause
+
+if TYPE_CHECKING:
+    from atoll.drivers.kubernetes.instance_pods import InstancePods
+    from atoll.model.instance import Handle
+    from atoll.model.resources import Resources
+
+EXECUTOR_PROCESSES = 2
+"""Processes of Atoll that have the uid of user code: the supervisor and the zygote."""
+
+
+class KubernetesLimits:
+    def __init__(self, pods: InstancePods) -> None:
+        self._pods = pods
+
+    def executor_limits(
+        self, handle: Handle, resources: Resources
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        # Each pod has a uid of its own, so the limit of a uid is one of the pod.
+        limits = {
+            "FSIZE": resources.disk,
+            "NPROC": resources.max_processes + EXECUTOR_PROCESSES,
+        }
+        watch = {
+            "disk": resources.disk,
+            # A kubelet may end the pod with all that is in it when one process runs out of memory.
+            "memory": resources.memory,
+            "sockets": cgroups.uncharged_sockets(resources),
+        }
+        return limits, watch
+
+    async def out_of_memory(self, handle: Handle) -> bool:
+        pod = await self._pods.last_seen(handle)
+        return pod is not None and pod_state.observation(pod).cause is Cause.OOM
+
+    async def memory_used(self, handle: Handle) -> int | None:
+        return None

@@ -1,0 +1,166 @@
+"""
+The network policy of instances, and whether the cluster enforces it.
+
+One policy applies to all instances of a node: nothing may be connected to from inside, and only
+Atoll's own pods may connect to an executor. A cluster accepts policies also if its network does not
+enforce them. So a pod that no policy allows anything tries to reach the API server, whose address
+every pod knows; the result is kept with the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from atoll.drivers.kubernetes import pod_manifest
+from atoll.drivers.kubernetes.errors import NOT_FOUND, ignored, translated
+from atoll.drivers.kubernetes.image_probe import RESOURCES
+from atoll.drivers.kubernetes.labels import PREFIX, Label, value
+from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
+from atoll.drivers.shared.uids import new_uid
+from atoll.errors import TemporaryError
+
+if TYPE_CHECKING:
+    from atoll.drivers.kubernetes.api import ApiClient
+    from atoll.drivers.kubernetes.instance_pods import InstancePods
+    from atoll.drivers.kubernetes.pod_manifest import ImageFacts
+    from atoll.drivers.kubernetes.pod_state import PodState
+    from atoll.drivers.kubernetes.pod_watch import PodWatch
+    from atoll.settings import KubernetesSettings
+
+ENFORCED = f"{PREFIX}/enforced"
+"""Annotation of the policy: `true` or `false`, as measured."""
+ATTEMPTS = 5
+"""Connections that must fail: a policy takes effect a moment after its pod has started."""
+PROBE_TIMEOUT = 120.0
+BLOCKED, OPEN = 40, 41
+PROGRAM = """
+import os, socket, time
+address = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
+refused = 0
+for attempt in range(20):
+    try:
+        socket.create_connection(address, 2).close()
+        refused = 0
+    except OSError:
+        refused += 1
+        if refused == ATTEMPTS:
+            os._exit(BLOCKED)
+    time.sleep(0.5)
+os._exit(OPEN)
+"""
+
+log = structlog.get_logger(__name__)
+
+
+def policy(
+    name: str, labels: dict[str, str], pods: dict[str, str], control_plane: dict[str, str]
+) -> dict[str, Any]:
+    """Denies the pods everything but connections from the control plane to the executor."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "podSelector": {"matchLabels": pods},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {
+                    "from": [
+                        {
+                            "namespaceSelector": {},
+                            "podSelector": {"matchLabels": control_plane},
+                        }
+                    ],
+                    "ports": [{"protocol": "TCP", "port": PORT}],
+                }
+            ],
+            "egress": [],
+        },
+    }
+
+
+class NetworkPolicies:
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str,
+        pods: InstancePods,
+        watch: PodWatch,
+        settings: KubernetesSettings,
+        labels: dict[str, str],
+        uids: range,
+    ) -> None:
+        """`namespace` is the path of the namespace in the API group of network policies."""
+        self._api = api
+        self._pods = pods
+        self._watch = watch
+        self._settings = settings
+        self._labels = labels
+        self._uids = uids
+        self._path = f"{namespace}/networkpolicies/{value(f'atoll-{labels[Label.NODE]}')}"
+        self.enforced: bool | None = None
+        """Whether the cluster enforces the policy; null until that was measured."""
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Make or update the policy, and read what was measured."""
+        name = self._path.rpartition("/")[2]
+        manifest = policy(name, self._labels, self._labels, self._settings.control_plane)
+        with translated():
+            made = await self._api.apply(self._path, manifest)
+        measured = (made["metadata"].get("annotations") or {}).get(ENFORCED)
+        self.enforced = None if measured is None else measured == "true"
+
+    async def remove(self) -> None:
+        with translated(), ignored(NOT_FOUND):
+            await self._api.delete(self._path)
+
+    async def ensure_measured(self, image: ImageFacts) -> bool:
+        """Whether the cluster enforces the policy; measured with a pod of this image."""
+        async with self._lock:
+            if self.enforced is None:
+                self.enforced = await self._measure(image)
+                annotation = {"metadata": {"annotations": {ENFORCED: str(self.enforced).lower()}}}
+                with translated():
+                    await self._api.patch(self._path, annotation)
+                log.info("network_policy.measured", enforced=self.enforced)
+        return self.enforced
+
+    async def _measure(self, image: ImageFacts) -> bool:
+        name = f"atoll-probe-{secrets.token_hex(6)}"
+        constants = f"ATTEMPTS, BLOCKED, OPEN = {ATTEMPTS}, {BLOCKED}, {OPEN}\n"
+        request = PodRequest(
+            name=name,
+            labels={**self._labels, Label.PROBE: "network"},
+            image=image,
+            resources=RESOURCES,
+            uid=new_uid(self._uids),
+            command=[*pod_manifest.python_command(image), "-I", "-S", "-c", constants + PROGRAM],
+        )
+        created = await self._pods.apply(pod_manifest.pod(request, self._settings))
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                with translated():
+                    pod = await self._watch.wait(name, _is_over)
+        except TimeoutError:
+            raise TemporaryError(
+                "The pod that measures whether network policies are enforced did not end in time.",
+                code="network_policy_not_measured",
+            ) from None
+        finally:
+            await asyncio.shield(self._pods.kill(name, created.uid))
+        if pod is None or pod.exit_code not in (BLOCKED, OPEN):
+            raise TemporaryError(
+                "The pod that measures whether network policies are enforced failed: "
+                f"{pod.exit_message if pod is not None else 'it was removed'}",
+                code="network_policy_not_measured",
+            )
+        return pod.exit_code == BLOCKED
+
+
+def _is_over(pod: PodState | None) -> bool:
+    return pod is None or pod.ended

@@ -1,0 +1,217 @@
+"""
+What the cluster reports about a pod, and what it means for the instance in it.
+
+Pure. Of a pod only what Atoll uses is kept, because a cluster may have thousands of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.drivers.kubernetes.labels import Label
+from atoll.model.instance import Observation, State
+from atoll.model.session import Cause
+
+CONTAINER = "executor"
+SIGNALLED = 128
+"""Exit codes above this one mean that a signal ended the process."""
+ZYGOTE_LOST = 70
+"""Exit code of an executor that lost its zygote."""
+IMAGE_FAILURES = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+    }
+)
+CONTAINER_FAILURES = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+LOST_NODE = frozenset({"NodeLost", "NodeNotReady", "DeletionByTaintManager", "DeletionByPodGC"})
+"""Reasons that mean that the pod's node does not answer, or does not exist any more."""
+MAX_MESSAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    name: str
+    uid: str
+    version: str
+    """Its resource version."""
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    phase: str = "Pending"
+    ip: str = ""
+    machine: str = ""
+    """The Kubernetes node that it was scheduled to."""
+    deleting: bool = False
+    """Whether it has a deletion timestamp."""
+    reason: str = ""
+    message: str = ""
+    disruption: str = ""
+    """Why the cluster ends it; empty if it does not."""
+    disruption_message: str = ""
+    unready: str = ""
+    """Why it is not ready, if it was."""
+    unscheduled: str = ""
+    """Why it has no machine yet."""
+    waiting: str = ""
+    """Why its container does not run yet."""
+    waiting_message: str = ""
+    running: bool = False
+    exit_code: int | None = None
+    exit_reason: str = ""
+    exit_message: str = ""
+    image_id: str = ""
+    resources: dict[str, Any] = field(default_factory=dict)
+    """Limits that its container really has."""
+    resize: str = ""
+    """Why a change of its limits is not done yet."""
+
+    @property
+    def instance_id(self) -> str:
+        return self.labels.get(Label.INSTANCE, "")
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
+
+    @property
+    def on_lost_machine(self) -> bool:
+        """Whether the cluster gave it up because its machine does not answer."""
+        return self.deleting and not self.ended and self.unready in LOST_NODE
+
+    @property
+    def is_disrupted(self) -> bool:
+        """Whether somebody else ends it while it runs: an eviction, a drain, a preemption."""
+        return self.deleting and not self.ended and not self.on_lost_machine
+
+
+def pod_state(pod: dict[str, Any]) -> PodState:
+    """From a pod as the API server describes it."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    status = pod.get("status") or {}
+    conditions = {item["type"]: item for item in status.get("conditions") or ()}
+    disrupted = _when(conditions.get("DisruptionTarget"), "True")
+    unready = _when(conditions.get("Ready"), "False")
+    scheduled = _when(conditions.get("PodScheduled"), "False")
+    resizing = _when(conditions.get("PodResizePending"), "True")
+    container = _container(status, "containerStatuses")
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    if waiting.get("reason", "PodInitializing") == "PodInitializing":
+        # A container before it may fail to get its image, or to start.
+        waiting = _first_waiting(status) or waiting
+    return PodState(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=metadata["resourceVersion"],
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        phase=status.get("phase") or "Pending",
+        ip=status.get("podIP") or "",
+        machine=spec.get("nodeName") or "",
+        deleting="deletionTimestamp" in metadata,
+        reason=status.get("reason") or "",
+        message=(status.get("message") or "")[:MAX_MESSAGE],
+        disruption=disrupted.get("reason") or "",
+        disruption_message=(disrupted.get("message") or "")[:MAX_MESSAGE],
+        unready=status.get("reason") or unready.get("reason") or "",
+        unscheduled=(scheduled.get("message") or scheduled.get("reason") or "")[:MAX_MESSAGE],
+        waiting=waiting.get("reason") or "",
+        waiting_message=(waiting.get("message") or "")[:MAX_MESSAGE],
+        running="running" in state,
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        exit_message=(ended.get("message") or "")[:MAX_MESSAGE],
+        image_id=container.get("imageID") or "",
+        resources=(container.get("resources") or {}).get("limits") or {},
+        resize=resizing.get("reason") or "",
+    )
+
+
+def _when(condition: dict[str, Any] | None, status: str) -> dict[str, Any]:
+    """The condition, if it has this status; otherwise nothing."""
+    return condition if condition is not None and condition["status"] == status else {}
+
+
+def _container(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    for item in status.get(kind) or ():
+        if item["name"] == CONTAINER:
+            return dict(item)
+    return {}
+
+
+def _first_waiting(status: dict[str, Any]) -> dict[str, Any]:
+    for item in (
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ):
+        waiting = (item.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") != "PodInitializing":
+            return dict(waiting)
+    return {}
+
+
+def observation(pod: PodState) -> Observation:
+    """The state of the instance in a pod that exists."""
+    if pod.on_lost_machine:
+        return Observation(State.EXITED, Cause.NODE_LOST, _lost(pod))
+    if pod.ended:
+        cause, message = _end(pod)
+        return Observation(State.EXITED, cause, message)
+    if pod.running and pod.is_disrupted:
+        return Observation(State.RUNNING, Cause.EVICTED, _disruption(pod))
+    if pod.running:
+        return Observation(State.RUNNING)
+    # Nobody has connected to it: it never ran, or its machine does not report.
+    return Observation(State.EXITED if pod.phase == "Pending" else State.UNKNOWN)
+
+
+def observation_of_deleted(last: PodState | None) -> Observation:
+    """The state of an instance without a pod; `last` is how the pod was last seen."""
+    if last is None:
+        return Observation(State.GONE)
+    if last.unready in LOST_NODE or last.disruption in LOST_NODE:
+        return Observation(State.GONE, Cause.NODE_LOST, _lost(last))
+    if last.ended:
+        cause, message = _end(last)
+        return Observation(State.GONE, cause, message)
+    if last.disruption:
+        return Observation(State.GONE, Cause.EVICTED, _disruption(last))
+    return Observation(State.GONE)
+
+
+def _lost(pod: PodState) -> str:
+    reason = pod.disruption or pod.unready
+    return f"The cluster lost machine {pod.machine} ({reason}). {pod.disruption_message}".strip()
+
+
+def _disruption(pod: PodState) -> str:
+    if not pod.disruption:
+        return "The pod was deleted."
+    return f"The cluster ended the pod ({pod.disruption}): {pod.disruption_message}"
+
+
+def _end(pod: PodState) -> tuple[Cause, str | None]:
+    if pod.exit_reason == "OOMKilled":
+        return Cause.OOM, "The container used more memory than its limit (OOMKilled)."
+    if pod.reason == "Evicted":
+        # Of its own limits the kubelet says that they are exceeded; otherwise the machine is short.
+        cause = Cause.DISK if "exceeds" in pod.message else Cause.EVICTED
+        return cause, f"The kubelet evicted the pod: {pod.message}"
+    if pod.reason == "DeadlineExceeded":
+        return Cause.TIMEOUT, f"The cluster ended the pod: {pod.message or pod.reason}"
+    if pod.disruption in LOST_NODE:
+        return Cause.NODE_LOST, _lost(pod)
+    if pod.disruption:
+        return Cause.EVICTED, _disruption(pod)
+    if pod.reason in ("Preempting", "Terminated", "Shutdown", "NodeShutdown"):
+        return Cause.EVICTED, f"The cluster ended the pod ({pod.reason}): {pod.message}"
+    message = pod.exit_message or pod.message or None
+    if pod.exit_code is not None and pod.exit_code > SIGNALLED:
+        return Cause.SIGNAL, message
+    return Cause.EXIT, message

@@ -1,0 +1,16 @@
+"""Quantities of the Kubernetes API, such as 500m or 128Mi."""
+
+from __future__ import annotations
+
+SUFFIXES = {
+    "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+    "Ki": 1024.0, "Mi": 1024.0**2, "Gi": 1024.0**3, "Ti": 1024.0**4,
+}  # fmt: skip
+
+
+def quantity(text: str) -> float:
+    """Raises `ValueError` if it is none."""
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if text.endswith(suffix):
+            return round(float(text[: -len(suffix)]) * SUFFIXES[suffix], 3)
+    return round(float(text), 3)
