@@ -20,13 +20,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import changes, missing, unprivileged
-from tests.servers.kubernetes import binaries, network
+from tests.servers.kubernetes import background, network
 
 TOP = Path(__file__).resolve().parents[1]
 MAX_RERUN = 5
@@ -119,10 +118,11 @@ def main() -> int:
 
     failures: list[Failure] = []
     codes = []
-    with kubernetes_built(any(variant is KUBERNETES for variant, _ in runs)) as build:
+    on_cluster = unprivileged.ROOT and any(variant is KUBERNETES for variant, _ in runs)
+    with background.building() if on_cluster else nullcontext() as built:
         for variant, selected in runs:
-            if variant is KUBERNETES:
-                build()
+            if variant is KUBERNETES and built is not None:
+                built()
             print(f"\n=== Tests with {variant.name}", flush=True)
             ended = pytest(variant, [*parallel(variant), *selected])
             if ended.code not in (0, 1, NO_TESTS):
@@ -141,12 +141,16 @@ def by_variant(arguments: list[str], named: list[str]) -> list[tuple[Variant, li
         word for word in named if any(_path(word).is_relative_to(place) for place in places)
     ]
     others = [word for word in named if word not in on_cluster]
-    runs = ((LOCAL, others, on_cluster), (KUBERNETES, on_cluster, others))
-    return [
-        (variant, [word for word in arguments if word not in rest])
-        for variant, own, rest in runs
-        if own
-    ]
+    runs = []
+    if others:
+        runs.append((LOCAL, [word for word in arguments if word not in on_cluster]))
+    # A run of a directory above them with the local driver skips them.
+    if any(place.is_relative_to(_path(word)) for word in others for place in places):
+        on_cluster = list(KUBERNETES.paths)
+    if on_cluster:
+        rest = [word for word in arguments if word not in named]
+        runs.append((KUBERNETES, [*on_cluster, *rest]))
+    return runs
 
 
 def _path(word: str) -> Path:
@@ -159,28 +163,6 @@ def parallel(variant: Variant) -> list[str]:
         return []
     workers = os.environ.get("WORKERS", "4")
     return ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
-
-
-@contextmanager
-def kubernetes_built(needed: bool) -> Iterator[Callable[[], None]]:
-    """Build it in the background, if it is not cached. The function yielded waits for the end."""
-    if not needed or binaries.cached():
-        yield lambda: None
-        return
-    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", binaries.__name__]
-    build = subprocess.Popen(command, cwd=TOP, stderr=subprocess.DEVNULL)
-
-    def finish() -> None:
-        if build.poll() is None:
-            print("\n=== Building Kubernetes: once, up to 15 minutes", flush=True)
-        # The tests report a failure.
-        wait(build)
-
-    try:
-        yield finish
-    finally:
-        build.terminate()
-        build.wait()
 
 
 def rerun(failures: list[Failure]) -> int:

@@ -19,6 +19,8 @@ RESTRICTED = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 SERVE = ("python3", "-m", "http.server", "8000")
+# For a pod that is ready to be reached.
+LISTENS = {"readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1}}
 
 
 def pod(
@@ -41,7 +43,7 @@ def begin(
 
 
 def test_a_restricted_pod_is_reached_by_its_address(cluster: Cluster, namespace: str) -> None:
-    running = pod(cluster, namespace, *SERVE)
+    running = pod(cluster, namespace, *SERVE, container=LISTENS)
     assert httpx.get(f"http://{running['status']['podIP']}:8000/etc/mark").text == "from the image"
     with pytest.raises(subprocess.CalledProcessError) as refused:
         begin(cluster, namespace, *SERVE, hostNetwork=True)
@@ -50,7 +52,7 @@ def test_a_restricted_pod_is_reached_by_its_address(cluster: Cluster, namespace:
 
 def test_pods_reach_the_tests(cluster: Cluster, namespace: str) -> None:
     fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).status)"
-    where = pod(cluster, namespace, *SERVE)["status"]["podIP"]
+    where = pod(cluster, namespace, *SERVE, container=LISTENS)["status"]["podIP"]
     done = cluster.kubectl(
         "exec", "-n", namespace, "p", "--", "python3", "-c", fetch, f"http://{where}:8000"
     )
@@ -130,7 +132,7 @@ def test_pods_of_a_lost_node_are_deleted(cluster: Cluster, namespace: str) -> No
 
 
 def test_pods_outlive_their_kubelet_and_containerd(cluster: Cluster, namespace: str) -> None:
-    before = pod(cluster, namespace, *SERVE, nodeName="n1")
+    before = pod(cluster, namespace, *SERVE, container=LISTENS, nodeName="n1")
     cluster.kill_kubelet("n1")
     cluster.restart_containerd("n1")
     assert httpx.get(f"http://{before['status']['podIP']}:8000").is_success
@@ -150,7 +152,7 @@ def test_pods_outlive_their_kubelet_and_containerd(cluster: Cluster, namespace: 
 
 
 def test_pods_outlive_the_control_plane(cluster: Cluster, namespace: str) -> None:
-    before = pod(cluster, namespace, *SERVE)
+    before = pod(cluster, namespace, *SERVE, container=LISTENS)
     cluster.kill("kube-apiserver")
     cluster.kill("etcd")
     assert httpx.get(f"http://{before['status']['podIP']}:8000").is_success

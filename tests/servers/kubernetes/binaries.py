@@ -3,7 +3,8 @@ Builds Kubernetes and etcd from Go modules, once, and caches the result.
 
 The cache has a few compressed programs of about 50 MB; the modules and the build cache of Go, 3 GB,
 are removed after a build. Started as a program, `python -m tests.servers.kubernetes.binaries`, it
-builds what is not cached.
+builds what is not cached. That needs a network, which the tests of a cluster do not have: they only
+unpack, and `tests.run` builds before (`background`).
 
 `TEST_KUBERNETES_GO` names a directory where modules and build cache are kept, which makes the next
 build quick.
@@ -22,10 +23,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.missing import missing
 from tests.servers.kubernetes import toolchain
 
 if TYPE_CHECKING:
@@ -34,8 +36,16 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent / "go"
 PROGRAMS = {"hyperkube": ".", "pause": "./pause"}
 KEEP = "TEST_KUBERNETES_GO"
-# It ends with the process that waits for it.
-_BACKGROUND = ("nice", "-n", "19", "setpriv", "--pdeathsig", "TERM")
+ERROR = "TEST_KUBERNETES_ERROR"
+"""Environment variable with the reason why there is no build."""
+MAX_ATTEMPTS = 2
+"""Of each program: one of hundreds of downloads may fail."""
+MAX_LOG = 2000
+"""Characters of a failed build's log in the error message."""
+_UNTIL_KILLED = ("setpriv", "--pdeathsig", "KILL")
+_NOT_BUILT = (
+    "not in the cache. Run `make test-kubernetes` or `python -m tests.run tests/kubernetes`"
+)
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
 
@@ -66,8 +76,10 @@ def build() -> Path:
 
 
 def unpack(directory: Path) -> Binaries:
-    """The programs, unpacked in `directory`; built before if need be."""
-    place = build()
+    """The programs, unpacked in `directory`. Skips the test when they are not built."""
+    if not cached():
+        missing(f"Kubernetes is not built: {os.environ.get(ERROR, _NOT_BUILT)}")
+    place = _place()
     unpacked = Binaries(*(directory / name for name in PROGRAMS))
     for path in unpacked:
         with gzip.open(_archive(place, path.name)) as packed, path.open("wb") as file:
@@ -129,29 +141,42 @@ def _work_directory(beside: Path) -> Iterator[Path]:
 
 def _remove(work: Path) -> None:
     # Modules are read-only, also for their owner.
-    subprocess.run(["chmod", "-R", "u+w", str(work)], check=False)
-    shutil.rmtree(work)
+    subprocess.run(["chmod", "-R", "u+w", str(work)], stderr=subprocess.DEVNULL, check=False)
+    # A compiler of a killed build may still write there; the next build removes the rest.
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _build(work: Path, place: Path) -> None:
     try:
         go = toolchain.program(SOURCES, work)
     except toolchain.NoGo as error:
-        raise BuildFailed(f"Kubernetes cannot be built: {error}") from error
+        raise BuildFailed(str(error)) from error
+    temporary, out = work / "tmp", work / "bin"
+    for directory in (temporary, out):
+        directory.mkdir(parents=True, exist_ok=True)
     env = {
         **os.environ,
         "GOMODCACHE": str(work / "gomod"),
         "GOCACHE": str(work / "gocache"),
+        # A killed build leaves gigabytes there.
+        "GOTMPDIR": str(temporary),
         "GOFLAGS": "-buildvcs=false",
         "CGO_ENABLED": "0",
         # A build of programs, whatever an editor's settings are.
         "GOWORK": "off",
     }
-    out = work / "bin"
-    out.mkdir(parents=True, exist_ok=True)
     for name, package in PROGRAMS.items():
+        _compile(go, package, out / name, env)
+        part = place / f"{name}.part"
+        with (out / name).open("rb") as file, gzip.open(part, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(file, packed, 1 << 20)
+        part.rename(_archive(place, name))
+
+
+def _compile(go: str, package: str, program: Path, env: dict[str, str]) -> None:
+    for _ in range(MAX_ATTEMPTS):
         done = subprocess.run(
-            [*_BACKGROUND, go, "build", *flags(), "-o", str(out / name), package],
+            [*_UNTIL_KILLED, go, "build", *flags(), "-o", str(program), package],
             cwd=SOURCES,
             env=env,
             stdout=subprocess.PIPE,
@@ -159,21 +184,22 @@ def _build(work: Path, place: Path) -> None:
             text=True,
             check=False,
         )
-        if done.returncode != 0:
-            raise BuildFailed(f"Kubernetes cannot be built with {go}:\n{done.stdout[-2000:]}")
-        part = place / f"{name}.part"
-        with (out / name).open("rb") as file, gzip.open(part, "wb", compresslevel=6) as packed:
-            shutil.copyfileobj(file, packed, 1 << 20)
-        part.rename(_archive(place, name))
+        if done.returncode == 0:
+            return
+    raise BuildFailed(f"{go} ended with {done.returncode}:\n{done.stdout[-MAX_LOG:]}")
 
 
-def _terminated(number: int, frame: object) -> None:
+def _terminate(number: int, frame: object) -> None:
+    """End the compilers too, and remove the work directory."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getpgrp() == os.getpid():
+        with suppress(ProcessLookupError):
+            os.killpg(0, signal.SIGTERM)
     sys.exit(128 + number)
 
 
 if __name__ == "__main__":
-    # To remove the work directory.
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         build()
     except BuildFailed as failed:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.missing import missing
+
 TOP = Path("/sys/fs/cgroup")
+OCCUPANTS = "init"
+"""The group for processes of a container's top group."""
 
 
 class Step(NamedTuple):
@@ -43,6 +49,7 @@ def plan(group: Path, *, hierarchies: Sequence[str], controllers: Sequence[str])
 
 
 def make(group: Path, top: Path = TOP) -> None:
+    """Make `group` below `top`. Skips the test where that is read-only, as in a container."""
     unified = top / "cgroup.controllers"
     found = unified.read_text().split() if unified.exists() else []
     # Links, as from `cpu` to `cpu,cpuacct`, lead to the same directories.
@@ -51,11 +58,39 @@ def make(group: Path, top: Path = TOP) -> None:
         for path in sorted(top.iterdir())
         if path.is_dir() and not path.is_symlink() and path.name != "unified"
     ]
-    for step in plan(group, hierarchies=[] if found else hierarchies, controllers=found):
-        path = top / step.path
-        if step.source is not None:
-            path.write_text((top / step.source).read_text())
-        elif step.text is not None:
+    try:
+        for step in plan(group, hierarchies=[] if found else hierarchies, controllers=found):
+            _perform(step, top)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        missing(f"control groups for a Kubernetes cluster cannot be made: {error}")
+
+
+def _perform(step: Step, top: Path) -> None:
+    path = top / step.path
+    if step.source is not None:
+        path.write_text((top / step.source).read_text())
+    elif step.text is None:
+        path.mkdir(exist_ok=True)
+    else:
+        try:
             path.write_text(step.text)
-        else:
-            path.mkdir(exist_ok=True)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            _vacate(path.parent)
+            path.write_text(step.text)
+
+
+def _vacate(group: Path) -> None:
+    """
+    Move its processes to a group below it. In a container the top of version 2 is a usual group,
+    which cannot both have processes and enable controllers for others.
+    """
+    inner = group / OCCUPANTS
+    inner.mkdir(exist_ok=True)
+    for pid in (group / "cgroup.procs").read_text().split():
+        # It may have ended.
+        with suppress(ProcessLookupError):
+            (inner / "cgroup.procs").write_text(pid)

@@ -26,9 +26,8 @@ from typing import Any, Self
 
 import httpx
 
-from tests.missing import missing
 from tests.servers import program
-from tests.servers.kubernetes import binaries, images, network, node_config
+from tests.servers.kubernetes import binaries, images, network, node_config, snapshots
 from tests.servers.kubernetes.control_plane import API_PORT, COMPONENTS, ControlPlane
 from tests.servers.kubernetes.node import Node
 from tests.servers.kubernetes.pki import Authority
@@ -56,7 +55,8 @@ class Cluster:
             # The last to go: it removes the directory too.
             self._processes = Processes(self.place, self.place.name, logs)
             stack.callback(self._processes.close)
-            self._binaries = _unpack(self.place)
+            self._binaries = binaries.unpack(self.place)
+            self._snapshotter = snapshots.choose(self.place)
             pause = images.make_pause(self.place / "pause.tar", self._binaries.pause)
             self._archives = [pause, *archives]
             self.network = network.create()
@@ -88,7 +88,9 @@ class Cluster:
     def start(self, nodes: int = 2) -> Self:
         for index in range(1, nodes + 1):
             name = f"n{index}"
-            config = node_config.Node(name, index, self.place / name, f"{self.place.name}/{name}")
+            config = node_config.Node(
+                name, index, self.place / name, f"{self.place.name}/{name}", self._snapshotter
+            )
             self.nodes[name] = Node(
                 config, self._binaries.hyperkube, self.network, self._authority, self._processes
             )
@@ -213,7 +215,10 @@ class Cluster:
         self._archives.append(archive)
 
     def wait(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
-        """Wait for a state that only requests can show; requests that fail are repeated."""
+        """
+        Wait for a state that only requests can show; requests that fail are repeated. Fails at once
+        when a component has ended that no test killed.
+        """
         deadline = monotonic() + timeout
         while True:
             try:
@@ -222,6 +227,9 @@ class Cluster:
                 problem = ""
             except httpx.HTTPError as error:
                 problem = str(error)
+            self._processes.require_alive(
+                [log for node in self.nodes.values() for log in node.died()]
+            )
             if monotonic() > deadline:
                 raise AssertionError(f"Waited for {what} {problem}\n\n{self._processes.report()}")
             sleep(0.05)
@@ -308,13 +316,6 @@ class Cluster:
     def _wait_for_account(self, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         self.wait(lambda: self.client.get(path).is_success, f"namespace {namespace}")
-
-
-def _unpack(place: Path) -> binaries.Binaries:
-    try:
-        return binaries.unpack(place)
-    except binaries.BuildFailed as error:
-        missing(str(error))
 
 
 def _condition(entity: dict[str, Any], kind: str) -> str | None:

@@ -20,6 +20,10 @@ from tests.servers import program
 MAX_CLUSTERS = 16
 PREFIX = "kube"
 """Of the names of all interfaces here."""
+NO_NAMESPACE = (
+    "these tests need a network namespace of their own. "
+    "Run `make test-kubernetes` or `python -m tests.run tests/kubernetes`."
+)
 _ENTER = 'ip link set lo up; exec "$@"'
 
 
@@ -33,15 +37,15 @@ def require_own_namespace() -> None:
     if os.geteuid() != 0:
         missing("a Kubernetes cluster needs root")
     program("ip", "iproute2")
+    if others := foreign_interfaces():
+        raise AssertionError(f"Interfaces {', '.join(others)} are up: {NO_NAMESPACE}")
+
+
+def foreign_interfaces() -> list[str]:
+    """Interfaces that are up and belong to no cluster; a namespace of the tests has none."""
     up = json.loads(run("ip", "-json", "link", "show", "up"))
-    others = {name for link in up if not (name := link.get("ifname", "lo")).startswith(PREFIX)} - {
-        "lo"
-    }
-    if others:
-        raise AssertionError(
-            f"Interfaces {', '.join(sorted(others))} are up: these tests need a network namespace "
-            "of their own. Run `make test-kubernetes` or `python -m tests.run tests/kubernetes`."
-        )
+    names = {link.get("ifname", "lo") for link in up} - {"lo"}
+    return sorted(name for name in names if not name.startswith(PREFIX))
 
 
 @dataclass(frozen=True)

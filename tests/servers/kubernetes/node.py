@@ -70,9 +70,8 @@ class Node:
 
     def start(self, component: str) -> None:
         """Start containerd, kubelet or kube-proxy."""
-        log = self._processes.logs / f"{self.name}-{component}.log"
-        command = self._commands[component]
-        self._ask({"verb": "start", "name": component, "command": command, "log": str(log)})
+        command, log = self._commands[component], str(self._log(component))
+        self._ask({"verb": "start", "name": component, "command": command, "log": log})
         if component == "containerd":
             self._wait(self._containerd_answers, component)
 
@@ -80,9 +79,20 @@ class Node:
         """Send a signal; with SIGKILL wait for the end."""
         self._ask({"verb": "signal", "name": component, "signal": number})
 
+    def died(self) -> list[Path]:
+        """The logs of components that ended without a signal of a test."""
+        if self._machine is None or not self._machine.runs:
+            return []
+        try:
+            ended = self._ask({"verb": "list-ended"})
+        except OSError:
+            # It is starting, or has just been killed.
+            return []
+        return [self._log(component) for component in ended.split()]
+
     def import_images(self, archives: Sequence[Path]) -> None:
         for archive in archives:
-            self._ctr("images", "import", str(archive))
+            self._ctr("images", "import", "--snapshotter", self._config.snapshotter, str(archive))
 
     def kill(self) -> None:
         """Cut its power: all of its processes die, and its network is gone."""
@@ -112,6 +122,9 @@ class Node:
     def _ctr(self, *words: str) -> str:
         return self.run("ctr", "--address", CONTAINERD, "--namespace", "k8s.io", *words)
 
+    def _log(self, component: str) -> Path:
+        return self._processes.logs / f"{self.name}-{component}.log"
+
     def _containerd_answers(self) -> bool:
         try:
             self._ctr("version")
@@ -123,18 +136,21 @@ class Node:
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self._config.place / "control")) == 0
 
-    def _ask(self, request: dict[str, Any]) -> None:
+    def _ask(self, request: dict[str, Any]) -> str:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60)
             connection.connect(str(self._config.place / "control"))
             with connection.makefile("rw") as stream:
                 stream.write(json.dumps(request) + "\n")
                 stream.flush()
-                assert stream.readline(), f"node {self.name} failed: {self._processes.report()}"
+                answer = stream.readline()
+                assert answer, f"node {self.name} failed: {self._processes.report()}"
+                return answer.strip()
 
     def _wait(self, ready: Any, what: str) -> None:
         deadline = monotonic() + 60
         while not ready():
             assert self._running.runs, f"{self.name} ended: {self._processes.report()}"
+            self._processes.require_alive(self.died())
             assert monotonic() < deadline, f"{what} of {self.name}: {self._processes.report()}"
             sleep(0.02)

@@ -32,6 +32,8 @@ disabled_plugins = [{disabled}]
   sandbox_image = "{pause}"
   # Root may lack the capability (CAP_SYS_RESOURCE) to protect processes from the OOM killer.
   restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
     conf_dir = "{place}/cni"
@@ -39,6 +41,9 @@ disabled_plugins = [{disabled}]
 _RUNTIME = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
     runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
+      # As in kubelet.json. A node has no systemd, also where the machine has one.
+      SystemdCgroup = false
 """
 _DISABLED = ("aufs", "btrfs", "devmapper", "zfs")
 
@@ -51,6 +56,7 @@ class Node:
     index: int
     place: Path
     cgroup: str
+    snapshotter: str
 
 
 def write(node: Node, network: Network, authority: Authority) -> None:
@@ -89,6 +95,7 @@ def _containerd(node: Node) -> str:
         socket=CONTAINERD,
         pause=PAUSE,
         plugins=plugins,
+        snapshotter=node.snapshotter,
         disabled=", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in _DISABLED),
     )
     return text + "".join(_RUNTIME.format(name=name) for name in ("runc", *RUNTIMES))

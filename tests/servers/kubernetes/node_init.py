@@ -3,7 +3,8 @@ The first process of a node, in mount, network, PID, UTS and IPC namespaces of t
 
 Started as `node_init.py NAME DIRECTORY`, it makes the node look like a machine: a host name, /proc,
 an empty /run and /var/log. Then it serves requests on the socket `control` in the directory, one
-per connection, in JSON: start a program, or send it a signal. It ends never; its end is the node's.
+per connection, in JSON: start a program, send it a signal, or list those that ended without one. It
+ends never; its end is the node's.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def main(name: str, place: Path) -> None:
 
 
 _programs: dict[str, int] = {}
+_STOPS = (signal.SIGSTOP, signal.SIGCONT)
 
 
 def _serve(request: dict[str, Any]) -> str:
+    if request["verb"] == "list-ended":
+        return " ".join(name for name, pid in _programs.items() if not _exists(pid))
     name = request["name"]
     if request["verb"] == "start":
         with Path(request["log"]).open("ab") as log:
@@ -62,8 +66,8 @@ def _serve(request: dict[str, Any]) -> str:
             )
         _programs[name] = started.pid
         return "started"
-    pid = _programs[name]
-    if not Path(f"/proc/{pid}").exists():
+    pid = _programs[name] if request["signal"] in _STOPS else _programs.pop(name, 0)
+    if not _exists(pid):
         return "ended"
     if request["signal"] != signal.SIGKILL:
         os.kill(pid, request["signal"])
@@ -74,6 +78,10 @@ def _serve(request: dict[str, Any]) -> str:
     signal.signal(signal.SIGCHLD, _reap)
     _reap(0, None)
     return "killed"
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _mount(*words: str) -> None:

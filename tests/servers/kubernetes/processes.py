@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tests.servers import reaper
 from tests.standstill import stand_still
 
+MAX_LOG = 6000
+"""Characters of the log of a process that ended, in the error message."""
 NICE = ("nice", "-n", "5")
 """The tests go first."""
 _LOGGED = 'log=$1; shift; exec "$@" >>"$log" 2>&1'
@@ -32,6 +35,7 @@ class Process:
         self.name = name
         self.pid = pid
         self.log = log
+        self._killed = False
         self._descriptor: int | None = None
         with suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
@@ -40,8 +44,14 @@ class Process:
     def runs(self) -> bool:
         return self._descriptor is not None and not select.select([self._descriptor], [], [], 0)[0]
 
+    @property
+    def died(self) -> bool:
+        """It ended, and no test killed it."""
+        return not self._killed and not self.runs
+
     def kill(self) -> None:
         """Kill it and wait for its end. One that has ended is no error."""
+        self._killed = True
         if self._descriptor is None:
             return
         with suppress(ProcessLookupError):
@@ -88,6 +98,16 @@ class Processes:
             pid = int(self._tell(f"run {json.dumps(words)}"))
             self._started[name] = Process(name, pid, log)
             return self._started[name]
+
+    def require_alive(self, others: Sequence[Path] = ()) -> None:
+        """
+        Fail when one has ended though no test killed it. `others` are the logs of programs that
+        ended in the nodes.
+        """
+        with self._lock:
+            died = [process.log for process in self._started.values() if process.died]
+        ends = [f"{log.stem} ended: {log.read_text()[-MAX_LOG:]}" for log in (*died, *others)]
+        assert not ends, "\n\n".join(ends)
 
     def close(self) -> None:
         for process in self._started.values():
