@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from typing import Any
 
 import httpx
@@ -169,3 +172,28 @@ def test_a_paused_api_server_holds_its_clients_up(cluster: Cluster) -> None:
     finally:
         cluster.resume("kube-apiserver")
     cluster.wait(lambda: cluster.client.get("/readyz").is_success, "the API server")
+
+
+KILL_PROXY = """
+import os, signal
+from pathlib import Path
+for process in Path("/proc").glob("[0-9]*"):
+    if "kube-proxy" in (process / "cmdline").read_text().split("\\0"):
+        os.kill(int(process.name), signal.SIGKILL)
+"""
+
+
+def test_a_wait_fails_with_the_log_of_a_component_that_died(cluster: Cluster) -> None:
+    os.kill(cluster.pid("kube-scheduler"), signal.SIGKILL)
+    try:
+        with pytest.raises(AssertionError, match="kube-scheduler ended: ") as failed:
+            cluster.wait(lambda: False, "nothing")
+        assert "serving.go" in str(failed.value)
+    finally:
+        cluster.restart("kube-scheduler")
+    cluster.nodes["n1"].run(sys.executable, "-c", KILL_PROXY)
+    try:
+        with pytest.raises(AssertionError, match="n1-kube-proxy ended: "):
+            cluster.wait(lambda: False, "nothing")
+    finally:
+        cluster.nodes["n1"].start("kube-proxy")

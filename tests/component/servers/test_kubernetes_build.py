@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.api import eventually
 from tests.missing import REQUIRED
 from tests.servers.kubernetes import background, binaries, toolchain
 
@@ -118,6 +119,7 @@ def test_concurrent_builds_build_once(go: FakeGo) -> None:
     first = subprocess.Popen(BUILD, cwd=TOP)
     go.wait_for_build()
     second = subprocess.Popen(BUILD, cwd=TOP)
+    eventually(lambda: f" {second.pid} " in Path("/proc/locks").read_text())
     go.release()
     assert (first.wait(30), second.wait(30)) == (0, 0)
     assert go.builds == [".", "./pause"]

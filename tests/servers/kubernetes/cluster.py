@@ -285,6 +285,9 @@ class Cluster:
             self._control_plane.start(component)
         self.wait(self._answers, ", ".join(components))
 
+    def pid(self, component: str) -> int:
+        return self._control_plane.component(component).pid
+
     def pause(self, component: str) -> None:
         """It keeps its connections and responds to nothing."""
         self._control_plane.component(component).pause()

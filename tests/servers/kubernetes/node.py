@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.servers import program
-from tests.servers.kubernetes import cgroups, node_config, node_init
+from tests.servers.kubernetes import cgroups, cri, node_config, node_init
 from tests.servers.kubernetes.network import Network, run
 from tests.servers.kubernetes.node_config import CONTAINERD
 from tests.servers.kubernetes.pki import Authority
@@ -126,11 +125,7 @@ class Node:
         return self._processes.logs / f"{self.name}-{component}.log"
 
     def _containerd_answers(self) -> bool:
-        try:
-            self._ctr("version")
-        except subprocess.CalledProcessError:
-            return False
-        return True
+        return cri.answers(Path(f"/proc/{self.pid}/root{CONTAINERD}"))
 
     def _listens(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
