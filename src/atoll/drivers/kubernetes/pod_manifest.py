@@ -117,14 +117,14 @@ def executor_files(config_map: str, items: dict[str, str]) -> tuple[dict[str, An
 def limits(resources: Resources) -> dict[str, str]:
     """The limits that can be changed while the pod runs."""
     return {
-        "cpu": f"{round(resources.cpu * 1000)}m",
+        "cpu": f"{max(1, round(resources.cpu * 1000))}m",
         "memory": str(resources.memory + MEMORY_MARGIN),
     }
 
 
 def requests(resources: Resources, settings: KubernetesSettings) -> dict[str, str]:
     return {
-        "cpu": f"{round(resources.cpu * settings.cpu_request * 1000)}m",
+        "cpu": f"{max(1, round(resources.cpu * settings.cpu_request * 1000))}m",
         "memory": str(round((resources.memory + MEMORY_MARGIN) * settings.memory_request)),
     }
 
