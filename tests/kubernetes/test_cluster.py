@@ -34,7 +34,7 @@ def begin(
 ) -> None:
     container = {"name": "c", "image": image, "command": command, "securityContext": RESTRICTED}
     container |= more.pop("container", {})
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0, **more}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1, **more}
     labels = {"labels": {"app": "p"}}
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", **labels}}
     cluster.create({**manifest, "spec": spec}, "p", namespace)

@@ -4,7 +4,7 @@ A Kubernetes cluster for tests.
 It lives in the network namespace of the tests (`tests.servers.kubernetes.network`), where the tests
 reach its API, its nodes and its pods; there is no way out and no DNS. NetworkPolicies are accepted
 and not enforced. Images are those of `tests.servers.kubernetes.images` and what `import_image`
-adds. The runtime classes `plain` (runc) and, where gVisor is installed, `runsc` exist.
+adds. The runtime class `plain` is runc by another name.
 
 The control plane and the nodes can be killed, paused and started one by one. Nothing is left when
 it stops, or when the tests are killed.
@@ -101,7 +101,7 @@ class Cluster:
         for node in self.nodes.values():
             node.start("kubelet")
             node.start("kube-proxy")
-        for name in node_config.runtimes():
+        for name in node_config.RUNTIMES:
             self.create(
                 {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": name}, name
             )
@@ -299,10 +299,11 @@ class Cluster:
     def _answers(self) -> bool:
         return self.client.get("/readyz").is_success
 
-    def _heartbeat(self, name: str) -> str:
-        """When its kubelet was last heard of."""
+    def _heartbeat(self, name: str) -> str | None:
+        """When its kubelet last renewed its lease; None before it has one."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"
-        return str(self.ask("GET", path)["spec"]["renewTime"])
+        answer = self.client.get(path)
+        return str(answer.json()["spec"]["renewTime"]) if answer.is_success else None
 
     def _wait_for_account(self, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"

@@ -34,11 +34,13 @@ def require_own_namespace() -> None:
         missing("a Kubernetes cluster needs root")
     program("ip", "iproute2")
     up = json.loads(run("ip", "-json", "link", "show", "up"))
-    others = {link["ifname"] for link in up if not link["ifname"].startswith(PREFIX)} - {"lo"}
+    others = {name for link in up if not (name := link.get("ifname", "lo")).startswith(PREFIX)} - {
+        "lo"
+    }
     if others:
         raise AssertionError(
             f"Interfaces {', '.join(sorted(others))} are up: these tests need a network namespace "
-            "of their own. Run them with `make test-kubernetes` or `python -m tests.run tests/kubernetes`."
+            "of their own. Run `make test-kubernetes` or `python -m tests.run tests/kubernetes`."
         )
 
 
@@ -88,7 +90,9 @@ class Network:
     def attach(self, index: int, process: int, others: range) -> None:
         """Connect a node, whose network namespace `process` is in; `others` are all nodes."""
         link, address = self.link(index), self.node(index)
-        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(process))
+        # The same after each start, as of a real machine: neighbours remember it.
+        peer = ("peer", "name", "eth0", "address", f"{self.mac[:-2]}{10 + index:02x}")
+        ip("link", "add", link, "type", "veth", *peer, "netns", str(process))
         ip("link", "set", link, "master", self.bridge, "up")
         inside = ("link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
         routes = [

@@ -82,7 +82,7 @@ class Node:
 
     def import_images(self, archives: Sequence[Path]) -> None:
         for archive in archives:
-            self._ctr("images", "import", "--no-unpack", str(archive))
+            self._ctr("images", "import", str(archive))
 
     def kill(self) -> None:
         """Cut its power: all of its processes die, and its network is gone."""

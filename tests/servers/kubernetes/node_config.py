@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from tests.servers.kubernetes.pki import Authority
 
 CONTAINERD = "/run/containerd/containerd.sock"
 CNI_PLACES = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
-GVISOR = "--platform=ptrace --ignore-cgroups"
-"""ptrace, because other platforms need a physical machine or a newer kernel."""
+RUNTIMES = ("plain",)
+"""Runtime classes beside the default runtime. `plain` is the same one, runc, by another name."""
 MAX_PODS = 250
 MAX_PROCESSES = 1024
 """Of each pod."""
@@ -41,10 +40,6 @@ _RUNTIME = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
     runtime_type = "io.containerd.runc.v2"
 """
-_PROGRAM = """
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
-      BinaryName = "{program}"
-"""
 _DISABLED = ("aufs", "btrfs", "devmapper", "zfs")
 
 
@@ -56,11 +51,6 @@ class Node:
     index: int
     place: Path
     cgroup: str
-
-
-def runtimes() -> list[str]:
-    """Runtime classes: runc by another name, and gVisor if it is installed."""
-    return ["plain", *(["runsc"] if shutil.which("runsc") else [])]
 
 
 def write(node: Node, network: Network, authority: Authority) -> None:
@@ -101,14 +91,7 @@ def _containerd(node: Node) -> str:
         plugins=plugins,
         disabled=", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in _DISABLED),
     )
-    text += _RUNTIME.format(name="runc") + _RUNTIME.format(name="plain")
-    gvisor = shutil.which("runsc")
-    if gvisor is not None:
-        program = node.place / "runsc"
-        program.write_text(f'#!/bin/sh\nexec {gvisor} {GVISOR} "$@"\n')
-        program.chmod(0o755)
-        text += _RUNTIME.format(name="runsc") + _PROGRAM.format(name="runsc", program=program)
-    return text
+    return text + "".join(_RUNTIME.format(name=name) for name in ("runc", *RUNTIMES))
 
 
 def _cni(node: Node, network: Network) -> dict[str, Any]:
