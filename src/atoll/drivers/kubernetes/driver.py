@@ -128,6 +128,7 @@ class KubernetesDriver:
         self._files = ExecutorFiles(self._api, f"{core}/configmaps", self._labels)
         with translated():
             await self._files.open()
+            await self._files.remove_unused(await self._watch.all())
         probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
         self.images = KubernetesImages(
             self._api, f"{core}/configmaps", probe, settings, self._labels
@@ -239,6 +240,8 @@ class KubernetesDriver:
         image = await self.images.find(spec.template)
         await self._check_network(image)
         key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
+        with translated():
+            await self._files.ensure()
         files = await self.workspaces.provide(spec)
         request = self._request(spec, image, files, key)
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
@@ -282,6 +285,7 @@ class KubernetesDriver:
                 Annotation.WORKSPACE: files.workspace,
                 Annotation.CERTIFICATE: key.fingerprint,
                 Annotation.DISK: str(spec.resources.disk),
+                Annotation.EXECUTOR: self._files.name,
             },
             image=image,
             resources=spec.resources,
@@ -354,7 +358,9 @@ class KubernetesDriver:
         pod = await self._pods.by_id(handle.instance_id)
         if pod is None:
             return
-        await self._pods.kill(pod.name, pod.uid)
+        # Two instances must never have one claim; a directory ends with its pod.
+        shared = self.workspaces.outlive_instances and not pod.on_lost_machine
+        await self._pods.kill(pod.name, pod.uid, confirmed=shared)
         with translated():
             async with asyncio.timeout(self._settings.timeout.total_seconds()):
                 await self._watch.wait(pod.name, lambda now: now is None or now.uid != pod.uid)

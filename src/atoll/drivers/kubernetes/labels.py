@@ -40,6 +40,8 @@ class Annotation(StrEnum):
     """SHA-256 of the certificate that the executor presents."""
     UID = f"{PREFIX}/uid"
     """The owner of the files in a claim."""
+    EXECUTOR = f"{PREFIX}/executor"
+    """The config map with the executor that it mounts."""
     DISK = f"{PREFIX}/disk"
     """Bytes that the workspace may have."""
 
