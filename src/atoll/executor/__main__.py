@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 MAX_CONFIG = 1 << 20
 CLUSTER_VARIABLES = "KUBERNETES_"
 """Prefix of variables that describe the cluster: a kubelet sets them in every container."""
-ADDRESS = "ATOLL_ADDRESS"
-"""Variable with the address at which the executor is reached, if the driver does not know it."""
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -83,7 +81,6 @@ def _read_config() -> dict[str, Any]:
     config["ready_fd"] = os.dup(1)
     if config.get("tls"):
         config["key_fd"] = os.dup(0)
-        config["address"] = os.environ.pop(ADDRESS, "")
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

@@ -148,7 +148,7 @@ class Supervisor(ZygoteObserver):
             from . import tls  # Only executors that are reached over TCP have it.
 
             # After the fork of the zygote, which must not have a copy of the key.
-            os.write(self._config["ready_fd"], tls.ASK % self._config["address"].encode())
+            os.write(self._config["ready_fd"], tls.ASK)
             self._tls = tls.server_context(tls.read_key(self._config["key_fd"]))
             os.close(self._config["key_fd"])
         self._listener.listen(listener)

@@ -15,8 +15,8 @@ MAX_KEY = 16_384
 RECORD = 16_384
 """Bytes of one TLS record."""
 READ_SIZE = 262_144
-ASK = b"key %s\n"
-"""What the executor writes when it is ready to read its key, with its address if it knows that."""
+ASK = b"key\n"
+"""What the executor writes when it is ready to read its key."""
 
 
 def read_key(fd: int) -> bytes:

@@ -27,7 +27,6 @@ from atoll.drivers.kubernetes.api import ApiClient
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
-from atoll.drivers.kubernetes.early_start import EarlyStarts
 from atoll.drivers.kubernetes.errors import ClusterUnavailable, translated
 from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
@@ -109,7 +108,6 @@ class KubernetesDriver:
         self._pods: InstancePods
         self._watch: PodWatch
         self._links: InstanceLinks
-        self._early_starts: EarlyStarts
         self._files: ExecutorFiles
         self._policies: NetworkPolicies
         self._load: ClusterLoad
@@ -127,7 +125,6 @@ class KubernetesDriver:
         with translated():
             await self._watch.open()
         self._pods = InstancePods(self._api, f"{core}/pods", self._watch)
-        self._early_starts = EarlyStarts(self._watch)
         self._files = ExecutorFiles(self._api, f"{core}/configmaps", self._labels)
         with translated():
             await self._files.open()
@@ -248,33 +245,19 @@ class KubernetesDriver:
         files = await self.workspaces.provide(spec)
         request = self._request(spec, image, files, key)
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
-        await self._start(spec, created, key)
-        return handle_of(created)
-
-    async def _start(self, spec: InstanceSpec, pod: PodState, key: KeyPair) -> None:
-        """Wait until the container of the pod runs, and start the executor in it."""
-
-        async def start() -> str:
-            path = f"{self._pods.path}/{pod.name}"
-            with translated():
-                async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
-                    return await executor_start.start(
-                        self._api, path, spec.instance_id, self._config(spec), key
-                    )
-
-        waiting = pod_start.wait_until_running(self._watch, pod, self._settings, spec.on_delay)
-        reported = asyncio.create_task(waiting, name=f"start {pod.name}")
-        # Retrieved: an executor that ends while it starts has a better error.
-        reported.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            address = await self._early_starts.attempt(pod, reported, start)
-            if address:
-                self._watch.note_started(pod, address)
-            await reported
-            if address is None:
-                await start()
-        finally:
-            reported.cancel()
+        pod = await pod_start.wait_until_running(
+            self._watch, created, self._settings, spec.on_delay
+        )
+        with translated():
+            async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
+                await executor_start.start(
+                    self._api,
+                    f"{self._pods.path}/{pod.name}",
+                    spec.instance_id,
+                    self._config(spec),
+                    key,
+                )
+        return handle_of(pod)
 
     async def _check_network(self, image: ImageFacts) -> None:
         if self._settings.open_network or await self._policies.ensure_measured(image):
@@ -354,7 +337,7 @@ class KubernetesDriver:
 
     async def connect(self, handle: Handle) -> Link:
         try:
-            pod = await self._pods.find_started(handle)
+            pod = await self._pods.find(handle)
         except TemporaryError as error:
             raise LinkLost(
                 f"Cannot reach instance {handle.instance_id}. {error.message}"

@@ -7,8 +7,6 @@ finds all of them.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from atoll import ids
@@ -26,8 +24,6 @@ KIND = "kubernetes"
 HANDLE_VERSION = 1
 CONFIRMED_GRACE = 1
 """Seconds: the shortest grace period with which a pod is not deleted before its processes end."""
-REPORT_DELAY = 3.0
-"""Seconds within which a kubelet reports that a container runs."""
 
 
 def handle_of(pod: PodState) -> Handle:
@@ -59,20 +55,6 @@ class InstancePods:
             pod = await self._watch.find(str(handle.data["pod"]))
         return pod if pod is not None and pod.uid == handle.data["uid"] else None
 
-    async def find_started(self, handle: Handle) -> PodState | None:
-        """
-        The same for an instance that has been made, by another replica perhaps: it may run before
-        the kubelet reports that.
-        """
-        pod = await self.find(handle)
-        if pod is None or not pod.starting:
-            return pod
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REPORT_DELAY):
-                with translated():
-                    await self._watch.wait(pod.name, lambda now: now is None or not now.starting)
-        return await self.find(handle)
-
     async def last_seen(self, handle: Handle) -> PodState | None:
         """The pod, also if it has been deleted lately."""
         pod = await self.find(handle)
@@ -81,7 +63,7 @@ class InstancePods:
         return pod if pod is not None and pod.uid == handle.data["uid"] else None
 
     async def observe(self, handle: Handle) -> Observation:
-        pod = await self.find_started(handle)
+        pod = await self.find(handle)
         if pod is not None:
             return pod_state.observation(pod)
         return pod_state.observation_of_deleted(await self.last_seen(handle))

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 PORT = 7070
 """TCP port of executors."""
-ADDRESS = "ATOLL_ADDRESS"
-"""Variable by which the executor gets its address; it removes it."""
 WORKSPACE = "/workspace"
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - inside
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -160,7 +158,7 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         "imagePullPolicy": request.pull,
         "command": request.command,
         "workingDir": WORKSPACE,
-        "env": _env(request),
+        "env": [{"name": name, "value": value} for name, value in request.env.items()],
         "stdin": request.attached,
         "stdinOnce": request.attached,
         "securityContext": _container_security(),
@@ -222,16 +220,6 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         },
         "spec": spec,
     }
-
-
-def _env(request: PodRequest) -> list[dict[str, Any]]:
-    env: list[dict[str, Any]] = [
-        {"name": name, "value": value} for name, value in request.env.items()
-    ]
-    if request.attached:
-        field_of_pod = {"fieldRef": {"fieldPath": "status.podIP"}}
-        env.append({"name": ADDRESS, "valueFrom": field_of_pod})
-    return env
 
 
 def _container_security() -> dict[str, Any]:

@@ -42,7 +42,7 @@ async def wait_until_running(
     try:
         async with asyncio.timeout(schedule_timeout):
             with translated():
-                await watch.wait(created.name, lambda pod: delays.over(pod, is_scheduled))
+                await watch.wait(created.name, lambda pod: delays.over(pod, _is_scheduled))
     except TimeoutError:
         raise NodeFull(
             f"The cluster found no machine for the instance within {schedule_timeout:g} s: "
@@ -84,7 +84,7 @@ def reason_to_wait(pod: PodState) -> str:
     return "" if pod.waiting in STARTING else f"{pod.waiting}: {pod.waiting_message}"
 
 
-def is_scheduled(pod: PodState | None) -> bool:
+def _is_scheduled(pod: PodState | None) -> bool:
     return pod is None or bool(pod.machine) or pod.ended or pod.deleting
 
 

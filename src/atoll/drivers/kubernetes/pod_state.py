@@ -84,12 +84,6 @@ class PodState:
         return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
     @property
-    def starting(self) -> bool:
-        """Whether it has a machine, whose kubelet does not report yet that its container runs."""
-        pending = self.phase == "Pending" and bool(self.machine)
-        return pending and not self.running and not self.ended and not self.deleting
-
-    @property
     def on_lost_machine(self) -> bool:
         """Whether the cluster gave it up because its machine does not answer."""
         return self.deleting and not self.ended and self.unready in LOST_NODE

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -46,8 +45,6 @@ class PodWatch:
         self._selector = selector
         self._pods: dict[str, PodState] = {}
         self._deleted: OrderedDict[str, PodState] = OrderedDict()
-        self._started: dict[str, PodState] = {}
-        """Pods that run although no kubelet has reported it yet."""
         self._version = ""
         self._is_current = False
         """Whether the watch is open, so that `_pods` is what the server has."""
@@ -83,7 +80,7 @@ class PodWatch:
         with ignored(NOT_FOUND):
             pod = pod_state(await self._api.get(f"{self._path}/{name}"))
             self._put(pod)
-            return self._with_start(pod)
+            return pod
         self._remove(name)
         return None
 
@@ -206,14 +203,6 @@ class PodWatch:
 
     # Changes
 
-    def note_started(self, pod: PodState, address: str) -> None:
-        """
-        The container of a pod runs, and has this address. The kubelet reports it up to a second
-        later.
-        """
-        self._started[pod.name] = replace(pod, ip=address)
-        self._put(self._pods.get(pod.name, pod))
-
     def note(self, pod: PodState) -> None:
         """An answer of the server to another request."""
         self._put(pod)
@@ -222,7 +211,6 @@ class PodWatch:
         known = self._pods.get(pod.name)
         if known is not None and known.uid == pod.uid and int(known.version) > int(pod.version):
             return  # An answer that was overtaken by the watch.
-        pod = self._with_start(pod)
         self._pods[pod.name] = pod
         gone = self._deleted.get(pod.name)
         if gone is not None and gone.uid != pod.uid:
@@ -231,19 +219,7 @@ class PodWatch:
             observer(pod)
         self._wake(pod.name)
 
-    def _with_start(self, pod: PodState) -> PodState:
-        """The pod as it really is, if its start is known and not yet reported."""
-        started = self._started.get(pod.name)
-        if started is None:
-            return pod
-        if started.uid != pod.uid or not pod.starting:
-            del self._started[pod.name]
-            return pod
-        ip = pod.ip or started.ip
-        return replace(pod, phase="Running", running=True, waiting="", waiting_message="", ip=ip)
-
     def _remove(self, name: str) -> None:
-        self._started.pop(name, None)
         pod = self._pods.pop(name, None)
         if pod is not None:
             self._deleted.setdefault(name, pod)
