@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ApiError, ignored
-from atoll.drivers.kubernetes.labels import Annotation, Label, selector
+from atoll.drivers.kubernetes.labels import Annotation, Label, node_digest, selector
 from atoll.drivers.shared import executor_bundle
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ExecutorFiles:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "name": f"atoll-executor-{digest.hexdigest()[:16]}",
+                "name": f"atoll-executor-{digest.hexdigest()[:16]}-{node_digest(self._labels)}",
                 "labels": {**self._labels, Label.SHARED: "executor"},
             },
             "immutable": True,

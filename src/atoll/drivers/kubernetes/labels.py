@@ -59,6 +59,11 @@ def object_name(identifier: str) -> str:
     return f"atoll-{identifier.replace('_', '-')}"
 
 
+def node_digest(labels: dict[str, str]) -> str:
+    """Tells the objects of two nodes or databases in one namespace apart."""
+    return hashlib.sha256(f"{labels[Label.CLUSTER]} {labels[Label.NODE]}".encode()).hexdigest()[:8]
+
+
 def selector(labels: dict[str, str]) -> str:
     """As the query parameter `labelSelector`; an empty value means that the label exists."""
     return ",".join(f"{name}={text}" if text else name for name, text in labels.items())

@@ -74,6 +74,8 @@ class PodRequest:
     attached: bool = False
     """Whether its program waits for its standard input."""
     pull: str = "IfNotPresent"
+    deadline: int | None = None
+    """Seconds after which the cluster ends the pod, whatever becomes of Atoll."""
 
 
 def python_command(image: ImageFacts) -> list[str]:
@@ -196,6 +198,8 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
             }
         ],
     }
+    if request.deadline is not None:
+        spec["activeDeadlineSeconds"] = request.deadline
     if lent:
         spec["initContainers"] = [_lender(settings)]
     if settings.node_selector:
