@@ -111,6 +111,8 @@ def open_listener(config: dict[str, Any]) -> _socket.socket:
         return _socket.socket(fileno=config["listen_fd"])
     if isinstance(config["listen"], int):
         listener = _bound_to_port(config["listen"])
+        # Connections inherit it. Otherwise a result waits for the acknowledgement of the output.
+        listener.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
     else:
         listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         listener.bind(config["listen"])

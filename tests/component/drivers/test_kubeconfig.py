@@ -71,7 +71,10 @@ async def test_a_token_of_a_file_is_read_again_when_it_expires(
 
 async def test_a_program_prints_the_token(tmp_path: Path, authority: trustme.CA) -> None:
     status = {"status": {"token": "printed", "expirationTimestamp": "2999-01-01T00:00:00Z"}}
-    program = f"import os, json; json.loads(os.environ['KUBERNETES_EXEC_INFO']); print({json.dumps(status)!r})"
+    program = (
+        "import json, os; json.loads(os.environ['KUBERNETES_EXEC_INFO']); "
+        f"print({json.dumps(status)!r})"
+    )
     user = {"exec": {"command": sys.executable, "args": ["-c", program]}}
     found = access.find(write(tmp_path / "config", user, pem(authority)), "")
     assert await found.headers() == {"Authorization": "Bearer printed"}

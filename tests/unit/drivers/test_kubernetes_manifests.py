@@ -10,7 +10,7 @@ import pytest
 
 from atoll.drivers.kubernetes import labels, pod_manifest
 from atoll.drivers.kubernetes.labels import Label
-from atoll.drivers.kubernetes.network_policy import policy
+from atoll.drivers.kubernetes.network_policy import ControlPlanePods, policy
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
 from atoll.drivers.kubernetes.quantity import quantity
 from atoll.model.resources import Resources
@@ -118,15 +118,20 @@ def test_files_of_a_claim_belong_to_the_user_of_the_pod() -> None:
 
 
 def test_the_policy_denies_everything_but_the_control_plane() -> None:
-    found = policy("p", LABELS, LABELS, {"app": "atoll"})["spec"]
+    pods = ControlPlanePods({"app": "atoll"}, "atoll")
+    found = policy("p", LABELS, pods)["spec"]
     assert found["podSelector"] == {"matchLabels": LABELS}
     assert found["policyTypes"] == ["Ingress", "Egress"]
     assert found["egress"] == []
     (rule,) = found["ingress"]
     assert rule["ports"] == [{"protocol": "TCP", "port": pod_manifest.PORT}]
     assert rule["from"] == [
-        {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "atoll"}}}
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "atoll"}},
+            "podSelector": {"matchLabels": {"app": "atoll"}},
+        }
     ]
+    assert policy("p", LABELS, None)["spec"]["ingress"] == []
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,7 @@ class _Inspection:
             self._settings,
             self._labels,
             self._uids,
+            None,
         )
         probe = ImageProbe(pods, watch, self._settings, self._labels, self._uids)
         try:
@@ -253,7 +254,7 @@ class _Inspection:
             )  # fmt: skip
             pulled = Check("image", True, f"{image.reference}, Python is {image.python or 'lent'}")
             await policies.open()
-            enforced = await policies.ensure_measured(image)
+            enforced = await policies.ensure_measured(lambda: _done(image))
         except AtollError as error:
             return [Check("image and network", False, error.message, essential=True)]
         finally:
@@ -272,3 +273,7 @@ class _Inspection:
                 requirement="no_network",
             ),
         ]
+
+
+async def _done(image: ImageFacts) -> ImageFacts:
+    return image

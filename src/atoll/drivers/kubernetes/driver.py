@@ -35,7 +35,7 @@ from atoll.drivers.kubernetes.instance_links import InstanceLinks
 from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of
 from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, selector, value
 from atoll.drivers.kubernetes.limits import KubernetesLimits
-from atoll.drivers.kubernetes.network_policy import NetworkPolicies
+from atoll.drivers.kubernetes.network_policy import ControlPlanePods, NetworkPolicies
 from atoll.drivers.kubernetes.ownership import PodOwnership
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
 from atoll.drivers.kubernetes.pod_watch import PodWatch
@@ -128,7 +128,11 @@ class KubernetesDriver:
         self._files = ExecutorFiles(self._api, f"{core}/configmaps", self._labels)
         with translated():
             await self._files.open()
+            await self._files.remove_unused(await self._watch.all())
+        forwarded = settings.link == "forward" or (settings.link == "auto" and not found.in_cluster)
+        own_namespace = found.namespace if found.in_cluster else None
         probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
+        await probe.remove_ended()
         self.images = KubernetesImages(
             self._api, f"{core}/configmaps", probe, settings, self._labels
         )
@@ -140,6 +144,7 @@ class KubernetesDriver:
             settings,
             self._labels,
             self._uids,
+            None if forwarded else ControlPlanePods(settings.control_plane, own_namespace),
         )
         await self._policies.open()
         self.workspaces = PodDirectories(self._uids)
@@ -149,7 +154,6 @@ class KubernetesDriver:
         self._load = ClusterLoad(self._api, core, self._watch, settings)
         with translated():
             await self._load.open()
-        forwarded = settings.link == "forward" or (settings.link == "auto" and not found.in_cluster)
         self._links = InstanceLinks(
             self._api, self._pods.path, self._secret, self._link_settings, forwarded=forwarded
         )
@@ -237,8 +241,10 @@ class KubernetesDriver:
 
     async def _make(self, spec: InstanceSpec) -> Handle:
         image = await self.images.find(spec.template)
-        await self._check_network(image)
+        await self._check_network()
         key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
+        with translated():
+            await self._files.ensure()
         files = await self.workspaces.provide(spec)
         request = self._request(spec, image, files, key)
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
@@ -256,8 +262,9 @@ class KubernetesDriver:
                 )
         return handle_of(pod)
 
-    async def _check_network(self, image: ImageFacts) -> None:
-        if self._settings.open_network or await self._policies.ensure_measured(image):
+    async def _check_network(self) -> None:
+        # With the operator's image: one of a template could report what it likes.
+        if self._settings.open_network or await self._policies.ensure_measured(self.images.own):
             return
         raise PermanentError(
             "This cluster does not enforce network policies, so user code could reach everything "
@@ -282,6 +289,7 @@ class KubernetesDriver:
                 Annotation.WORKSPACE: files.workspace,
                 Annotation.CERTIFICATE: key.fingerprint,
                 Annotation.DISK: str(spec.resources.disk),
+                Annotation.EXECUTOR: self._files.name,
             },
             image=image,
             resources=spec.resources,
@@ -354,7 +362,9 @@ class KubernetesDriver:
         pod = await self._pods.by_id(handle.instance_id)
         if pod is None:
             return
-        await self._pods.kill(pod.name, pod.uid)
+        # Two instances must never have one claim; a directory ends with its pod.
+        shared = self.workspaces.outlive_instances and not pod.on_lost_machine
+        await self._pods.kill(pod.name, pod.uid, confirmed=shared)
         with translated():
             async with asyncio.timeout(self._settings.timeout.total_seconds()):
                 await self._watch.wait(pod.name, lambda now: now is None or now.uid != pod.uid)

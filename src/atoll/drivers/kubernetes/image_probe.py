@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MiB = 1024 * 1024
 RESOURCES = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
+RUN_SECONDS = 60
+"""For the program, after its image was pulled."""
 RESULT = "/dev/termination-log"
 MAX_VOLUMES, MAX_PATH = 64, 1000
 _INSIDE_PATH = re.compile(r"/[^\0,:\n]{1,200}")
@@ -101,6 +103,12 @@ class ImageProbe:
         facts = await self._run(ImageFacts(reference), runtime, pull, say)
         return dataclasses.replace(facts, python="")
 
+    async def remove_ended(self) -> None:
+        """Remove pods of probes whose replica has ended before them."""
+        for pod in await self._watch.all():
+            if Label.PROBE in pod.labels and pod.ended:
+                await self._pods.kill(pod.name, pod.uid)
+
     async def _run(
         self, image: ImageFacts, runtime: str, pull: str, say: Callable[[str], None]
     ) -> ImageFacts:
@@ -115,6 +123,7 @@ class ImageProbe:
             command=command,
             runtime_class=runtime,
             pull=pull,
+            deadline=int(self._settings.image_pull_timeout.total_seconds()) + RUN_SECONDS,
         )
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
         try:
@@ -144,8 +153,7 @@ class ImageProbe:
                     pod = await self._watch.wait(name, is_over)
         except TimeoutError:
             raise ImageNotPulled(
-                f"The cluster did not run the image in time: {told or 'no reason is known'}",
-                code="image_pull_timeout",
+                f"The cluster did not run the image in time: {told or 'no reason is known'}"
             ) from None
         if pod is None:
             raise NodeFull("The cluster removed the pod that was to look into the image.")

@@ -13,9 +13,11 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from atoll.drivers.base import NO_INPUTS
 from atoll.drivers.kubernetes.errors import NOT_FOUND, ImageNotPulled, ignored, translated
-from atoll.drivers.kubernetes.labels import Label, selector, value
+from atoll.drivers.kubernetes.labels import Label, node_digest, selector, value
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts
 from atoll.errors import InvalidRequest, TemporaryError
 from atoll.model.image import ImageInfo, parse
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from atoll.drivers.kubernetes.image_probe import ImageProbe
     from atoll.model.template import Template
     from atoll.settings import KubernetesSettings
+
+log = structlog.get_logger(__name__)
 
 
 class KubernetesImages:
@@ -77,8 +81,7 @@ class KubernetesImages:
         return template.runtime or self._settings.runtime_class
 
     def _record(self, layer: str) -> str:
-        node = hashlib.sha256(json.dumps(sorted(self._labels.items())).encode()).hexdigest()[:8]
-        return f"atoll-image-{layer}-{node}"
+        return f"atoll-image-{layer}-{node_digest(self._labels)}"
 
     # Checks
 
@@ -139,6 +142,19 @@ class KubernetesImages:
             )
         return facts
 
+    async def own(self) -> ImageFacts:
+        """What is known about the operator's own image; a probe runs in it if it must."""
+        runtime = self._settings.runtime_class
+        made_from = json.dumps(["own", self._settings.image, runtime])
+        layer = hashlib.sha256(made_from.encode()).hexdigest()[:40]
+        facts = await self._known(layer)
+        if facts is None:
+            facts = await self._probe.run(
+                self._settings.image, "", runtime, pull="IfNotPresent", say=log.info
+            )
+            await self._record_facts(layer, facts)
+        return facts
+
     async def _known(self, layer: str) -> ImageFacts | None:
         if layer in self._facts:
             return self._facts[layer]
@@ -185,8 +201,7 @@ class KubernetesImages:
                 )
         except TimeoutError:
             raise ImageNotPulled(
-                f"The cluster did not run {reference} within {timeout.total_seconds():g} s.",
-                code="build_timeout",
+                f"The cluster did not run {reference} within {timeout.total_seconds():g} s."
             ) from None
         await self._record_facts(layer, facts)
         inside = f"Python is {facts.python}" if facts.python else "It has no Python"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KIND = "kubernetes"
 HANDLE_VERSION = 1
+CONFIRMED_GRACE = 1
+"""Seconds: the shortest grace period with which a pod is not deleted before its processes end."""
 
 
 def handle_of(pod: PodState) -> Handle:
@@ -82,9 +84,13 @@ class InstancePods:
         self._watch.note(pod)
         return pod
 
-    async def kill(self, name: str, uid: str) -> None:
-        """Delete the pod without a grace period, also if its machine does not answer."""
+    async def kill(self, name: str, uid: str, *, confirmed: bool = False) -> None:
+        """
+        Delete the pod. With `confirmed` it stays until its machine reports that its processes have
+        ended; otherwise it is gone at once, and they end a moment later.
+        """
+        grace = CONFIRMED_GRACE if confirmed else 0
         with translated(), ignored(NOT_FOUND, CONFLICT):
             await self._api.delete(
-                f"{self.path}/{name}", gracePeriodSeconds=0, preconditions={"uid": uid}
+                f"{self.path}/{name}", gracePeriodSeconds=grace, preconditions={"uid": uid}
             )

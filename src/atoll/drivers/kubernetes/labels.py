@@ -40,6 +40,8 @@ class Annotation(StrEnum):
     """SHA-256 of the certificate that the executor presents."""
     UID = f"{PREFIX}/uid"
     """The owner of the files in a claim."""
+    EXECUTOR = f"{PREFIX}/executor"
+    """The config map with the executor that it mounts."""
     DISK = f"{PREFIX}/disk"
     """Bytes that the workspace may have."""
 
@@ -55,6 +57,11 @@ def object_name(identifier: str) -> str:
     """The name of the object for an instance or a workspace."""
     # Names of objects have no underscores.
     return f"atoll-{identifier.replace('_', '-')}"
+
+
+def node_digest(labels: dict[str, str]) -> str:
+    """Tells the objects of two nodes or databases in one namespace apart."""
+    return hashlib.sha256(f"{labels[Label.CLUSTER]} {labels[Label.NODE]}".encode()).hexdigest()[:8]
 
 
 def selector(labels: dict[str, str]) -> str:

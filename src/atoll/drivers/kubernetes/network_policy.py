@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,12 +19,14 @@ import structlog
 from atoll.drivers.kubernetes import pod_manifest
 from atoll.drivers.kubernetes.errors import NOT_FOUND, ignored, translated
 from atoll.drivers.kubernetes.image_probe import RESOURCES
-from atoll.drivers.kubernetes.labels import PREFIX, Label, value
+from atoll.drivers.kubernetes.labels import PREFIX, Label, node_digest
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
 from atoll.drivers.shared.uids import new_uid
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from atoll.drivers.kubernetes.api import ApiClient
     from atoll.drivers.kubernetes.instance_pods import InstancePods
     from atoll.drivers.kubernetes.pod_manifest import ImageFacts
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from atoll.drivers.kubernetes.pod_watch import PodWatch
     from atoll.settings import KubernetesSettings
 
+NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""Label that each namespace has."""
 ENFORCED = f"{PREFIX}/enforced"
 """Annotation of the policy: `true` or `false`, as measured."""
 ATTEMPTS = 5
@@ -56,28 +61,40 @@ os._exit(OPEN)
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class ControlPlanePods:
+    """Where connections to executors come from."""
+
+    labels: dict[str, str]
+    namespace: str | None
+    """Null if Atoll runs outside of the cluster, and its pods cannot be told by their namespace."""
+
+
 def policy(
-    name: str, labels: dict[str, str], pods: dict[str, str], control_plane: dict[str, str]
+    name: str, labels: dict[str, str], control_plane: ControlPlanePods | None
 ) -> dict[str, Any]:
-    """Denies the pods everything but connections from the control plane to the executor."""
+    """
+    Denies the pods with these labels everything but connections from the control plane to the
+    executor; null if the API server forwards those.
+    """
+    ingress = []
+    if control_plane is not None:
+        namespaces: dict[str, Any] = {}
+        if control_plane.namespace is not None:
+            namespaces = {"matchLabels": {NAMESPACE_NAME: control_plane.namespace}}
+        peer = {
+            "namespaceSelector": namespaces,
+            "podSelector": {"matchLabels": control_plane.labels},
+        }
+        ingress = [{"from": [peer], "ports": [{"protocol": "TCP", "port": PORT}]}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "podSelector": {"matchLabels": pods},
+            "podSelector": {"matchLabels": labels},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [
-                {
-                    "from": [
-                        {
-                            "namespaceSelector": {},
-                            "podSelector": {"matchLabels": control_plane},
-                        }
-                    ],
-                    "ports": [{"protocol": "TCP", "port": PORT}],
-                }
-            ],
+            "ingress": ingress,
             "egress": [],
         },
     }
@@ -93,15 +110,17 @@ class NetworkPolicies:
         settings: KubernetesSettings,
         labels: dict[str, str],
         uids: range,
+        control_plane: ControlPlanePods | None,
     ) -> None:
         """`namespace` is the path of the namespace in the API group of network policies."""
+        self._control_plane = control_plane
         self._api = api
         self._pods = pods
         self._watch = watch
         self._settings = settings
         self._labels = labels
         self._uids = uids
-        self._path = f"{namespace}/networkpolicies/{value(f'atoll-{labels[Label.NODE]}')}"
+        self._path = f"{namespace}/networkpolicies/atoll-{node_digest(labels)}"
         self.enforced: bool | None = None
         """Whether the cluster enforces the policy; null until that was measured."""
         self._lock = asyncio.Lock()
@@ -109,7 +128,7 @@ class NetworkPolicies:
     async def open(self) -> None:
         """Make or update the policy, and read what was measured."""
         name = self._path.rpartition("/")[2]
-        manifest = policy(name, self._labels, self._labels, self._settings.control_plane)
+        manifest = policy(name, self._labels, self._control_plane)
         with translated():
             made = await self._api.apply(self._path, manifest)
         measured = (made["metadata"].get("annotations") or {}).get(ENFORCED)
@@ -119,11 +138,14 @@ class NetworkPolicies:
         with translated(), ignored(NOT_FOUND):
             await self._api.delete(self._path)
 
-    async def ensure_measured(self, image: ImageFacts) -> bool:
-        """Whether the cluster enforces the policy; measured with a pod of this image."""
+    async def ensure_measured(self, image: Callable[[], Awaitable[ImageFacts]]) -> bool:
+        """
+        Whether the cluster enforces the policy; measured with a pod of this image, which must be
+        one that the operator trusts.
+        """
         async with self._lock:
             if self.enforced is None:
-                self.enforced = await self._measure(image)
+                self.enforced = await self._measure(await image())
                 annotation = {"metadata": {"annotations": {ENFORCED: str(self.enforced).lower()}}}
                 with translated():
                     await self._api.patch(self._path, annotation)
@@ -140,6 +162,8 @@ class NetworkPolicies:
             resources=RESOURCES,
             uid=new_uid(self._uids),
             command=[*pod_manifest.python_command(image), "-I", "-S", "-c", constants + PROGRAM],
+            runtime_class=self._settings.runtime_class,
+            deadline=int(PROBE_TIMEOUT),
         )
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
         try:

@@ -74,6 +74,8 @@ class PodRequest:
     attached: bool = False
     """Whether its program waits for its standard input."""
     pull: str = "IfNotPresent"
+    deadline: int | None = None
+    """Seconds after which the cluster ends the pod, whatever becomes of Atoll."""
 
 
 def python_command(image: ImageFacts) -> list[str]:
@@ -117,14 +119,14 @@ def executor_files(config_map: str, items: dict[str, str]) -> tuple[dict[str, An
 def limits(resources: Resources) -> dict[str, str]:
     """The limits that can be changed while the pod runs."""
     return {
-        "cpu": f"{round(resources.cpu * 1000)}m",
+        "cpu": f"{max(1, round(resources.cpu * 1000))}m",
         "memory": str(resources.memory + MEMORY_MARGIN),
     }
 
 
 def requests(resources: Resources, settings: KubernetesSettings) -> dict[str, str]:
     return {
-        "cpu": f"{round(resources.cpu * settings.cpu_request * 1000)}m",
+        "cpu": f"{max(1, round(resources.cpu * settings.cpu_request * 1000))}m",
         "memory": str(round((resources.memory + MEMORY_MARGIN) * settings.memory_request)),
     }
 
@@ -196,6 +198,8 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
             }
         ],
     }
+    if request.deadline is not None:
+        spec["activeDeadlineSeconds"] = request.deadline
     if lent:
         spec["initContainers"] = [_lender(settings)]
     if settings.node_selector:

@@ -70,6 +70,10 @@ class PodState:
     """Limits that its container really has."""
     resize: str = ""
     """Why a change of its limits is not done yet."""
+    generation: int = 0
+    """Version of what was asked for."""
+    observed: int = 0
+    """The one that its kubelet has accepted or refused; 0 in clusters that do not report it."""
 
     @property
     def instance_id(self) -> str:
@@ -130,6 +134,8 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         image_id=container.get("imageID") or "",
         resources=(container.get("resources") or {}).get("limits") or {},
         resize=resizing.get("reason") or "",
+        generation=metadata.get("generation") or 0,
+        observed=status.get("observedGeneration") or 0,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 SUFFIXES = {
     "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
     "Ki": 1024.0, "Mi": 1024.0**2, "Gi": 1024.0**3, "Ti": 1024.0**4,
 }  # fmt: skip
 
 
+@lru_cache(1024)
 def quantity(text: str) -> float:
     """Raises `ValueError` if it is none."""
     for suffix in sorted(SUFFIXES, key=len, reverse=True):

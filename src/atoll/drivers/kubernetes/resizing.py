@@ -1,4 +1,9 @@
-"""Changes the limits of running pods, where the cluster can do that in place."""
+"""
+Changes the limits of running pods, where the cluster can do that in place.
+
+A kubelet accepts a change, makes it, and reports that up to a second later. Nobody waits for the
+report if the memory does not shrink: only then the change may fail after it was accepted.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,8 @@ from atoll.drivers.kubernetes.pod_state import CONTAINER
 from atoll.drivers.kubernetes.quantity import quantity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.drivers.kubernetes.api import ApiClient
     from atoll.drivers.kubernetes.instance_pods import InstancePods
     from atoll.drivers.kubernetes.pod_state import PodState
@@ -57,7 +64,7 @@ class KubernetesResizing:
         body = {"spec": {"containers": [{"name": CONTAINER, "resources": change}]}}
         with translated():
             try:
-                await self._api.patch(
+                changed = await self._api.patch(
                     f"{self._pods.path}/{pod.name}/resize", body, kind=STRATEGIC_PATCH
                 )
             except ApiError as error:
@@ -67,18 +74,34 @@ class KubernetesResizing:
                     "instance.not_resized", instance_id=handle.instance_id, error=error.message
                 )
                 return False
-        return await self._is_done(pod.name, wanted)
+        generation = int(changed["metadata"].get("generation") or 0)
+        grows = _is_at_least(wanted, pod)
 
-    async def _is_done(self, name: str, wanted: dict[str, str]) -> bool:
+        def is_done(now: PodState) -> bool:
+            accepted = now.observed >= generation > 0 and now.resize not in IMPOSSIBLE
+            return _has(now, wanted) or (grows and accepted)
+
+        return await self._wait(pod.name, generation, is_done)
+
+    async def _wait(self, name: str, generation: int, is_done: Callable[[PodState], bool]) -> bool:
         def is_over(pod: PodState | None) -> bool:
-            return pod is None or pod.ended or pod.resize in IMPOSSIBLE or _has(pod, wanted)
+            if pod is None or pod.ended or is_done(pod):
+                return True
+            # Not the answer to an earlier change.
+            return pod.resize in IMPOSSIBLE and (not pod.observed or pod.observed >= generation)
 
         try:
             async with asyncio.timeout(TIMEOUT):
                 pod = await self._watch.wait(name, is_over)
         except TimeoutError:
             return False
-        return pod is not None and _has(pod, wanted)
+        return pod is not None and is_done(pod)
+
+
+def _is_at_least(wanted: dict[str, str], pod: PodState) -> bool:
+    """Whether the pod has no more memory than is wanted."""
+    memory = pod.resources.get("memory")
+    return memory is not None and quantity(wanted["memory"]) >= quantity(memory)
 
 
 def _has(pod: PodState, wanted: dict[str, str]) -> bool:

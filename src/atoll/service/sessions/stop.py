@@ -90,7 +90,7 @@ class InstanceStopper:
             raise TemporaryError(
                 f"The checkpoint of session {session.id} took longer than "
                 f"{self._checkpoint_timeout}.",
-                code="checkpoint_timeout",
+                code="save_timeout",
             ) from None
 
     async def _checkpoint(self, session: Session, instance: Instance) -> str | None:
