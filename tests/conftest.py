@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import signal
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +51,6 @@ def pytest_configure() -> None:
     # A shell starts background programs with SIGINT ignored, which their children inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Servers note their data directories there (`atoll gc`), not in that of the developer.
-    state = tempfile.TemporaryDirectory(prefix="atoll-state-")
-    atexit.register(state.cleanup)
-    os.environ["XDG_STATE_HOME"] = state.name
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -110,6 +104,14 @@ def no_settings_of_the_machine() -> Iterator[None]:
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ATOLL_")}
     yield
     os.environ.update(kept)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers note their data directories there (`atoll gc`), not in that of the developer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

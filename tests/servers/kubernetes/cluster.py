@@ -8,6 +8,9 @@ adds. The runtime class `plain` is runc by another name.
 
 The control plane and the nodes can be killed, paused and started one by one. Nothing is left when
 it stops, or when the tests are killed.
+
+Two nodes use about 40 inotify instances of root. Components of clusters beyond what the machine
+allows (`fs.inotify.max_user_instances`, often 128) end with "too many open files".
 """
 
 from __future__ import annotations
