@@ -51,7 +51,7 @@ def _finish(build: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     if code == 0:
         return
     log.seek(0)
-    reason = log.read().decode(errors="replace").strip()[-binaries.MAX_LOG :]
+    reason = log.read().decode(errors="replace").strip()[-2 * binaries.MAX_LOG :]
     if code < 0:
         reason = f"{signal.Signals(-code).name} ended the build. {reason}"
     os.environ[binaries.ERROR] = reason
