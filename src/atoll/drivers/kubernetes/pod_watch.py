@@ -57,8 +57,10 @@ class PodWatch:
         """How often all pods were listed."""
 
     def subscribe(self, observer: Callable[[PodState], None]) -> None:
-        """Call `observer` with every pod that has changed, and with those that are listed."""
+        """Call `observer` with every pod that is known now, and with each that changes."""
         self._observers.append(observer)
+        for pod in list(self._pods.values()):
+            observer(pod)
 
     async def open(self) -> None:
         await self._list()
