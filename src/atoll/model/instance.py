@@ -49,6 +49,8 @@ class InstanceSpec:
     volumes: tuple[tuple[Volume, VolumeMount], ...] = ()
     prefix: str | None = None
     """The workspace's prefix in the bucket of the blob store; None if it is on the node's disk."""
+    session_id: str | None = None
+    """The session that it is made for; None for the warm pool."""
     on_delay: Callable[[str], None] | None = None
     """Called with the reason, in the node's own words, while the instance cannot start yet."""
 

@@ -106,6 +106,7 @@ class InstanceMaker:
             None if self._callback is None else self._callback(instance_id),
             volumes,
             prefix,
+            session_id,
             on_delay,
         )
         await self._builds.provide(template)

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from atoll.drivers.kubernetes.errors import TOO_MANY_REQUESTS, ApiError
+from atoll.drivers.kubernetes.errors import (
+    TOO_MANY_REQUESTS,
+    UNAUTHORIZED,
+    UNAVAILABLE,
+    ApiError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -37,7 +42,6 @@ FIRST_DELAY, MAX_DELAY = 0.2, 10.0
 """Seconds before a request is repeated that the server did not accept."""
 MAX_LINE = 4 * 1024 * 1024
 """Bytes of one event of a watch; an object has at most 1.5 MiB in etcd."""
-UNAVAILABLE, UNAUTHORIZED = 503, 401
 CHANNELS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Subprotocols of streams, the best first."""
 PORT_CHANNELS = ("v4.channel.k8s.io",)
@@ -91,9 +95,18 @@ class ApiClient:
             "PATCH", path, manifest, params=params, content_type=APPLY, priority=priority
         )
 
-    async def patch(self, path: str, change: Any, *, kind: str = MERGE_PATCH) -> dict[str, Any]:
+    async def patch(
+        self,
+        path: str,
+        change: Any,
+        *,
+        kind: str = MERGE_PATCH,
+        priority: Priority = Priority.URGENT,
+    ) -> dict[str, Any]:
         params = {"fieldManager": FIELD_MANAGER}
-        return await self.request("PATCH", path, change, params=params, content_type=kind)
+        return await self.request(
+            "PATCH", path, change, params=params, content_type=kind, priority=priority
+        )
 
     async def delete(self, path: str, **options: Any) -> None:
         await self.request("DELETE", path, options or None)

@@ -23,7 +23,7 @@ from atoll.drivers.kubernetes import (
     pod_manifest,
     pod_start,
 )
-from atoll.drivers.kubernetes.api import ApiClient
+from atoll.drivers.kubernetes.api import ApiClient, Priority
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
@@ -247,7 +247,10 @@ class KubernetesDriver:
             await self._files.ensure()
         files = await self.workspaces.provide(spec)
         request = self._request(spec, image, files, key)
-        created = await self._pods.apply(pod_manifest.pod(request, self._settings))
+        # Clients wait for their sessions; the pool does not.
+        priority = Priority.PATIENT if spec.session_id is None else Priority.URGENT
+        manifest = pod_manifest.pod(request, self._settings)
+        created = await self._pods.apply(manifest, priority=priority)
         pod = await pod_start.wait_until_running(
             self._watch, created, self._settings, spec.on_delay
         )
@@ -284,6 +287,7 @@ class KubernetesDriver:
                 **self._labels,
                 Label.INSTANCE: spec.instance_id,
                 Label.TEMPLATE: value(template.id),
+                **({} if spec.session_id is None else {Label.SESSION: value(spec.session_id)}),
             },
             annotations={
                 Annotation.WORKSPACE: files.workspace,
@@ -341,7 +345,7 @@ class KubernetesDriver:
 
     async def connect(self, handle: Handle) -> Link:
         try:
-            pod = await self._pods.find(handle)
+            pod = await self._pods.find_or_last_known(handle)
         except TemporaryError as error:
             raise LinkLost(
                 f"Cannot reach instance {handle.instance_id}. {error.message}"

@@ -12,8 +12,8 @@ from atoll.errors import NodeFull, PermanentError, TemporaryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOT_FOUND, CONFLICT, GONE, INVALID, TOO_MANY_REQUESTS = 404, 409, 410, 422, 429
-FORBIDDEN = 403
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
+INVALID, TOO_MANY_REQUESTS, UNAVAILABLE = 422, 429, 503
 
 
 class ClusterUnavailable(TemporaryError):

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import ids
 from atoll.drivers.kubernetes import pod_state
+from atoll.drivers.kubernetes.api import Priority
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored, translated
 from atoll.drivers.kubernetes.labels import Annotation, object_name
+from atoll.errors import TemporaryError
 from atoll.model.instance import Handle, Observation
 
 if TYPE_CHECKING:
@@ -55,6 +57,19 @@ class InstancePods:
             pod = await self._watch.find(str(handle.data["pod"]))
         return pod if pod is not None and pod.uid == handle.data["uid"] else None
 
+    async def find_or_last_known(self, handle: Handle) -> PodState | None:
+        """
+        The pod as the cluster last reported it: its address stays the same while the API server
+        does not answer.
+        """
+        try:
+            return await self.find(handle)
+        except TemporaryError:
+            pod = self._watch.last_known(str(handle.data["pod"]))
+            if pod is None or pod.uid != handle.data["uid"]:
+                raise
+            return pod
+
     async def last_seen(self, handle: Handle) -> PodState | None:
         """The pod, also if it has been deleted lately."""
         pod = await self.find(handle)
@@ -77,9 +92,12 @@ class InstancePods:
             pods = await self._watch.all()
         return [pod for pod in pods if is_instance(pod)]
 
-    async def apply(self, manifest: dict[str, Any]) -> PodState:
+    async def apply(
+        self, manifest: dict[str, Any], *, priority: Priority = Priority.URGENT
+    ) -> PodState:
         with translated():
-            created = await self._api.apply(f"{self.path}/{manifest['metadata']['name']}", manifest)
+            path = f"{self.path}/{manifest['metadata']['name']}"
+            created = await self._api.apply(path, manifest, priority=priority)
         pod = pod_state.pod_state(created)
         self._watch.note(pod)
         return pod

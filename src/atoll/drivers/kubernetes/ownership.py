@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from atoll.drivers.kubernetes.api import JSON_PATCH
+from atoll.drivers.kubernetes.api import JSON_PATCH, Priority
 from atoll.drivers.kubernetes.errors import (
     CONFLICT,
     INVALID,
@@ -43,7 +43,8 @@ class PodOwnership:
         ]
         with translated():
             try:
-                await self._api.patch(f"{self._pods.path}/{pod.name}", change, kind=JSON_PATCH)
+                path = f"{self._pods.path}/{pod.name}"
+                await self._api.patch(path, change, kind=JSON_PATCH, priority=Priority.PATIENT)
             except ApiError as error:
                 if error.status not in (NOT_FOUND, CONFLICT, INVALID):
                     raise

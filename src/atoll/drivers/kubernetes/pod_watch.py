@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import structlog
 
-from atoll.drivers.kubernetes.errors import GONE, NOT_FOUND, ApiError, ignored
+from atoll.drivers.kubernetes.errors import GONE, NOT_FOUND, UNAVAILABLE, ApiError, ignored
 from atoll.drivers.kubernetes.pod_state import PodState, pod_state
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class PodWatch:
         self._version = ""
         self._is_current = False
         """Whether the watch is open, so that `_pods` is what the server has."""
+        self._failure = ""
+        """Why the watch could not be opened the last time; empty if it could."""
         self._changes: dict[str, list[asyncio.Event]] = {}
         self._observers: list[Callable[[PodState], None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -55,8 +57,10 @@ class PodWatch:
         """How often all pods were listed."""
 
     def subscribe(self, observer: Callable[[PodState], None]) -> None:
-        """Call `observer` with every pod that has changed, and with those that are listed."""
+        """Call `observer` with every pod that is known now, and with each that changes."""
         self._observers.append(observer)
+        for pod in list(self._pods.values()):
+            observer(pod)
 
     async def open(self) -> None:
         await self._list()
@@ -70,10 +74,19 @@ class PodWatch:
     # Pods
 
     async def find(self, name: str) -> PodState | None:
-        """The pod; the server is asked unless the watch knows it."""
+        """
+        The pod; the server is asked unless the watch knows it. Fails at once while the watch cannot
+        be opened: requests of many sessions would only wait for their time-outs.
+        """
         if self._is_current and name in self._pods:
             return self._pods[name]
+        if self._failure and not self._is_current:
+            raise ApiError(UNAVAILABLE, "WatchFailed", self._failure)
         return await self.read(name)
+
+    def last_known(self, name: str) -> PodState | None:
+        """The pod as it was before the watch ended, if it has."""
+        return self._pods.get(name)
 
     async def read(self, name: str) -> PodState | None:
         """The pod as the server has it now."""
@@ -134,9 +147,11 @@ class PodWatch:
                     self._version = ""
                     log.info("pod_watch.expired", message=error.message)
                     continue
+                self._failure = error.message
                 log.warning("pod_watch.failed", status=error.status, error=error.message)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                log.warning("pod_watch.failed", error=str(error) or type(error).__name__)
+                self._failure = str(error) or type(error).__name__
+                log.warning("pod_watch.failed", error=self._failure)
             except Exception as error:
                 log.error("pod_watch.failed", exc_info=error)
                 self._version = ""
@@ -154,7 +169,7 @@ class PodWatch:
             timeoutSeconds=str(WATCH_SECONDS),
         )
         async with contextlib.aclosing(events):
-            self._is_current = True
+            self._is_current, self._failure = True, ""
             while True:
                 try:
                     async with asyncio.timeout(SILENCE):
@@ -199,7 +214,7 @@ class PodWatch:
             self._remove(name)
         for pod in found.values():
             self._put(pod)
-        self._version = answer["metadata"]["resourceVersion"]
+        self._version, self._failure = answer["metadata"]["resourceVersion"], ""
 
     # Changes
 
