@@ -34,7 +34,7 @@ class SessionStatus(StrEnum):
     STOPPING = "stopping"
     """Its instance is being ended."""
     STOPPED = "stopped"
-    """It has no instance; its files are on its node."""
+    """It has no instance; its files are on its node, or in the blob store if that is a cluster."""
     ARCHIVING = "archiving"
     """Its files are copied to the blob store, and the copy is verified."""
     ARCHIVED = "archived"
