@@ -38,7 +38,7 @@ GVISOR = Goal("gVisor on Docker, create and print(1) / docker run with gVisor", 
 GVISOR_BURST = Goal("the same, 20 at once", 1.0, "x")
 KUBERNETES_COLD = Goal("session without a pool and print(1) / pod, watch and exec", 1.0, "x")
 KUBERNETES_CLAIMS = Goal(
-    "creates from the pool a second / writes of the API server", 0.5, "x", at_least=True
+    "creates from the pool a second / writes of the API server", 1.0, "x", at_least=True
 )
 KUBERNETES_EXEC = Goal("exec over the Kubernetes API / execute print(1)", 20, "x", at_least=True)
 KUBERNETES_REQUESTS = Goal("requests to the Kubernetes API of an execution", 0, "")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 PARTS = ("cold", "warm", "executes", "together", "claims", "idle")
 POOL = 4
 CLAIM_TURNS = 3
+NODE = "kubernetes"
 KEPT = {"timeout": 86_000}
 RESOURCES = Resources(cpu=1.0, memory=512 << 20, disk=1 << 30, max_processes=128)
 """The default of a session."""
@@ -116,7 +117,7 @@ def warm(report: Report, setup: Setup, rounds: int) -> None:
         client = server.client()
 
         def one(name: str, **body: object) -> None:
-            wait_for_pool(client, "python", POOL)
+            wait_for_pool(client, "python", POOL, NODE)
             begin = time.perf_counter()
             session = create(client, **body)
             created = time.perf_counter()
@@ -195,13 +196,14 @@ def together(report: Report, setup: Setup, count: int) -> None:
 def claims(report: Report, setup: Setup, count: int, at_once: int) -> None:
     report.section(f"{at_once} clients create sessions from a pool of {count} simulated pods")
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
-        records = _first_records(setup, place)
+        one = {"ATOLL_POOL__SIZE": "1"}  # A template without a minimum has no pool.
+        records = _first_records(setup, place, **one)
         pods = setup.simulated.create(count, records.cluster, RESOURCES)
         records.clear()
         records.add_ready(pods, "lost")
-        pool = {"ATOLL_POOL__MAX_SIZE": str(count), "ATOLL_POOL__MEMORY_SHARE": "1"}
+        pool = {**one, "ATOLL_POOL__MAX_SIZE": str(count), "ATOLL_POOL__MEMORY_SHARE": "1"}
         with setup.bench.server(place, **pool, **ROOM) as server:
-            wait_for_pool(server.client(), "python", count)
+            wait_for_pool(server.client(), "python", count, NODE)
             part = count // CLAIM_TURNS
             taken: list[float] = []
             rates: dict[str, list[float]] = {"claims": [], "writes": []}
@@ -303,9 +305,9 @@ def _watch(
     return found
 
 
-def _first_records(setup: Setup, place: str) -> SessionRecords:
+def _first_records(setup: Setup, place: str, **env: str) -> SessionRecords:
     """The records of one real session, which has ended since."""
-    with setup.bench.server(place) as server:
+    with setup.bench.server(place, **env) as server:
         _first(server.client())
         return SessionRecords(Path(place) / "atoll.db")
 

@@ -56,11 +56,11 @@ class SessionRecords:
 
     def add_ready(self, pods: list[SimulatedPod], holder: str) -> None:
         """An instance in the warm pool of a replica that is lost, for each pod."""
-        free = {"session_id": None, "holder": json.dumps(holder)}
+        free = {"session_id": None, "holder": holder}
         self._insert("instances", [self._instance_of(pod) | free for pod in pods])
 
     def _of(self, pod: SimulatedPod) -> Row:
-        return {"instance_id": pod.instance_id, "workspace": pod.instance_id}
+        return {"instance_id": pod.instance_id, "workspace": json.dumps(pod.instance_id)}
 
     def _instance_of(self, pod: SimulatedPod) -> Row:
         handle = json.loads(self._instance["handle"])
@@ -69,8 +69,8 @@ class SessionRecords:
             "pod": pod.name, "uid": pod.uid, "workspace": pod.instance_id,
             "certificate": pod.certificate,
         }  # fmt: skip
-        mine = {"id": pod.instance_id, "workspace": pod.instance_id, "handle": json.dumps(handle)}
-        return self._instance | mine
+        mine = {"id": pod.instance_id, "handle": json.dumps(handle)}
+        return {**self._instance, **mine, "workspace": json.dumps(pod.instance_id)}
 
     def _insert(self, table: str, rows: list[Row]) -> None:
         names = list(rows[0])
