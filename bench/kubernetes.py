@@ -112,7 +112,7 @@ def cold(report: Report, setup: Setup, rounds: int) -> None:
 def warm(report: Report, setup: Setup, rounds: int) -> None:
     report.section("create from a warm pool of real pods")
     values: dict[str, list[float]] = {}
-    bigger = {"resources": {"memory": RESOURCES.memory + (64 << 20)}}
+    bigger = {"resources": {"memory": "600Mi"}}
     with setup.bench.server(ATOLL_POOL__SIZE=str(POOL), ATOLL_POOL__MAX_SIZE=str(POOL)) as server:
         client = server.client()
 
