@@ -9,7 +9,7 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-changed test-all test-docker test-kubernetes chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-peers bench-profile bench-scaling bench-page lock clean
+.PHONY: run test test-changed test-all test-docker test-kubernetes chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-kubernetes bench-peers bench-profile bench-scaling bench-page lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -71,7 +71,7 @@ bench-embedded: $(STAMP)
 	@scripts/system-packages run
 	@exec $(BIN)/python -m bench.embedded $(ARGS)
 
-bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker bench-peers bench-profile bench-scaling: $(STAMP)
+bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-docker bench-kubernetes bench-peers bench-profile bench-scaling: $(STAMP)
 	@scripts/system-packages test-all
 	@exec $(BIN)/python -m bench.$(@:bench-%=%) $(ARGS)
 

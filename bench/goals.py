@@ -36,10 +36,17 @@ EMBEDDED = Goal("a program with Atoll() and one result, start to exit", 300, "ms
 SERVER_START = Goal("server start to first response", 500, "ms")
 GVISOR = Goal("gVisor on Docker, create and print(1) / docker run with gVisor", 1.0, "x")
 GVISOR_BURST = Goal("the same, 20 at once", 1.0, "x")
+KUBERNETES_COLD = Goal("session without a pool and print(1) / pod, watch and exec", 1.0, "x")
+KUBERNETES_CLAIMS = Goal(
+    "creates from the pool a second / writes of the API server", 1.0, "x", at_least=True
+)
+KUBERNETES_EXEC = Goal("exec over the Kubernetes API / execute print(1)", 20, "x", at_least=True)
+KUBERNETES_REQUESTS = Goal("requests to the Kubernetes API of an execution", 0, "")
 MARIADB = Goal("execute with MariaDB and Redis / SQLite", 1.5, "x")
 POSTGRESQL = Goal("execute with PostgreSQL and Redis / SQLite", 1.5, "x")
 
 GOALS = (
     EXECUTE, THROUGHPUT, CREATE, CREATE_P99, COLD, BURST_P99, BURST, IDLE, IDLE_USED, ATOLL_RUN,
-    EMBEDDED, SERVER_START, GVISOR, GVISOR_BURST, MARIADB, POSTGRESQL, DOCKER_EXEC, NUMPY,
+    EMBEDDED, SERVER_START, GVISOR, GVISOR_BURST, KUBERNETES_COLD, KUBERNETES_CLAIMS,
+    KUBERNETES_EXEC, KUBERNETES_REQUESTS, MARIADB, POSTGRESQL, DOCKER_EXEC, NUMPY,
 )  # fmt: skip

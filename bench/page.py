@@ -30,6 +30,7 @@ TITLES = {
     "profile": "Where the CPU time of an execution goes",
     "embedded": "Start-up",
     "docker": "Docker and gVisor",
+    "kubernetes": "Kubernetes",
     "backends": "Databases and Redis",
     "records": "A million records",
     "pool": "Bursts and steady rates",

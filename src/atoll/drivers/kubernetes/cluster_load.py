@@ -47,8 +47,9 @@ class ClusterLoad:
         cpu = memory = 0.0
         for pod in await self._watch.all():
             if not pod.ended:
-                cpu += quantity(pod.resources.get("cpu", "0"))
-                memory += quantity(pod.resources.get("memory", "0"))
+                limits = pod.resources or pod.limits
+                cpu += quantity(limits.get("cpu", "0"))
+                memory += quantity(limits.get("memory", "0"))
         return self._metrics(cpu, memory)
 
     def _metrics(self, cpu: float, memory: float) -> NodeMetrics:

@@ -67,7 +67,9 @@ class PodState:
     exit_message: str = ""
     image_id: str = ""
     resources: dict[str, Any] = field(default_factory=dict)
-    """Limits that its container really has."""
+    """Limits that its container really has; empty until its kubelet reports them."""
+    limits: dict[str, Any] = field(default_factory=dict)
+    """Limits that were asked for."""
     resize: str = ""
     """Why a change of its limits is not done yet."""
     generation: int = 0
@@ -133,6 +135,7 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         exit_message=(ended.get("message") or "")[:MAX_MESSAGE],
         image_id=container.get("imageID") or "",
         resources=(container.get("resources") or {}).get("limits") or {},
+        limits=_limits(spec),
         resize=resizing.get("reason") or "",
         generation=metadata.get("generation") or 0,
         observed=status.get("observedGeneration") or 0,
@@ -148,6 +151,13 @@ def _container(status: dict[str, Any], kind: str) -> dict[str, Any]:
     for item in status.get(kind) or ():
         if item["name"] == CONTAINER:
             return dict(item)
+    return {}
+
+
+def _limits(spec: dict[str, Any]) -> dict[str, Any]:
+    for item in spec.get("containers") or ():
+        if item["name"] == CONTAINER:
+            return dict((item.get("resources") or {}).get("limits") or {})
     return {}
 
 

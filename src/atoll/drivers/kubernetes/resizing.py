@@ -100,7 +100,7 @@ class KubernetesResizing:
 
 def _is_at_least(wanted: dict[str, str], pod: PodState) -> bool:
     """Whether the pod has no more memory than is wanted."""
-    memory = pod.resources.get("memory")
+    memory = (pod.resources or pod.limits).get("memory")
     return memory is not None and quantity(wanted["memory"]) >= quantity(memory)
 
 
