@@ -9,7 +9,7 @@ ARGS ?=
 # What Python has compiled is kept, or each server that a test starts would take a second longer.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-changed test-all test-docker test-kubernetes chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-kubernetes bench-peers bench-profile bench-scaling bench-page lock clean
+.PHONY: run test test-changed test-all test-docker test-kubernetes chaos fuzz check bench bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycle bench-embedded bench-docker bench-kubernetes bench-peers bench-profile bench-scaling bench-page manifests lock clean
 
 run: $(STAMP)
 	@scripts/system-packages run
@@ -78,6 +78,13 @@ bench-records bench-backends bench-streams bench-files bench-pool bench-lifecycl
 # Makes the page on performance of the results of the benchmarks that have run.
 bench-page: $(STAMP)
 	@exec $(BIN)/python -m bench.page $(or $(ARGS),$(wildcard bench/results/*.json))
+
+# Makes the manifests for clusters without Helm of the chart. HELM=… is a program; if not set, Helm is
+# built from source once.
+HELM ?= $(abspath $(BIN))/python -m tests.servers.kubernetes.helm
+manifests: $(STAMP)
+	@HELM="env PYTHONPATH=$(CURDIR) $(HELM)" deploy/kubernetes/render > deploy/kubernetes/atoll.yaml.part
+	@mv deploy/kubernetes/atoll.yaml.part deploy/kubernetes/atoll.yaml
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes \

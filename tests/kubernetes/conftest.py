@@ -12,6 +12,7 @@ import pytest
 
 from tests.servers.kubernetes import network
 from tests.servers.kubernetes.cluster import Cluster
+from tests.servers.kubernetes.helm import Helm
 from tests.servers.kubernetes.images import make_images
 
 
@@ -38,3 +39,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = cluster.namespace(f"test-{secrets.token_hex(4)}")
     yield name
     cluster.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))

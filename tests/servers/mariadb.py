@@ -38,7 +38,7 @@ class MariaDB(DatabaseServer):
             program("mariadbd", PACKAGE), "--no-defaults", f"--datadir={self.place / 'data'}",
             f"--socket={self.place / 'socket'}", f"--pid-file={self.place / 'pid'}",
             f"--tmpdir={self.place}",
-            "--bind-address=127.0.0.1", f"--port={self.port}", "--skip-name-resolve",
+            f"--bind-address={self.host}", f"--port={self.port}", "--skip-name-resolve",
             # As Debian sets it.
             "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
             # Written at each commit but not synced: that survives the server, not a power cut.
@@ -51,7 +51,7 @@ class MariaDB(DatabaseServer):
     def _ready(self) -> bool:
         """Whether it greets, in its protocol's version 10."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            with socket.create_connection((self.host, self.port), timeout=5) as connection:
                 return connection.recv(5)[4:] == b"\x0a"
         except OSError:
             return False

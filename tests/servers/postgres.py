@@ -30,12 +30,12 @@ class PostgreSQL(DatabaseServer):
         )  # fmt: skip
         kind = "host" if self.tls is None else "hostssl"
         (data / "pg_hba.conf").write_text(
-            f"local all postgres trust\n{kind} all all 127.0.0.1/32 scram-sha-256\n"
+            f"local all postgres trust\n{kind} all all all scram-sha-256\n"
         )
 
     def _command(self) -> list[str]:
         settings = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.host,
             "port": str(self.port),
             "unix_socket_directories": str(self.place),
             # What was written survives the server, not a power cut.

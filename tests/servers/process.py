@@ -43,13 +43,17 @@ class TLS(NamedTuple):
 
 
 class DatabaseServer(ABC):
-    """A new server has an empty database `atoll`; committed data survives `kill`."""
+    """
+    A new server has an empty database `atoll`; committed data survives `kill`. `host` is
+    where it listens.
+    """
 
     scheme: str
     stop_signal: signal.Signals
 
-    def __init__(self, directory: Path, *, tls: TLS | None = None) -> None:
+    def __init__(self, directory: Path, *, tls: TLS | None = None, host: str = "127.0.0.1") -> None:
         self.log = directory / f"{self.scheme}.log"
+        self.host = host
         self.port = free_port()
         self.place = Path(tempfile.mkdtemp(prefix="atoll-db-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -67,7 +71,7 @@ class DatabaseServer(ABC):
         return self.url_of("atoll")
 
     def url_of(self, database: str) -> str:
-        return f"{self.scheme}://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+        return f"{self.scheme}://{USER}:{PASSWORD}@{self.host}:{self.port}/{database}"
 
     def new_database(self) -> str:
         """The address of another empty database."""

@@ -18,7 +18,7 @@ SLOTS = 16384
 
 
 class RedisServer:
-    """`cluster` makes it a cluster of one: it has all slots."""
+    """`cluster` makes it a cluster of one: it has all slots. `host` is where it listens."""
 
     def __init__(
         self,
@@ -27,9 +27,11 @@ class RedisServer:
         cluster: bool = False,
         password: str | None = None,
         socket: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         self.directory = directory
         self.log = directory / "redis.log"
+        self.host = host
         self.port = free_port()
         self.cluster = cluster
         self.password = password
@@ -40,7 +42,7 @@ class RedisServer:
     @property
     def url(self) -> str:
         login = "" if self.password is None else f":{quote(self.password, safe='')}@"
-        return f"redis://{login}127.0.0.1:{self.port}/0"
+        return f"redis://{login}{self.host}:{self.port}/0"
 
     @property
     def socket_url(self) -> str:
@@ -51,7 +53,7 @@ class RedisServer:
         assert self.process is None, "it runs already"
         self.directory.mkdir(exist_ok=True)
         command = [
-            program("redis-server", "redis-server"), "--bind", "127.0.0.1",
+            program("redis-server", "redis-server"), "--bind", self.host,
             "--port", str(self.port), "--dir", str(self.directory), "--save", "",
             "--appendonly", "no",
         ]  # fmt: skip
@@ -105,7 +107,7 @@ class RedisServer:
     def execute(self, *command: str) -> str:
         """Send one command on a separate connection; returns at most 4 KiB of the raw response."""
         commands = [] if self.password is None else [["AUTH", self.password]]
-        with create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with create_connection((self.host, self.port), timeout=5) as connection:
             for words in [*commands, command]:
                 sent = [f"*{len(words)}", *(f"${len(word)}\r\n{word}" for word in words), ""]
                 connection.sendall("\r\n".join(sent).encode())

@@ -43,9 +43,10 @@ rm -rf "$2"
 
 
 class S3Server:
-    """A new one holds an empty bucket `BUCKET`."""
+    """A new one holds an empty bucket `BUCKET`. `host` is where it listens."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, host: str = "127.0.0.1") -> None:
+        self._host = host
         self.log = directory / "s3.log"
         self.place = Path(tempfile.mkdtemp(prefix="atoll-s3-"))
         self._ports = {name: free_port() for name in PORTS}
@@ -60,7 +61,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._ports['s3.port']}"
+        return f"http://{self._host}:{self._ports['s3.port']}"
 
     def settings(self, prefix: str = "", **options: Any) -> BlobSettings:
         """Where blobs are that this server keeps; `prefix` sets those of one test apart."""
@@ -99,7 +100,7 @@ class S3Server:
 
     def plant(self, key: str, content: bytes) -> None:
         """An object of a name that a client of S3 would not give."""
-        filer = f"http://127.0.0.1:{self._ports['filer.port']}/buckets/{BUCKET}"
+        filer = f"http://{self._host}:{self._ports['filer.port']}/buckets/{BUCKET}"
         httpx.put(f"{filer}/{quote(key)}", content=content, verify=False).raise_for_status()
 
     def start(self) -> Self:
@@ -109,7 +110,7 @@ class S3Server:
             self.process = subprocess.Popen(
                 [
                     weed, "-logtostderr=true", "server", f"-dir={self.place / 'data'}",
-                    "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false",
+                    f"-ip={self._host}", f"-ip.bind={self._host}", "-master.telemetry=false",
                     "-master.electionTimeout=1s", "-master.volumeSizeLimitMB=64",
                     "-volume.max=50", "-filer", f"-filer.localSocket={self.place / 'f'}", "-s3",
                     f"-s3.localSocket={self.place / 's'}", f"-s3.config={self.place / 's3.json'}",

@@ -14,9 +14,10 @@ import pytest
 
 from tests.e2e.api import eventually
 from tests.missing import REQUIRED
-from tests.servers.kubernetes import background, binaries, toolchain
+from tests.servers.kubernetes import background, binaries, go_programs, toolchain
 
 TOP = Path(__file__).parents[3]
+PACKAGES = [".", "./pause", "helm.sh/helm/v3/cmd/helm"]
 BUILD = (sys.executable, "-m", binaries.__name__)
 # Each build adds its arguments to a log. It waits for the end of a FIFO, if there is one.
 GO = """#!/bin/sh
@@ -35,7 +36,7 @@ echo "$3 by Go" > "$2"
 class FakeGo:
     def __init__(self, place: Path, cache: Path) -> None:
         self.place = place
-        self.cache = cache / "atoll-tests/kubernetes"
+        self.cache = cache / "atoll-tests"
 
     def hold(self) -> None:
         """Builds wait for `release`."""
@@ -62,10 +63,10 @@ class FakeGo:
         return [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
 
     def leftovers(self) -> list[str]:
-        """What is in the cache beside the lock and the archives of one build."""
-        archives = {f"{name}.gz" for name in binaries.PROGRAMS}
+        """What is in the cache beside the locks and the archives of one build."""
+        archives = {f"{name}.gz" for name in ("hyperkube", "pause", "helm")}
         files = [path for path in self.cache.rglob("*") if not path.is_dir()]
-        directories = [path.name for path in self.cache.glob("build-*")]
+        directories = [path.name for path in self.cache.glob("*/build-*")]
         return directories + [path.name for path in files if path.name not in {*archives, "lock"}]
 
 
@@ -79,7 +80,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGo]:
     monkeypatch.setenv("PATH", str(place), prepend=os.pathsep)
     monkeypatch.setenv("FAKE", str(place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in (binaries.KEEP, binaries.ERROR, REQUIRED):
+    for name in (go_programs.KEEP, go_programs.ERROR, REQUIRED):
         monkeypatch.delenv(name, raising=False)
     toolchain.version.cache_clear()
     yield FakeGo(place, tmp_path / "cache")
@@ -110,7 +111,7 @@ def test_a_build_runs_beside_other_tests_until_its_result_is_needed(
     assert os.access(unpacked.hyperkube, os.X_OK)
     with background.building() as finish:
         finish()
-    assert go.builds == [".", "./pause"]
+    assert go.builds == PACKAGES
     assert go.leftovers() == []
 
 
@@ -122,7 +123,7 @@ def test_concurrent_builds_build_once(go: FakeGo) -> None:
     eventually(lambda: f" {second.pid} " in Path("/proc/locks").read_text())
     go.release()
     assert (first.wait(30), second.wait(30)) == (0, 0)
-    assert go.builds == [".", "./pause"]
+    assert go.builds == PACKAGES
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -155,27 +156,27 @@ def test_a_failure_is_reported_with_the_end_of_the_log(
     go: FakeGo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # To be removed after the test.
-    monkeypatch.setenv(binaries.ERROR, "")
+    monkeypatch.setenv(go_programs.ERROR, "")
     go.fail()
     with background.building() as finish:
         finish()
     shown = capsys.readouterr().out
     assert "Kubernetes cannot be built: " in shown
     assert "no space left on device" in shown
-    assert len(shown) < 2 * binaries.MAX_LOG
-    assert go.builds == ["."] * binaries.MAX_ATTEMPTS
+    assert len(shown) < 2 * go_programs.MAX_LOG
+    assert go.builds == ["."] * go_programs.MAX_ATTEMPTS
     with pytest.raises(pytest.skip.Exception, match="no space left on device"):
         binaries.unpack(tmp_path)
     monkeypatch.setenv(REQUIRED, "1")
     with pytest.raises(pytest.fail.Exception, match="no space left on device"):
         binaries.unpack(tmp_path)
-    assert len(go.builds) == binaries.MAX_ATTEMPTS, "the tests must not build again"
+    assert len(go.builds) == go_programs.MAX_ATTEMPTS, "the tests must not build again"
 
 
 def test_a_build_that_is_killed_is_a_failure_with_a_reason(
     go: FakeGo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(binaries.ERROR, "")
+    monkeypatch.setenv(go_programs.ERROR, "")
     go.hold()
     with background.building() as finish:
         compiler = go.wait_for_build()

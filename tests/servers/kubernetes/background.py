@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests.servers.kubernetes import binaries
+from tests.servers.kubernetes import binaries, go_programs
 
 TOP = Path(__file__).parents[3]
 # Ends with the process that waits for it.
@@ -51,8 +51,8 @@ def _finish(build: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     if code == 0:
         return
     log.seek(0)
-    reason = log.read().decode(errors="replace").strip()[-2 * binaries.MAX_LOG :]
+    reason = log.read().decode(errors="replace").strip()[-2 * go_programs.MAX_LOG :]
     if code < 0:
         reason = f"{signal.Signals(-code).name} ended the build. {reason}"
-    os.environ[binaries.ERROR] = reason
+    os.environ[go_programs.ERROR] = reason
     print(f"Kubernetes cannot be built: {reason}", flush=True)

@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -210,6 +210,14 @@ class Cluster:
         return self._authority.token_kubeconfig(
             f"account-{self._accounts}", answer["status"]["token"], namespace
         )
+
+    def requests_of(self, namespace: str, account: str) -> Iterator[dict[str, Any]]:
+        """What a service account has requested, as events of the audit log."""
+        user = f"system:serviceaccount:{namespace}:{account}"
+        for line in self._control_plane.audit_log.read_text().splitlines():
+            event = json.loads(line)
+            if event["user"]["username"] == user:
+                yield event
 
     def import_image(self, archive: Path) -> None:
         """Import an OCI or Docker archive into all nodes."""

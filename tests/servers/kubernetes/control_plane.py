@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.servers import free_port
@@ -16,6 +17,17 @@ NODE_GRACE = 12
 """Seconds until a silent node is NotReady."""
 TOLERATION = 5
 """Seconds from then until its pods are deleted, if they ask for no other time."""
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
+"""Records what the service accounts of tests request."""
 _FAST = ("--kube-api-qps=1000", "--kube-api-burst=2000", "--profiling=false")
 
 
@@ -30,6 +42,7 @@ class ControlPlane:
         authority: Authority,
         processes: Processes,
     ) -> None:
+        self.audit_log = place / "audit.log"
         self._hyperkube = str(hyperkube)
         self._processes = processes
         self._commands = _commands(place, network, authority)
@@ -51,6 +64,8 @@ def _commands(place: Path, network: Network, authority: Authority) -> dict[str, 
     serving = authority.pair("apiserver", *names, subject="kube-apiserver")
     to_kubelets = authority.pair("kubelet-client", subject="kubelet-client", group="system:masters")
     proxy = authority.pair("front-proxy", subject=FRONT_PROXY)
+    policy = place / "audit.json"
+    policy.write_text(json.dumps(AUDIT_POLICY))
     etcd = [
         "etcd", "--data-dir", str(place / "etcd"), "--unsafe-no-fsync", "--log-level", "warn",
         "--listen-client-urls", client, "--advertise-client-urls", client,
@@ -77,6 +92,7 @@ def _commands(place: Path, network: Network, authority: Authority) -> dict[str, 
         "--requestheader-group-headers", "X-Remote-Group",
         "--requestheader-extra-headers-prefix", "X-Remote-Extra-",
         *_files("--proxy-client-cert-file", "--proxy-client-key-file", proxy),
+        "--audit-policy-file", str(policy), "--audit-log-path", str(place / "audit.log"),
     ]  # fmt: skip
     manager = [
         "kube-controller-manager", *_client(authority, "kube-controller-manager"), *_FAST,

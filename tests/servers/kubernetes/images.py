@@ -24,7 +24,7 @@ from tests.rootfs import put
 from tests.servers.images import make_archives
 
 PYTHON, BARE, PAUSE = "localhost/python:3", "localhost/bare:1", "localhost/pause:1"
-_PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
+PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -35,10 +35,10 @@ def make_images(directory: Path) -> list[Path]:
     with (directory / "oci.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not python.exists():
-            pack(python, PYTHON, layer, Env=[_PATH], Cmd=["bash"])
+            pack(python, PYTHON, layer, Env=[PATH], Cmd=["bash"])
         if not bare.exists():
             with tempfile.TemporaryDirectory(dir=directory) as place:
-                pack(bare, BARE, _pack_busybox(Path(place)), Env=[_PATH], Cmd=["/bin/sh"])
+                pack(bare, BARE, _pack_busybox(Path(place)), Env=[PATH], Cmd=["/bin/sh"])
     return [python, bare]
 
 

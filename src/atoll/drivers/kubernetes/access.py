@@ -64,6 +64,10 @@ class ClusterAccess:
             self.token, seconds = await _run_plugin(self.plugin)
             self._valid_until = time.monotonic() + seconds
 
+    def forwards(self, link: str) -> bool:
+        """Whether executors are reached through the API server; `link` is the setting."""
+        return link == "forward" or (link == "auto" and not self.in_cluster)
+
     def expire(self) -> None:
         """The API server did not accept the token: get another one for the next request."""
         self._valid_until = 0.0

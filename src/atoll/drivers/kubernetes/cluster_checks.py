@@ -53,8 +53,6 @@ PERMISSIONS = (
     ),
     Permission("get", "pods", "executors get their configuration over it", "attach"),
     Permission("create", "pods", "executors get their configuration over it", "attach"),
-    Permission("get", "pods", "links of an Atoll outside the cluster", "portforward", "", False),
-    Permission("create", "pods", "links of an Atoll outside the cluster", "portforward", "", False),
     Permission("patch", "pods", "limits of running instances", "resize", "", False),
     *(
         Permission(verb, "configmaps", "the executor, and what is known about images")
@@ -62,11 +60,29 @@ PERMISSIONS = (
     ),
     *(
         Permission(verb, "networkpolicies", "instances without a network", "", "networking.k8s.io")
-        for verb in ("get", "create", "patch")
+        for verb in ("create", "patch")
+    ),
+    Permission(
+        "delete",
+        "networkpolicies",
+        "removal of what this check makes",
+        "",
+        "networking.k8s.io",
+        False,
     ),
     Permission("list", "resourcequotas", "the size of the warm pool", "", "", False),
 )
 """What Atoll may have to do in its namespace, and nothing else."""
+FORWARD_PERMISSIONS = tuple(
+    Permission(verb, "pods", "executors are reached through the API server", "portforward")
+    for verb in ("get", "create")
+)
+"""In addition, if links are forwarded, as those of an Atoll outside the cluster."""
+CLAIM_PERMISSIONS = tuple(
+    Permission(verb, "persistentvolumeclaims", "the files of sessions")
+    for verb in ("get", "list", "create", "patch", "delete")
+)
+"""In addition, if workspaces are claims."""
 
 
 async def checks(settings: Settings) -> list[Check]:
@@ -79,7 +95,8 @@ async def checks(settings: Settings) -> list[Check]:
     api = ApiClient(found, kubernetes)
     await api.open()
     try:
-        inspection = _Inspection(api, namespace, settings)
+        forwarded = found.forwards(kubernetes.link)
+        inspection = _Inspection(api, namespace, settings, forwarded=forwarded)
         with translated():
             version = await api.get("/version")
         result = [
@@ -106,7 +123,10 @@ async def checks(settings: Settings) -> list[Check]:
 
 
 class _Inspection:
-    def __init__(self, api: ApiClient, namespace: str, settings: Settings) -> None:
+    def __init__(
+        self, api: ApiClient, namespace: str, settings: Settings, *, forwarded: bool
+    ) -> None:
+        self._forwarded = forwarded
         self._api = api
         self._namespace = namespace
         self._settings: KubernetesSettings = settings.kubernetes
@@ -131,7 +151,12 @@ class _Inspection:
         return result
 
     async def _permissions(self) -> list[Check]:
-        refused = [one for one in PERMISSIONS if not await self._may(one)]
+        needed = PERMISSIONS
+        if self._forwarded:
+            needed += FORWARD_PERMISSIONS
+        if self._settings.workspaces == "claims":
+            needed += CLAIM_PERMISSIONS
+        refused = [one for one in needed if not await self._may(one)]
         essential = [one for one in refused if one.essential]
         result = [
             Check(

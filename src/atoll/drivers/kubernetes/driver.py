@@ -129,7 +129,7 @@ class KubernetesDriver:
         with translated():
             await self._files.open()
             await self._files.remove_unused(await self._watch.all())
-        forwarded = settings.link == "forward" or (settings.link == "auto" and not found.in_cluster)
+        forwarded = found.forwards(settings.link)
         own_namespace = found.namespace if found.in_cluster else None
         probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
         await probe.remove_ended()

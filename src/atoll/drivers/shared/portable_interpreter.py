@@ -7,6 +7,8 @@ whichever C library the image has, if any. Packages and development files are le
 
 `bin/python3` starts it for programs that run `sys.executable`. It is a shell script: in an image
 without /bin/sh, only `command` can start the interpreter.
+
+Started as a program, this module writes the interpreter into the directory that it is given.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.errors import PermanentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TARGET = "/run/atoll/python"
 """Where containers have it mounted."""
@@ -93,6 +99,18 @@ def write(directory: Path) -> Path:
     return path
 
 
+def write_into(directory: Path) -> None:
+    """
+    Write the interpreter into an existing, empty directory, such as a volume. The library is as
+    compiled as it is here: to compile it takes longer than one instance would save.
+    """
+    python = os.path.realpath(sys.executable)
+    library = Path(sysconfig.get_path("stdlib"))
+    binaries = {"bin/python3.bin": python, **_libraries(python, library)}
+    _copy(directory, binaries, library, compiled=True)
+    _check(directory)
+
+
 def _libraries(python: str, library: Path) -> dict[str, str]:
     """Source files by their paths in the directory, with the names that the loader looks for."""
     modules = sorted(str(path) for path in (library / "lib-dynload").glob("*.so"))
@@ -140,7 +158,8 @@ def _tag(binaries: dict[str, str], library: Path) -> str:
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
 
 
-def _copy(root: Path, binaries: dict[str, str], library: Path) -> None:
+def _copy(root: Path, binaries: dict[str, str], library: Path, *, compiled: bool = False) -> None:
+    excluded = [name for name in EXCLUDED if not (compiled and name == "__pycache__")]
     for target, source in binaries.items():
         (root / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, root / target)
@@ -149,7 +168,7 @@ def _copy(root: Path, binaries: dict[str, str], library: Path) -> None:
     shutil.copytree(
         library,
         root / sys.platlibdir / library.name,
-        ignore=shutil.ignore_patterns(*EXCLUDED),
+        ignore=shutil.ignore_patterns(*excluded),
         ignore_dangling_symlinks=True,
     )
     script = root / "bin/python3"
@@ -196,3 +215,14 @@ def _missing(reason: str) -> InterpreterMissing:
         f"mounted into its containers: {reason}. Use an image with Python, or name its interpreter "
         "in the template's `python`."
     )
+
+
+def main(arguments: Sequence[str]) -> None:
+    try:
+        write_into(Path(arguments[0]))
+    except (InterpreterMissing, OSError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
