@@ -2,7 +2,8 @@
 A driver of each kind on its own node.
 
 A test with the fixture `node` runs on the `USUAL` kinds; `on` selects others. Another kind is added
-to `make_driver`, and to `Node` for the view of the host.
+to `make_driver`, and to `Node` for the view of the host. The kinds on a cluster run from
+`tests/kubernetes` alone, where there is one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -21,17 +22,19 @@ from atoll import ids
 from atoll.drivers.docker.driver import DockerDriver
 from atoll.drivers.docker.labels import Label
 from atoll.drivers.docker.node_identity import NAME_FILE
+from atoll.drivers.kubernetes.driver import KubernetesDriver
 from atoll.drivers.local.driver import LocalDriver
 from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
 from atoll.model.template import Template
-from atoll.settings import DockerSettings, LinkSettings, LocalSettings
-from tests.e2e.hostile.host import below, of_instances, processes
+from atoll.settings import DockerSettings, KubernetesSettings, LinkSettings, LocalSettings
+from tests.e2e.hostile.host import below, living, of_instances, processes
 from tests.runs import run_over
 from tests.servers.images import PYTHON
+from tests.servers.kubernetes import images as cluster_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from atoll.drivers.base import Driver
     from atoll.link.client import Link
@@ -44,7 +47,13 @@ LIMITS = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
 LINK = LinkSettings(connect_timeout=timedelta(seconds=30))
 
 
+ON_CLUSTER: dict[str, Literal["direct", "forward"]] = {
+    "kubernetes": "direct",
+    "forwarded": "forward",
+}
+"""How links reach the pods, of the kinds that are a cluster (`tests/kubernetes/nodes.py`)."""
 USUAL = ("local", "docker")
+"""Of a test without `on`; in `tests/kubernetes` it is the cluster."""
 RUNTIMES = {"docker": "", "gvisor": "runsc", "remote": ""}
 """What runs the containers of the kinds that have any; the engine's own choice if empty."""
 
@@ -58,14 +67,49 @@ def _parameter(kind: str) -> pytest.ParameterSet:
     return pytest.param(kind, marks=[pytest.mark.quick] if kind == "local" else [])
 
 
-everywhere = on(*USUAL, "gvisor", "remote")
+everywhere = on(*USUAL, "gvisor", "remote", "kubernetes")
 """For what may differ with the runtime, or with the way to the engine; these take longer."""
+over_every_link = on(*USUAL, "gvisor", "remote", *ON_CLUSTER)
+everywhere_durable = on(*USUAL, "gvisor", "remote")
+"""Where a workspace outlives its instance: a directory of a pod does not."""
+durable = on(*USUAL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    select(config, items, Path(__file__).parent, lambda kind: kind not in ON_CLUSTER)
+
+
+def select(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    directory: Path,
+    condition: Callable[[str], bool],
+) -> None:
+    """Deselect tests in a directory that are for other kinds of node."""
+
+    def is_selected(item: pytest.Item) -> bool:
+        callspec = getattr(item, "callspec", None)
+        kind = None if callspec is None else callspec.params.get("node")
+        return kind is None or not item.path.is_relative_to(directory) or condition(kind)
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_selected(item)])
+    items[:] = [item for item in items if is_selected(item)]
 
 
 def make_driver(kind: str, data_dir: Path, where: dict[str, Any]) -> Driver:
     """`where` is how the engine is reached, of a kind that has one."""
     if kind == "local":
         return LocalDriver(data_dir, LocalSettings(), LINK)
+    if kind in ON_CLUSTER:
+        return KubernetesDriver(
+            KubernetesSettings(
+                link=ON_CLUSTER[kind], image=cluster_images.PYTHON, open_network=True, **where
+            ),
+            LINK,
+            LocalSettings(),
+            cluster="contract",
+            secret="of-all-replicas",
+        )
     settings = DockerSettings(image=PYTHON, runtime=RUNTIMES[kind], **where)
     return DockerDriver(data_dir, settings, LINK, LocalSettings())
 
@@ -110,13 +154,15 @@ def note_links(driver: Driver, links: list[Link]) -> None:
 async def clear(driver: Driver, links: list[Link]) -> None:
     """Close a driver, with nothing left of what it made."""
     try:
+        # Those that a test has left open.
+        for link in links:
+            link.close()
         for handle in await driver.handles():
             await driver.destroy(handle)
         for workspace in await driver.workspaces.names():
             await driver.workspaces.discard(workspace)
-        # Those that a test has left open, before its loop ends.
+        # Before its loop ends.
         for link in links:
-            link.close()
             await asyncio.wait_for(link.closed, 30)
     finally:
         await driver.close()
@@ -184,6 +230,15 @@ class Node:
         """The host's pids of all its processes."""
         first = self.pid_1(handle)
         return below(first) | {first}
+
+    async def await_end(self, pids: set[int]) -> None:
+        """Of the processes of an instance that was destroyed."""
+        assert not pids & living()
+
+    @property
+    def counts_memory(self) -> bool:
+        """Whether the driver reports the memory of an instance as the kernel counts it."""
+        return "cgroup_memory" in self.driver.capabilities.provides
 
     async def alone(self) -> bool:
         """Whether nothing is left of any instance, in the making or not."""

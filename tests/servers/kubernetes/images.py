@@ -38,7 +38,7 @@ def make_images(directory: Path) -> list[Path]:
             pack(python, PYTHON, layer, Env=[PATH], Cmd=["bash"])
         if not bare.exists():
             with tempfile.TemporaryDirectory(dir=directory) as place:
-                pack(bare, BARE, _pack_busybox(Path(place)), Env=[PATH], Cmd=["/bin/sh"])
+                pack(bare, BARE, pack_busybox(Path(place)), Env=[PATH], Cmd=["/bin/sh"])
     return [python, bare]
 
 
@@ -98,7 +98,7 @@ def pack(archive: Path, reference: str, layer: Path, **config: Any) -> None:
     part.rename(archive)
 
 
-def _pack_busybox(place: Path) -> Path:
+def pack_busybox(place: Path) -> Path:
     busybox = shutil.which("busybox", path="/usr/bin:/bin")
     if busybox is None:
         missing("busybox is not installed (package busybox-static)")

@@ -20,7 +20,7 @@ from atoll.model.session import Cause
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
 
-def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, str]:
+def condition(kind: str, status: str, reason: str = "", message: str = "") -> dict[str, str]:
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
@@ -51,7 +51,12 @@ def pod(
 
 EVICTED = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting")
 TAINTED = condition("DisruptionTarget", "True", "DeletionByTaintManager", "Taint manager: deleting")
-NOT_READY = condition("Ready", "False", "NodeNotReady")
+NOT_READY = condition("Ready", "False"), condition("ContainersReady", "True")
+"""As a cluster marks pods of a machine that it hears nothing of."""
+ENDS = (
+    condition("Ready", "False", "ContainersNotReady"),
+    condition("ContainersReady", "False", "ContainersNotReady"),
+)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ NOT_READY = condition("Ready", "False", "NodeNotReady")
             id="deleted by hand",
         ),
         pytest.param(
-            pod(RUNNING, TAINTED, NOT_READY, deleting=True),
+            pod(RUNNING, TAINTED, *NOT_READY, deleting=True),
             Observation(
                 State.EXITED,
                 Cause.NODE_LOST,
@@ -82,7 +87,16 @@ NOT_READY = condition("Ready", "False", "NodeNotReady")
             id="machine lost",
         ),
         pytest.param(
-            pod(RUNNING, NOT_READY),
+            pod(RUNNING, TAINTED, *ENDS, deleting=True),
+            Observation(
+                State.RUNNING,
+                Cause.EVICTED,
+                "The cluster ended the pod (DeletionByTaintManager): Taint manager: deleting",
+            ),
+            id="taint of a machine that runs",
+        ),
+        pytest.param(
+            pod(RUNNING, *NOT_READY),
             Observation(State.RUNNING),
             id="machine silent, not given up",
         ),
@@ -170,7 +184,7 @@ def test_a_status_is_observed_with_its_cause(seen: PodState, expected: Observati
         pytest.param(None, None, id="never seen"),
         pytest.param(pod(RUNNING), None, id="deleted without a notice"),
         pytest.param(pod(RUNNING, EVICTED, deleting=True), Cause.EVICTED, id="evicted"),
-        pytest.param(pod(RUNNING, TAINTED, NOT_READY, deleting=True), Cause.NODE_LOST, id="lost"),
+        pytest.param(pod(RUNNING, TAINTED, *NOT_READY, deleting=True), Cause.NODE_LOST, id="lost"),
         pytest.param(pod(terminated(137, "OOMKilled")), Cause.OOM, id="out of memory"),
     ],
 )

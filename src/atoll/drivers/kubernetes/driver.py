@@ -48,6 +48,7 @@ from atoll.drivers.shared.requirements import check_requirements
 from atoll.drivers.shared.uids import uid_range
 from atoll.errors import (
     AtollError,
+    InstanceNotStarted,
     InvalidRequest,
     NodeFull,
     PermanentError,
@@ -237,6 +238,7 @@ class KubernetesDriver:
         except LinkLost:
             return False
         link.close()
+        await link.closed
         return True
 
     async def _make(self, spec: InstanceSpec) -> Handle:
@@ -254,15 +256,22 @@ class KubernetesDriver:
         pod = await pod_start.wait_until_running(
             self._watch, created, self._settings, spec.on_delay
         )
-        with translated():
-            async with asyncio.timeout(self._link_settings.start_timeout.total_seconds()):
-                await executor_start.start(
-                    self._api,
-                    f"{self._pods.path}/{pod.name}",
-                    spec.instance_id,
-                    self._config(spec),
-                    key,
-                )
+        timeout = self._link_settings.start_timeout.total_seconds()
+        try:
+            async with asyncio.timeout(timeout):
+                with translated():
+                    await executor_start.start(
+                        self._api,
+                        f"{self._pods.path}/{pod.name}",
+                        spec.instance_id,
+                        self._config(spec),
+                        key,
+                    )
+        except TimeoutError:
+            # Not a failure of the cluster: what is in the image may never answer.
+            raise InstanceNotStarted(
+                f"The executor of instance {spec.instance_id} was not ready within {timeout:g} s."
+            ) from None
         return handle_of(pod)
 
     async def _check_network(self) -> None:

@@ -51,8 +51,12 @@ class InstanceLinks:
         self._forwarded = forwarded
         self._tls = credentials.client_context()
         self._forwards: set[asyncio.Task[None]] = set()
+        self._refused: set[asyncio.Future[None]] = set()
+        """Ends of links that were not given to anyone."""
 
     async def close(self) -> None:
+        if self._refused:
+            await asyncio.wait(self._refused)
         for task in self._forwards:
             task.cancel()
         if self._forwards:
@@ -65,6 +69,8 @@ class InstanceLinks:
             await release_zygote(link, cgroups.ControlGroups(), handle.instance_id)
         except BaseException:
             link.close()
+            self._refused.add(link.closed)
+            link.closed.add_done_callback(self._refused.discard)
             raise
         return link
 

@@ -70,6 +70,12 @@ class InstancePods:
                 raise
             return pod
 
+    def last_known(self, handle: Handle) -> PodState | None:
+        """The pod as the cluster last reported it, also if it has been deleted lately."""
+        name = str(handle.data["pod"])
+        pod = self._watch.last_known(name) or self._watch.deleted(name)
+        return pod if pod is not None and pod.uid == handle.data["uid"] else None
+
     async def last_seen(self, handle: Handle) -> PodState | None:
         """The pod, also if it has been deleted lately."""
         pod = await self.find(handle)

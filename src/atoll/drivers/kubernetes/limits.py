@@ -38,7 +38,8 @@ class KubernetesLimits:
         return limits, watch
 
     async def out_of_memory(self, handle: Handle) -> bool:
-        pod = await self._pods.last_seen(handle)
+        # Called for every execution, which must not depend on the API server.
+        pod = self._pods.last_known(handle)
         return pod is not None and pod_state.observation(pod).cause is Cause.OOM
 
     async def memory_used(self, handle: Handle) -> int | None:

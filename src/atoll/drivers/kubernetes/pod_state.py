@@ -30,7 +30,8 @@ IMAGE_FAILURES = frozenset(
 CONTAINER_FAILURES = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
-LOST_NODE = frozenset({"NodeLost", "NodeNotReady", "DeletionByTaintManager", "DeletionByPodGC"})
+NODE_NOT_READY = "NodeNotReady"
+LOST_NODE = frozenset({"NodeLost", NODE_NOT_READY, "DeletionByTaintManager", "DeletionByPodGC"})
 """Reasons that mean that the pod's node does not answer, or does not exist any more."""
 MAX_MESSAGE = 1000
 
@@ -102,7 +103,7 @@ def pod_state(pod: dict[str, Any]) -> PodState:
     status = pod.get("status") or {}
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     disrupted = _when(conditions.get("DisruptionTarget"), "True")
-    unready = _when(conditions.get("Ready"), "False")
+    unready = _unready(conditions)
     scheduled = _when(conditions.get("PodScheduled"), "False")
     resizing = _when(conditions.get("PodResizePending"), "True")
     container = _container(status, "containerStatuses")
@@ -125,7 +126,7 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         message=(status.get("message") or "")[:MAX_MESSAGE],
         disruption=disrupted.get("reason") or "",
         disruption_message=(disrupted.get("message") or "")[:MAX_MESSAGE],
-        unready=status.get("reason") or unready.get("reason") or "",
+        unready=status.get("reason") or unready,
         unscheduled=(scheduled.get("message") or scheduled.get("reason") or "")[:MAX_MESSAGE],
         waiting=waiting.get("reason") or "",
         waiting_message=(waiting.get("message") or "")[:MAX_MESSAGE],
@@ -145,6 +146,17 @@ def pod_state(pod: dict[str, Any]) -> PodState:
 def _when(condition: dict[str, Any] | None, status: str) -> dict[str, Any]:
     """The condition, if it has this status; otherwise nothing."""
     return condition if condition is not None and condition["status"] == status else {}
+
+
+def _unready(conditions: dict[str, dict[str, Any]]) -> str:
+    """
+    Why the pod is not ready; empty if it is. A cluster that hears nothing of a machine marks its
+    pods as not ready without a reason; a kubelet would report their containers as not ready too.
+    """
+    found = _when(conditions.get("Ready"), "False")
+    if found and not found.get("reason") and _when(conditions.get("ContainersReady"), "True"):
+        return NODE_NOT_READY
+    return found.get("reason") or ""
 
 
 def _container(status: dict[str, Any], kind: str) -> dict[str, Any]:

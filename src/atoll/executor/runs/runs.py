@@ -23,6 +23,7 @@ from ..interpreter.child import OUT_OF_MEMORY
 from ..interpreter.zygote_client import ZygoteClient, ZygoteObserver
 from . import terminal
 from .journal import Journal
+from .memory_kills import MemoryKills
 from .pipes import OrphanedOutputs
 from .process_table import ProcessTable
 from .run import NO_USAGE, Run
@@ -91,6 +92,7 @@ class Runs(ZygoteObserver):
         callbacks: Callbacks,
     ) -> None:
         self._loop = loop
+        self._memory_kills = MemoryKills()
         self._zygote = zygote
         self.table = table
         self._outputs = outputs
@@ -392,6 +394,10 @@ class Runs(ZygoteObserver):
     def _collect(self, run: Run, status: int, result: dict[str, Any]) -> None:
         """Add staged files and artifacts to the result."""
         if run.reason is None and "DATA" in run.request["limits"] and status == OUT_OF_MEMORY << 8:
+            run.reason = "memory"
+        # Otherwise the driver finds out.
+        watched = bool(run.request["watch"].get("memory"))
+        if watched and status and self._memory_kills.take() and run.reason is None:
             run.reason = "memory"
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             self._free_memory(run)

@@ -382,10 +382,10 @@ class Attempts:
             raise
         except (AtollError, TimeoutError) as error:
             log.info("execution.no_result", execution_id=run.id, error=str(error))
-        if out_of_memory:
+        observed = await self._driver.observe(handle)
+        if out_of_memory or observed.cause is Cause.OOM:
             message = "The execution used more memory than it may, and its instance ended."
             return outcome_with_output(run, ExecutionStatus.FAILED, Cause.OOM, message)
-        observed = await self._driver.observe(handle)
         if observed.cause in RETRIED_CAUSES:
             message = observed.message or "The node ended the instance while the execution ran."
             return outcome_with_output(run, ExecutionStatus.CRASHED, observed.cause, message)
