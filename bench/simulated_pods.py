@@ -25,7 +25,7 @@ from atoll import ids
 from atoll.drivers.kubernetes import access, credentials, pod_manifest
 from atoll.drivers.kubernetes.api import ApiClient
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored
-from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, value
+from atoll.drivers.kubernetes.labels import Annotation, Label, value
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
 from atoll.drivers.kubernetes.pod_state import CONTAINER
 from atoll.protocol import frames
@@ -226,7 +226,7 @@ def _request(instance_id: str, cluster: str, resources: Resources, certificate: 
         "atoll-executor-simulated", {"executor.pyz": "executor.pyz", "inside": "inside"}
     )
     return PodRequest(
-        name=object_name(instance_id),
+        name=ids.cluster_object_name(instance_id),
         labels={
             Label.CLUSTER: value(cluster),
             Label.NODE: SETTINGS.node,

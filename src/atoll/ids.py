@@ -83,3 +83,9 @@ def secret() -> str:
 
 def _bits(seed: Seed | None) -> str:
     return secrets.token_hex(10) if seed is None else seed.digest[:20]
+
+
+def cluster_object_name(identifier: str) -> str:
+    """The name of the object in a Kubernetes cluster for an instance or a workspace."""
+    # Names of objects have no underscores.
+    return f"atoll-{identifier.replace('_', '-')}"

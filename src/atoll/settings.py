@@ -410,6 +410,11 @@ class KubernetesSettings(Group):
     """
     control_plane: dict[str, str] = {"app.kubernetes.io/name": "atoll"}
     """Labels of Atoll's own pods, which alone may connect to instances."""
+    control_plane_addresses: CommaSeparated[str] = ()
+    """
+    Address ranges (CIDR) from which an Atoll outside of the cluster connects to instances with
+    `link` direct, separated by commas.
+    """
     cpu_request: float = Field(0.1, gt=0, le=1)
     """Share of an instance's CPU limit that is reserved for it."""
     memory_request: float = Field(0.25, gt=0, le=1)
@@ -421,7 +426,7 @@ class KubernetesSettings(Group):
     timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for the API server to answer, in seconds."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)
-    """Size of /tmp and of /dev/shm inside, in bytes each; it counts as memory."""
+    """Size of /tmp, /var/tmp and /dev/shm inside together, in bytes; it counts as memory."""
 
 
 class TemplateSettings(Group):

@@ -74,7 +74,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     cluster = await store.cluster()
     if not embedded:
         await asyncio.to_thread(data_directory.assign_to, settings.data_dir, cluster, own=own)
-    node_id = await _node_id(settings, own=own)
+    node_id = await find_node_id(settings, own=own)
     coordination = _coordination(settings, cluster, clock)
     stack.push_async_callback(coordination.close)
     await coordination.open()
@@ -99,7 +99,7 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     )
 
 
-async def _node_id(settings: Settings, *, own: bool) -> str:
+async def find_node_id(settings: Settings, *, own: bool) -> str:
     """The node of this replica: its data directory, or a cluster, which replicas share."""
     if settings.driver == "kubernetes":
         return settings.kubernetes.node

@@ -11,9 +11,10 @@ import structlog
 
 from atoll.api.rest.server import uvicorn_server
 from atoll.api.rest.server.open_files import raise_open_files
-from atoll.app import data_directory, workers
+from atoll.app import workers
 from atoll.app.api_keys import KEY_FILE, ensure_first_key
 from atoll.app.application import application
+from atoll.app.backends import find_node_id
 from atoll.app.logs import configure_logging
 from atoll.app.stores import names_database, open_store
 from atoll.drivers.local import cgroup_delegation
@@ -64,8 +65,7 @@ def serve(settings: Settings, *, stop_sessions: bool = False) -> None:
 
 async def _left_running(settings: Settings) -> int:
     """The number of sessions of this node with an instance; 0 if the database is unavailable."""
-    own = not names_database(settings)
-    node_id = data_directory.node_id(settings.data_dir, own=own)
+    node_id = await find_node_id(settings, own=not names_database(settings))
     store = open_store(settings)
     count, after = 0, ""
     try:

@@ -69,6 +69,7 @@ _BY_CODE = {
     "range_not_satisfiable": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     "wrong_node": HTTPStatus.MISDIRECTED_REQUEST,
     "dependency_failed": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "image_not_pulled": HTTPStatus.UNPROCESSABLE_ENTITY,
     "image_refused": HTTPStatus.UNPROCESSABLE_ENTITY,
     "interpreter_missing": HTTPStatus.UNPROCESSABLE_ENTITY,
     "packages_not_configured": HTTPStatus.UNPROCESSABLE_ENTITY,

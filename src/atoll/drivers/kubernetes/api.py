@@ -161,6 +161,26 @@ class ApiClient:
         result: dict[str, Any] = json.loads(content)
         return result
 
+    async def may(
+        self, namespace: str, verb: str, resource: str, *, subresource: str = "", group: str = ""
+    ) -> bool:
+        """Whether Atoll has a permission."""
+        attributes = {
+            "namespace": namespace,
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = await self.request("POST", path, review)
+        return bool(answer["status"]["allowed"])
+
     # Watches
 
     async def watch(self, path: str, **params: str) -> AsyncGenerator[dict[str, Any]]:

@@ -170,29 +170,21 @@ class _Inspection:
             )
         ]
         result += [
-            Check(f"permission: {one.name}", False, f"without it: no {one.use}")
+            Check(f"permission: {one.name}", False, f"not granted; it is for {one.use}")
             for one in refused
             if not one.essential
         ]
         return result
 
     async def _may(self, permission: Permission) -> bool:
-        attributes = {
-            "namespace": self._namespace,
-            "verb": permission.verb,
-            "group": permission.group,
-            "resource": permission.resource,
-            "subresource": permission.subresource,
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         with translated():
-            answer = await self._api.request("POST", path, review)
-        return bool(answer["status"]["allowed"])
+            return await self._api.may(
+                self._namespace,
+                permission.verb,
+                permission.resource,
+                subresource=permission.subresource,
+                group=permission.group,
+            )
 
     # Pods, as a dry run
 

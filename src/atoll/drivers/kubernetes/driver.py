@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll import ids
 from atoll.drivers.base import NodeStatus
 from atoll.drivers.kubernetes import (
     access,
@@ -22,6 +23,7 @@ from atoll.drivers.kubernetes import (
     executor_start,
     pod_manifest,
     pod_start,
+    resizing,
 )
 from atoll.drivers.kubernetes.api import ApiClient, Priority
 from atoll.drivers.kubernetes.capabilities import find_capabilities
@@ -33,7 +35,7 @@ from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.images import KubernetesImages
 from atoll.drivers.kubernetes.instance_links import InstanceLinks
 from atoll.drivers.kubernetes.instance_pods import KIND, InstancePods, handle_of
-from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, selector, value
+from atoll.drivers.kubernetes.labels import Annotation, Label, selector, value
 from atoll.drivers.kubernetes.limits import KubernetesLimits
 from atoll.drivers.kubernetes.network_policy import ControlPlanePods, NetworkPolicies
 from atoll.drivers.kubernetes.ownership import PodOwnership
@@ -51,7 +53,6 @@ from atoll.errors import (
     InstanceNotStarted,
     InvalidRequest,
     NodeFull,
-    PermanentError,
     TemporaryError,
 )
 from atoll.link.errors import LinkLost
@@ -103,7 +104,7 @@ class KubernetesDriver:
         self.images: KubernetesImages
         self.workspaces: KubernetesWorkspaces
         self.limits: KubernetesLimits
-        self.resizing: KubernetesResizing
+        self.resizing: KubernetesResizing | None = None
         self.disruptions: PodDisruptions
         self.ownership: PodOwnership
         self._pods: InstancePods
@@ -131,7 +132,11 @@ class KubernetesDriver:
             await self._files.open()
             await self._files.remove_unused(await self._watch.all())
         forwarded = found.forwards(settings.link)
-        own_namespace = found.namespace if found.in_cluster else None
+        control_plane = ControlPlanePods(
+            settings.control_plane,
+            found.namespace if found.in_cluster else None,
+            settings.control_plane_addresses,
+        )
         probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
         await probe.remove_ended()
         self.images = KubernetesImages(
@@ -145,7 +150,7 @@ class KubernetesDriver:
             settings,
             self._labels,
             self._uids,
-            None if forwarded else ControlPlanePods(settings.control_plane, own_namespace),
+            None if forwarded else control_plane,
         )
         await self._policies.open()
         self.workspaces = PodDirectories(self._uids)
@@ -160,7 +165,8 @@ class KubernetesDriver:
         )
         self._resources.push_async_callback(self._links.close)
         self.limits = KubernetesLimits(self._pods)
-        self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
+        if await resizing.is_possible(self._api, namespace):
+            self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
         self.disruptions = PodDisruptions(self._watch)
         self.ownership = PodOwnership(self._api, self._pods)
         log.info(
@@ -276,9 +282,10 @@ class KubernetesDriver:
 
     async def _check_network(self) -> None:
         # With the operator's image: one of a template could report what it likes.
+        await self._policies.ensure()
         if self._settings.open_network or await self._policies.ensure_measured(self.images.own):
             return
-        raise PermanentError(
+        raise InvalidRequest(
             "This cluster does not enforce network policies, so user code could reach everything "
             "that pods can reach. Use a network that enforces them, such as Calico or Cilium, or "
             "set ATOLL_KUBERNETES__OPEN_NETWORK=true.",
@@ -291,7 +298,7 @@ class KubernetesDriver:
         template = spec.template
         volume, mounts = pod_manifest.executor_files(self._files.name, self._files.items)
         return PodRequest(
-            name=object_name(spec.instance_id),
+            name=ids.cluster_object_name(spec.instance_id),
             labels={
                 **self._labels,
                 Label.INSTANCE: spec.instance_id,

@@ -34,6 +34,24 @@ class ImageNotPulled(PermanentError):
     code = "image_not_pulled"
 
 
+class RegistryUnavailable(TemporaryError):
+    code = "registry_unavailable"
+
+
+REFUSED_PULLS = ("not found", "notfound", "denied", "unauthorized", "forbidden", "manifest unknown",
+                 "invalid", "not exist", "never", "no match for platform")  # fmt: skip
+"""What kubelets report, in lower case, when another attempt to pull would not help."""
+
+
+def pull_error(reason: str, message: str) -> ImageNotPulled | RegistryUnavailable:
+    """Of an image that a machine cannot get."""
+    text = f"The cluster cannot pull the image ({reason}): {message}"
+    described = f"{reason} {message}".lower()
+    if any(part in described for part in REFUSED_PULLS):
+        return ImageNotPulled(text)
+    return RegistryUnavailable(text)
+
+
 class ApiError(Exception):
     """An answer of the API server that is not a success."""
 

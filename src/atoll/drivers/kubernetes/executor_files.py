@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from atoll.drivers.kubernetes.api import ApiClient
     from atoll.drivers.kubernetes.pod_state import PodState
 
+EXECUTOR = "executor"
+"""Value of `Label.SHARED`."""
 BUNDLE = "executor.pyz"
 CHECK_INTERVAL = 60.0
 """Seconds for which the config map is known to exist."""
@@ -67,7 +69,7 @@ class ExecutorFiles:
         that still runs makes its own again (`ensure`).
         """
         used = {pod.annotations.get(Annotation.EXECUTOR) for pod in pods} | {self.name}
-        labels = {**self._labels, Label.SHARED: ""}
+        labels = {**self._labels, Label.SHARED: EXECUTOR}
         found = await self._api.get(self._path, labelSelector=selector(labels))
         for item in found["items"]:
             name = item["metadata"]["name"]
@@ -89,7 +91,7 @@ class ExecutorFiles:
             "kind": "ConfigMap",
             "metadata": {
                 "name": f"atoll-executor-{digest.hexdigest()[:16]}-{node_digest(self._labels)}",
-                "labels": {**self._labels, Label.SHARED: "executor"},
+                "labels": {**self._labels, Label.SHARED: EXECUTOR},
             },
             "immutable": True,
             "binaryData": {

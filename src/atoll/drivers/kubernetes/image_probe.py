@@ -17,7 +17,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.kubernetes import pod_manifest
-from atoll.drivers.kubernetes.errors import ImageNotPulled, translated
+from atoll.drivers.kubernetes.errors import ImageNotPulled, pull_error, translated
 from atoll.drivers.kubernetes.labels import Label
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
 from atoll.drivers.kubernetes.pod_start import FINAL_IMAGE_FAILURES, reason_to_wait
@@ -158,9 +158,7 @@ class ImageProbe:
         if pod is None:
             raise NodeFull("The cluster removed the pod that was to look into the image.")
         if pod.waiting in IMAGE_FAILURES:
-            raise ImageNotPulled(
-                f"The cluster cannot pull the image ({pod.waiting}): {pod.waiting_message}"
-            )
+            raise pull_error(pod.waiting, pod.waiting_message)
         return pod
 
 

@@ -152,7 +152,8 @@ class KubernetesImages:
             facts = await self._probe.run(
                 self._settings.image, "", runtime, pull="IfNotPresent", say=log.info
             )
-            await self._record_facts(layer, facts)
+            # Without the label of images, which a sweep removes that no template needs.
+            await self._record_facts(layer, facts, {Label.SHARED: "image"})
         return facts
 
     async def _known(self, layer: str) -> ImageFacts | None:
@@ -203,17 +204,17 @@ class KubernetesImages:
             raise ImageNotPulled(
                 f"The cluster did not run {reference} within {timeout.total_seconds():g} s."
             ) from None
-        await self._record_facts(layer, facts)
+        await self._record_facts(layer, facts, {Label.IMAGE: value(layer)})
         inside = f"Python is {facts.python}" if facts.python else "It has no Python"
         say(f"Image {facts.reference}. {inside}.")
 
-    async def _record_facts(self, layer: str, facts: ImageFacts) -> None:
+    async def _record_facts(self, layer: str, facts: ImageFacts, labels: dict[str, str]) -> None:
         manifest: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
                 "name": self._record(layer),
-                "labels": {**self._labels, Label.IMAGE: value(layer)},
+                "labels": {**self._labels, **labels},
             },
             "data": {"facts": json.dumps(asdict(facts))},
         }

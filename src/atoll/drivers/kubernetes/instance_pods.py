@@ -13,7 +13,7 @@ from atoll import ids
 from atoll.drivers.kubernetes import pod_state
 from atoll.drivers.kubernetes.api import Priority
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored, translated
-from atoll.drivers.kubernetes.labels import Annotation, object_name
+from atoll.drivers.kubernetes.labels import Annotation
 from atoll.errors import TemporaryError
 from atoll.model.instance import Handle, Observation
 
@@ -41,7 +41,8 @@ def handle_of(pod: PodState) -> Handle:
 
 def is_instance(pod: PodState) -> bool:
     """Checks the name, too: whoever may create pods in the namespace can copy labels."""
-    return ids.is_instance_id(pod.instance_id) and pod.name == object_name(pod.instance_id)
+    expected = ids.cluster_object_name(pod.instance_id)
+    return ids.is_instance_id(pod.instance_id) and pod.name == expected
 
 
 class InstancePods:
@@ -91,7 +92,7 @@ class InstancePods:
 
     async def by_id(self, instance_id: str) -> PodState | None:
         with translated():
-            return await self._watch.read(object_name(instance_id))
+            return await self._watch.read(ids.cluster_object_name(instance_id))
 
     async def all(self) -> list[PodState]:
         with translated():

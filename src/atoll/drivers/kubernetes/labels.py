@@ -53,12 +53,6 @@ def value(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def object_name(identifier: str) -> str:
-    """The name of the object for an instance or a workspace."""
-    # Names of objects have no underscores.
-    return f"atoll-{identifier.replace('_', '-')}"
-
-
 def node_digest(labels: dict[str, str]) -> str:
     """Tells the objects of two nodes or databases in one namespace apart."""
     return hashlib.sha256(f"{labels[Label.CLUSTER]} {labels[Label.NODE]}".encode()).hexdigest()[:8]

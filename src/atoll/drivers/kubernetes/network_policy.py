@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that each namespace has."""
 ENFORCED = f"{PREFIX}/enforced"
 """Annotation of the policy: `true` or `false`, as measured."""
+MEASURED_AT = f"{PREFIX}/measured-at"
+"""Annotation: when, in seconds since 1970."""
+MEASURE_INTERVAL = 86_400.0
+"""Seconds after which it is measured again: the network may be another one."""
+APPLY_INTERVAL = 60.0
+"""Seconds for which the policy is taken to be as it was made."""
 ATTEMPTS = 5
 """Connections that must fail: a policy takes effect a moment after its pod has started."""
 PROBE_TIMEOUT = 120.0
@@ -67,7 +74,9 @@ class ControlPlanePods:
 
     labels: dict[str, str]
     namespace: str | None
-    """Null if Atoll runs outside of the cluster, and its pods cannot be told by their namespace."""
+    """Null if Atoll runs outside of the cluster."""
+    addresses: tuple[str, ...] = ()
+    """Ranges of addresses outside of the cluster."""
 
 
 def policy(
@@ -79,14 +88,15 @@ def policy(
     """
     ingress = []
     if control_plane is not None:
-        namespaces: dict[str, Any] = {}
+        peers: list[dict[str, Any]] = [
+            {"ipBlock": {"cidr": cidr}} for cidr in control_plane.addresses
+        ]
         if control_plane.namespace is not None:
-            namespaces = {"matchLabels": {NAMESPACE_NAME: control_plane.namespace}}
-        peer = {
-            "namespaceSelector": namespaces,
-            "podSelector": {"matchLabels": control_plane.labels},
-        }
-        ingress = [{"from": [peer], "ports": [{"protocol": "TCP", "port": PORT}]}]
+            namespace = {"matchLabels": {NAMESPACE_NAME: control_plane.namespace}}
+            pods = {"matchLabels": control_plane.labels}
+            peers.append({"namespaceSelector": namespace, "podSelector": pods})
+        if peers:  # A rule without peers would admit everything.
+            ingress = [{"from": peers, "ports": [{"protocol": "TCP", "port": PORT}]}]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -121,18 +131,27 @@ class NetworkPolicies:
         self._labels = labels
         self._uids = uids
         self._path = f"{namespace}/networkpolicies/atoll-{node_digest(labels)}"
+        self._applied_at = 0.0
         self.enforced: bool | None = None
         """Whether the cluster enforces the policy; null until that was measured."""
         self._lock = asyncio.Lock()
 
+    async def ensure(self) -> None:
+        """Make the policy again if somebody removed or changed it, at most once a minute."""
+        if time.monotonic() - self._applied_at > APPLY_INTERVAL:
+            await self.open()
+
     async def open(self) -> None:
         """Make or update the policy, and read what was measured."""
+        self._applied_at = time.monotonic()
         name = self._path.rpartition("/")[2]
         manifest = policy(name, self._labels, self._control_plane)
         with translated():
             made = await self._api.apply(self._path, manifest)
-        measured = (made["metadata"].get("annotations") or {}).get(ENFORCED)
-        self.enforced = None if measured is None else measured == "true"
+        annotations = made["metadata"].get("annotations") or {}
+        measured_at = float(annotations.get(MEASURED_AT) or 0)
+        valid = ENFORCED in annotations and time.time() - measured_at < MEASURE_INTERVAL
+        self.enforced = annotations[ENFORCED] == "true" if valid else None
 
     async def remove(self) -> None:
         with translated(), ignored(NOT_FOUND):
@@ -146,9 +165,12 @@ class NetworkPolicies:
         async with self._lock:
             if self.enforced is None:
                 self.enforced = await self._measure(await image())
-                annotation = {"metadata": {"annotations": {ENFORCED: str(self.enforced).lower()}}}
+                result = {
+                    ENFORCED: str(self.enforced).lower(),
+                    MEASURED_AT: str(int(time.time())),
+                }
                 with translated():
-                    await self._api.patch(self._path, annotation)
+                    await self._api.patch(self._path, {"metadata": {"annotations": result}})
                 log.info("network_policy.measured", enforced=self.enforced)
         return self.enforced
 

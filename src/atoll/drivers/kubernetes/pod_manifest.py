@@ -36,6 +36,9 @@ MEMORY_MARGIN = 48 * 1024 * 1024
 """Bytes for the executor, in addition to the memory of user code."""
 LEND = f"{portable_interpreter.__name__}"
 """Module that writes the interpreter that is lent; a program of the interpreter image."""
+LENT_SIZE = "512Mi"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""Annotation without which an autoscaler keeps machines for pods that no controller replaces."""
 UNREACHABLE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 WORKSPACE_VOLUME = "workspace"
 MACHINE = "kubernetes.io/hostname"
@@ -150,7 +153,7 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
     workspace = request.workspace or {"name": WORKSPACE_VOLUME, "emptyDir": {"sizeLimit": disk}}
     volumes.append(workspace)
     if lent:
-        volumes.append({"name": "python", "emptyDir": {}})
+        volumes.append({"name": "python", "emptyDir": {"sizeLimit": LENT_SIZE}})
         mounts.append(
             {"name": "python", "mountPath": portable_interpreter.TARGET, "readOnly": True}
         )
@@ -220,7 +223,7 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         "metadata": {
             "name": request.name,
             "labels": request.labels,
-            "annotations": request.annotations,
+            "annotations": {SAFE_TO_EVICT: "true", **request.annotations},
         },
         "spec": spec,
     }

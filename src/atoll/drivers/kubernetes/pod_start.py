@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from atoll.drivers.kubernetes.errors import ImageNotPulled, translated
+from atoll.drivers.kubernetes.errors import pull_error, translated
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.errors import InstanceNotStarted, NodeFull, PermanentError
 
@@ -34,7 +34,7 @@ async def wait_until_running(
     on_delay: Callable[[str], None] | None,
 ) -> PodState:
     """
-    Raises `NodeFull` if no machine has room in time, `ImageNotPulled`, `InstanceNotStarted` if the
+    Raises `NodeFull` if no machine has room in time, `pull_error`, `InstanceNotStarted` if the
     cluster ended the pod, and `PermanentError` if its program did.
     """
     delays = _Delays(on_delay)
@@ -101,9 +101,7 @@ def _checked(created: PodState, pod: PodState | None) -> PodState:
     if pod.running and not pod.deleting:
         return pod
     if pod.waiting in IMAGE_FAILURES:
-        raise ImageNotPulled(
-            f"The cluster cannot pull the image ({pod.waiting}): {pod.waiting_message}"
-        )
+        raise pull_error(pod.waiting, pod.waiting_message)
     why = pod.exit_message or pod.waiting_message or pod.message or pod.disruption_message
     reason = pod.waiting or pod.exit_reason or pod.reason or pod.disruption or pod.phase
     if pod.reason == "Evicted" or pod.disruption or pod.deleting or "OutOf" in pod.reason:

@@ -43,6 +43,14 @@ IMPOSSIBLE = frozenset({"Infeasible", "Deferred"})
 log = structlog.get_logger(__name__)
 
 
+async def is_possible(api: ApiClient, namespace: str) -> bool:
+    """Whether the cluster can do it (Kubernetes 1.33), and Atoll may."""
+    with translated():
+        found = await api.get("/api/v1")
+        known = any(item["name"] == "pods/resize" for item in found["resources"])
+        return known and await api.may(namespace, "patch", "pods", subresource="resize")
+
+
 class KubernetesResizing:
     def __init__(
         self, api: ApiClient, pods: InstancePods, watch: PodWatch, settings: KubernetesSettings

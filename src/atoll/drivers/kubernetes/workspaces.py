@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from atoll import ids
 from atoll.drivers.base import Workspaces
 from atoll.drivers.kubernetes.errors import NOT_FOUND, ApiError, ignored, translated
-from atoll.drivers.kubernetes.labels import Annotation, Label, object_name, selector
+from atoll.drivers.kubernetes.labels import Annotation, Label, selector
 from atoll.drivers.kubernetes.pod_manifest import DISK_MARGIN, WORKSPACE_VOLUME
 from atoll.drivers.shared.uids import new_uid
 from atoll.errors import WorkspaceLost
@@ -107,7 +108,7 @@ class VolumeClaims:
 
     async def _find(self, name: str) -> dict[str, Any] | None:
         try:
-            found = await self._api.get(f"{self._path}/{object_name(name)}")
+            found = await self._api.get(f"{self._path}/{ids.cluster_object_name(name)}")
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
@@ -126,13 +127,13 @@ class VolumeClaims:
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {
-                "name": object_name(name),
+                "name": ids.cluster_object_name(name),
                 "labels": {**self._labels, Label.WORKSPACE: name},
                 "annotations": {Annotation.UID: str(new_uid(self._uids))},
             },
             "spec": spec,
         }
-        return await self._api.apply(f"{self._path}/{object_name(name)}", manifest)
+        return await self._api.apply(f"{self._path}/{ids.cluster_object_name(name)}", manifest)
 
     def of(self, handle: Handle) -> str:
         return str(handle.data["workspace"])
@@ -152,4 +153,4 @@ class VolumeClaims:
 
     async def discard(self, name: str) -> None:
         with translated(), ignored(NOT_FOUND):
-            await self._api.delete(f"{self._path}/{object_name(name)}")
+            await self._api.delete(f"{self._path}/{ids.cluster_object_name(name)}")

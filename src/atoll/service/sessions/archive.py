@@ -117,7 +117,8 @@ class Archiver:
                 await self._checkpoints.secure(session.id, link)
 
     async def _checkpoint(self, session: Session) -> None:
-        has_files = self._records.is_here(session) and session.workspace is not None
+        kept = session.workspace is not None and self._driver.workspaces.outlive_instances
+        has_files = self._records.is_here(session) and kept
         if not has_files or session.workspace_mode is not WorkspaceMode.SYNC:
             return
         ready = await self._instances.make(session)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -50,8 +51,14 @@ CHECKPOINT_TIMEOUT = 7200.0
 """Seconds that one checkpoint may take."""
 WARNING_SWEEP = 5.0
 """Seconds between two checks for warnings that no longer apply."""
+MAX_WAIT_FOR_INSTANCE = timedelta(minutes=5)
+"""For the unreachable instance of an ended session, which has the only copy of its files."""
 MAX_ATTEMPTS = 5
 """Attempts to write a warning to a session that others write at the same time."""
+
+
+class UnreachableWorkspace(TemporaryError):
+    """The last checkpoint of an ended session cannot be taken yet."""
 
 
 class BlobAvailability(Protocol):
@@ -276,6 +283,8 @@ class Autosave(SessionObserver):
             if changed or (await executions.page(session_id=session.id, limit=1)).items:
                 try:
                     await self._checkpoint_ended(session)
+                except UnreachableWorkspace:
+                    raise  # The step is repeated.
                 except AtollError as error:
                     log.warning("workspace.not_saved", session_id=session.id, error=error.message)
         until = self._clock.now() + self._settings.keep
@@ -290,8 +299,19 @@ class Autosave(SessionObserver):
                     await self._checkpoint_instance(session.id, instance)
                     return
             except (InstanceNotObserved, LinkLost) as error:
+                if self._may_be_alive(session):
+                    raise UnreachableWorkspace(
+                        f"The instance of session {session.id} cannot be reached, and has the only "
+                        f"copy of its latest files: {error.message}"
+                    ) from error
                 log.info("instance.lost", session_id=session.id, error=error.message)
         await self._archiver.checkpoint_stopped(session.id)
+
+    def _may_be_alive(self, session: Session) -> bool:
+        """Whether an ended session's instance is worth waiting for; its files end with it."""
+        since = session.ended_at or session.updated_at
+        waited = self._clock.now() - since
+        return not self._driver.workspaces.outlive_instances and waited < MAX_WAIT_FOR_INSTANCE
 
     async def _checkpoint_instance(self, session_id: str, instance: Instance) -> None:
         link = await self._driver.connect(instance.handle)

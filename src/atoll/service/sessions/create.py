@@ -19,7 +19,6 @@ from atoll.errors import (
     Conflict,
     InstanceTaken,
     PermanentError,
-    TemporaryError,
     VersionConflict,
 )
 from atoll.model.event import session_event
@@ -94,10 +93,11 @@ class SessionCreator:
         """The session on an instance of the pool; None if that is impossible."""
         admitted = await self._admission.admit(session)
         try:
-            ready = self._pool.take(template, session.resources)
+            ready = self._take(template, session.resources)
             if ready is None:
                 return None
-            await self._resize(ready, session.resources)
+            if not await self._resize(ready, session.resources):
+                return None  # The node cannot change the limits of an instance that runs.
             connection = await self._assignment.assign(session, ready, new=True)
         except AlreadyExists:
             return None  # Found again when it is created without the pool.
@@ -110,20 +110,25 @@ class SessionCreator:
         self.created["pool"] += 1
         return connection.session
 
-    async def _resize(self, ready: ReadyInstance, resources: Resources) -> None:
+    def _take(self, template: Template, resources: Resources) -> ReadyInstance | None:
+        """A ready instance that has these limits or can get them."""
+        if self._driver.resizing is None and resources != template.default_resources:
+            return None
+        return self._pool.take(template, resources)
+
+    async def _resize(self, ready: ReadyInstance, resources: Resources) -> bool:
+        """False if the limits could not be changed; then the instance is destroyed."""
         if ready.resources == resources:
-            return
-        handle = ready.instance.handle
+            return True
+        resized = False
         try:
-            if not await resize_instance(self._driver, handle, resources):
-                raise TemporaryError(
-                    f"The limits of instance {handle.instance_id} could not be changed."
+            resized = await resize_instance(self._driver, ready.instance.handle, resources)
+        finally:
+            if not resized:
+                self._replica.background.start(
+                    self._pool.destroy(ready), f"destroy {ready.instance.id}"
                 )
-        except BaseException:
-            self._replica.background.start(
-                self._pool.destroy(ready), f"destroy {ready.instance.id}"
-            )
-            raise
+        return resized
 
     async def create_cold(self, session: Session, *, wait: bool = True) -> Session:
         """Record a new session, and make an instance for it."""

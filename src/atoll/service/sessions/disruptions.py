@@ -23,6 +23,8 @@ from atoll.model.session_changes import REPLACED, with_warnings, without_instanc
 from atoll.service.sessions.records import instance_lease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.model.instance import Instance, Observation
     from atoll.model.session import Session
     from atoll.service.sessions.core import SessionCore
@@ -54,8 +56,13 @@ class SessionDisruptions:
             if session.instance_id != instance.id or not _goes_on(session):
                 return  # Another replica was faster, or the session ends anyway.
             observed = await self._driver.observe(instance.handle)
+            # First: whatever needs the session from now on waits for this lease, and does not
+            # connect to the instance that ends.
+            if not await self._change(session, _leaving):
+                return
             saved = observed.state is State.RUNNING and await self._checkpoint(session, instance)
-            if not await self._record_loss(session, observed, saved=saved):
+            warning = Warning(REPLACED, _reason(observed))
+            if not await self._change(session, lambda now: _without(now, warning, saved=saved)):
                 return
             self._connections.disconnect(session_id)
             log.info(
@@ -69,18 +76,17 @@ class SessionDisruptions:
             await self._replica.store.instances.remove(instance.id)
             await self._starter.start(session_id)
 
-    async def _record_loss(self, session: Session, observed: Observation, *, saved: bool) -> bool:
-        """False if the session does not go on, or has another instance by now."""
+    async def _change(self, session: Session, apply: Callable[[Session], Session]) -> bool:
+        """Change the record; false if the session does not go on, or has another instance."""
         while True:
             current = await self._records.get(session.id)
             if current.instance_id != session.instance_id or not _goes_on(current):
                 return False
-            lost = without_instance(current, self._replica.clock.now())
-            lost = with_warnings(lost, Warning(REPLACED, _reason(observed)))
-            if saved:
-                lost = dataclasses.replace(lost, workspace=None)
+            changed = apply(current)
             try:
-                await self._records.save(lost)
+                await self._records.save(
+                    dataclasses.replace(changed, updated_at=self._replica.clock.now())
+                )
             except VersionConflict:
                 continue
             return True
@@ -105,7 +111,20 @@ class SessionDisruptions:
 
 
 def _goes_on(session: Session) -> bool:
-    return session.wanted is Wanted.RUNNING and session.status is SessionStatus.RUNNING
+    # `starting` is what an interrupted replacement leaves.
+    running = session.status in (SessionStatus.RUNNING, SessionStatus.STARTING)
+    return session.wanted is Wanted.RUNNING and running
+
+
+def _leaving(session: Session) -> Session:
+    """The session while its instance is about to end."""
+    return dataclasses.replace(session, status=SessionStatus.STARTING)
+
+
+def _without(session: Session, warning: Warning, *, saved: bool) -> Session:
+    """The session after the loss of its instance, and of its workspace if a checkpoint has it."""
+    lost = with_warnings(without_instance(session, session.updated_at), warning)
+    return dataclasses.replace(lost, workspace=None) if saved else lost
 
 
 def _reason(observed: Observation) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from atoll import ids
 from atoll.api.rest.schemas.base import (
     From,
     Page,
@@ -200,6 +201,12 @@ class WarningOut(ResponseBody, of=Warning):
     message: str
 
 
+def _pod_name(session: Session) -> str | None:
+    if session.runtime_type != "kubernetes" or session.instance_id is None:
+        return None
+    return ids.cluster_object_name(session.instance_id)
+
+
 class SessionOut(CreatedSessionFields, Stale, of=Session):
     id: str
     template_id: str
@@ -213,7 +220,9 @@ class SessionOut(CreatedSessionFields, Stale, of=Session):
     container_id: Annotated[str | None, From("instance_id")] = Field(
         description="Id of its instance, on any kind of node; null while it has none."
     )
-    pod_name: Annotated[str | None, From(lambda _: None)]
+    pod_name: Annotated[str | None, From(_pod_name)] = Field(
+        description="Name of its pod if its node is a Kubernetes cluster; null while it has none."
+    )
     resources: ResourcesOut
     timeout: int
     created_at: datetime
