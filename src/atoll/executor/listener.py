@@ -28,8 +28,15 @@ BACKLOG = 64
 
 class Listener:
     def __init__(
-        self, loop: Loop, peer: int | None, admit: Callable[[_socket.socket], None]
+        self,
+        loop: Loop,
+        peer: int | None,
+        admit: Callable[[_socket.socket], None],
+        *,
+        loopback: bool = False,
     ) -> None:
+        """`loopback` admits connections over TCP from this network namespace."""
+        self._loopback = loopback
         self._loop = loop
         self._peer = peer
         self._admit = admit
@@ -47,6 +54,13 @@ class Listener:
         socket = _socket.socket(fileno=fd)
         socket.setblocking(False)
         os.set_inheritable(fd, False)
+        if socket.family != _socket.AF_UNIX:
+            # From inside only user code connects, unless the API server forwards the port.
+            if self._loopback or not _is_local(socket):
+                self._admit(socket)
+            else:
+                socket.close()
+            return
         pid, uid, _ = _peer_credentials(socket)
         if self._peer is not None:
             # Not every kernel reports the peer of a connection: gVisor reports this process.
@@ -78,6 +92,16 @@ class Listener:
     def _remove(self, fd: int) -> _socket.socket:
         self._loop.remove(fd)
         return self._unverified.pop(fd)
+
+
+def _is_local(socket: _socket.socket) -> bool:
+    """Whether a connection comes from this network namespace."""
+    try:
+        peer, own = str(socket.getpeername()[0]), str(socket.getsockname()[0])
+        # The kernel chooses the same address for both ends, unless a loopback address was bound.
+        return peer == own or peer.startswith(("127.", "::1", "::ffff:127."))
+    except OSError:
+        return True  # It is closed already.
 
 
 def _peer_credentials(socket: _socket.socket) -> tuple[int, int, int]:

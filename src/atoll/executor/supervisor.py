@@ -82,7 +82,12 @@ class Supervisor(ZygoteObserver):
         self._freezer = Freezer(self._loop, lambda: frozenset((self._callbacks.pid,)))
         self._workers = Workers(self._loop, workspace.root, own_processes)
         self._connections: list[Connection] = []
-        self._listener = Listener(self._loop, config.get("peer"), self._admit)
+        self._listener = Listener(
+            self._loop,
+            config.get("peer"),
+            self._admit,
+            loopback=bool(config.get("loopback")),
+        )
         self._tls: ssl.SSLContext | None = None
         # None for an ephemeral instance, which exits with its owner.
         limit = config.get("unattended")

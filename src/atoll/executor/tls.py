@@ -94,7 +94,8 @@ class TlsSocket:
         Raises `BlockingIOError` until the socket has taken all of what was encrypted; the caller
         repeats the call with the same data then, and perhaps more.
         """
-        if not self._unsent:
+        # Not `_unsent`: a reply to what was read may have sent it meanwhile.
+        if not self._owed:
             self._owed = self._tls.write(memoryview(data)[: 4 * RECORD])
         if not self._flush():
             raise BlockingIOError

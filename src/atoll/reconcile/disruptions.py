@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import structlog
+
+from atoll.errors import AtollError
 from atoll.reconcile.loop import work
 from atoll.reconcile.queue import Queue
 
@@ -18,7 +21,11 @@ if TYPE_CHECKING:
     from atoll.service.replica import Replica
     from atoll.service.sessions.disruptions import SessionDisruptions
 
-WORKERS = 8
+WORKERS = 64
+"""Sessions whose files are saved at a time; checkpoints have a limit of their own."""
+RETRY_DELAY = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class DisruptionReconciler:
@@ -45,6 +52,11 @@ class DisruptionReconciler:
 
     async def _replace(self, instance_id: str) -> float | None:
         instance = await self._store.instances.get(instance_id)
-        if instance is not None:
-            await self._sessions.replace_instance(instance)
-        return None
+        if instance is None:
+            return None
+        try:
+            done = await self._sessions.replace_instance(instance)
+        except AtollError as error:
+            log.warning("disruption.postponed", instance_id=instance_id, error=error.message)
+            done = False
+        return None if done else RETRY_DELAY

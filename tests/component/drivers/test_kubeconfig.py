@@ -13,7 +13,7 @@ import trustme
 import yaml
 
 from atoll.drivers.kubernetes import access
-from atoll.drivers.kubernetes.access import InvalidKubeconfig
+from atoll.drivers.kubernetes.access import InvalidKubeconfig, NoToken
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +83,7 @@ async def test_a_program_prints_the_token(tmp_path: Path, authority: trustme.CA)
 async def test_a_program_without_a_token_is_an_error(tmp_path: Path, authority: trustme.CA) -> None:
     user = {"exec": {"command": sys.executable, "args": ["-c", "raise SystemExit(3)"]}}
     found = access.find(write(tmp_path / "config", user, pem(authority)), "")
-    with pytest.raises(InvalidKubeconfig, match="exit code 3"):
+    with pytest.raises(NoToken, match="exit code 3"):
         await found.headers()
 
 

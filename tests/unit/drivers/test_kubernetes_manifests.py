@@ -120,7 +120,7 @@ def test_files_of_a_claim_belong_to_the_user_of_the_pod() -> None:
 def test_the_policy_denies_everything_but_the_control_plane() -> None:
     pods = ControlPlanePods({"app": "atoll"}, "atoll")
     found = policy("p", LABELS, pods)["spec"]
-    assert found["podSelector"] == {"matchLabels": LABELS}
+    assert found["podSelector"]["matchLabels"] == LABELS
     assert found["policyTypes"] == ["Ingress", "Egress"]
     assert found["egress"] == []
     (rule,) = found["ingress"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from atoll.errors import InvalidRequest
+from atoll.errors import InvalidRequest, TemporaryError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_LIFETIME = 60.0
@@ -32,6 +32,12 @@ DEFAULT_NAMESPACE = "default"
 
 class InvalidKubeconfig(InvalidRequest):
     code = "invalid_kubeconfig"
+
+
+class NoToken(TemporaryError):
+    """The credential program of the kubeconfig printed no token."""
+
+    code = "cluster_unavailable"
 
 
 @dataclass
@@ -181,7 +187,7 @@ async def _run_plugin(plugin: dict[str, Any]) -> tuple[str, float]:
         status = json.loads(output)["status"]
         token = str(status["token"])
     except (ValueError, LookupError, TypeError) as error:
-        raise InvalidKubeconfig(
+        raise NoToken(
             f"The credential program {plugin['command']} ended with exit code "
             f"{process.returncode} and printed no token."
         ) from error

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from atoll.drivers.kubernetes.access import ClusterAccess
     from atoll.settings import KubernetesSettings
 
+OPENED = "OPENED"
+"""Type of the first event of a watch, which the server does not send."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the other end of a stream to confirm that it is closed."""
 FIELD_MANAGER = "atoll"
 APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
@@ -184,7 +188,10 @@ class ApiClient:
     # Watches
 
     async def watch(self, path: str, **params: str) -> AsyncGenerator[dict[str, Any]]:
-        """Events of a watch until the server ends it; the time-out is for its first answer."""
+        """
+        `OPENED`, then the events of a watch until the server ends it. The time-out is for the first
+        answer.
+        """
         headers = await self._access.headers()
         params = {**params, "watch": "true", "allowWatchBookmarks": "true"}
         self.requests += 1
@@ -197,6 +204,7 @@ class ApiClient:
                     if response.status == UNAUTHORIZED:
                         self._access.expire()
                     raise _error(response.status, response.headers, await response.read())
+            yield {"type": OPENED}
             line = b""
             async for piece in response.content.iter_any():
                 *lines, line = (line + piece).split(b"\n")
@@ -223,6 +231,7 @@ class ApiClient:
                     protocols=channels,
                     max_msg_size=MAX_LINE,
                     heartbeat=None,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == UNAUTHORIZED:

@@ -42,8 +42,8 @@ class Permission:
 
     @property
     def name(self) -> str:
-        whole = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
-        return f"{self.verb} {whole}"
+        subresource = f"/{self.subresource}" if self.subresource else ""
+        return f"{self.verb} {self.resource}{subresource}"
 
 
 PERMISSIONS = (
@@ -267,7 +267,7 @@ class _Inspection:
                 await watch.open()
             image = await probe.run(
                 self._settings.image, "", self._settings.runtime_class,
-                pull="IfNotPresent", say=lambda text: None,
+                pull="IfNotPresent", report=lambda text: None,
             )  # fmt: skip
             pulled = Check("image", True, f"{image.reference}, Python is {image.python or 'lent'}")
             await policies.open()

@@ -39,13 +39,9 @@ class ClusterLoad:
                     self._memory, _first(hard, "limits.memory", "requests.memory", "memory")
                 )
 
-    @property
-    def unknown(self) -> NodeMetrics:
-        return self._metrics(0.0, 0.0)
-
-    async def metrics(self) -> NodeMetrics:
+    def metrics(self) -> NodeMetrics:
         cpu = memory = 0.0
-        for pod in await self._watch.all():
+        for pod in self._watch.known():
             if not pod.ended:
                 limits = pod.resources or pod.limits
                 cpu += quantity(limits.get("cpu", "0"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,7 +30,7 @@ from atoll.drivers.kubernetes.api import ApiClient, Priority
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
-from atoll.drivers.kubernetes.errors import ClusterUnavailable, translated
+from atoll.drivers.kubernetes.errors import translated
 from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.images import KubernetesImages
@@ -52,8 +53,6 @@ from atoll.errors import (
     AtollError,
     InstanceNotStarted,
     InvalidRequest,
-    NodeFull,
-    TemporaryError,
 )
 from atoll.link.errors import LinkLost
 from atoll.model.instance import Handle, InstanceSpec, Observation, State
@@ -68,6 +67,11 @@ if TYPE_CHECKING:
     from atoll.link.client import Link
     from atoll.model.template import Template
     from atoll.settings import KubernetesSettings, LinkSettings, LocalSettings
+
+SHUTDOWN_MARGIN = 9.0
+"""Seconds of the termination grace in which the executor ends what runs and sends the results."""
+PATIENCE = 180.0
+"""Seconds without the API server after which the node has a problem."""
 
 log = structlog.get_logger(__name__)
 
@@ -96,8 +100,6 @@ class KubernetesDriver:
             Label.CLUSTER: value(cluster),
             Label.NODE: settings.node,
         }
-        self._failure: str | None = None
-        """Why the last start failed; null if it did not."""
         self._resources = contextlib.AsyncExitStack()
         self.capabilities = find_capabilities(settings)
         # Made by open(), which reads the kubeconfig.
@@ -152,6 +154,7 @@ class KubernetesDriver:
             self._uids,
             None if forwarded else control_plane,
         )
+        self._resources.push_async_callback(self._policies.close)
         await self._policies.open()
         self.workspaces = PodDirectories(self._uids)
         if settings.workspaces == "claims":
@@ -181,12 +184,12 @@ class KubernetesDriver:
         await self._resources.aclose()
 
     async def status(self) -> NodeStatus:
-        try:
-            with translated():
-                load = await self._load.metrics()
-        except TemporaryError as error:
-            return NodeStatus(error.message, self._load.unknown)
-        return NodeStatus(self._failure, load)
+        # A node with a problem loses its sessions to other nodes. Those here go on without the API
+        # server, so it is one only after a while; requests that need the server fail until then.
+        problem = None
+        if self._watch.failed_for > PATIENCE:
+            problem = f"The Kubernetes API server does not answer: {self._watch.failure}"
+        return NodeStatus(problem, self._load.metrics())
 
     # Templates
 
@@ -198,14 +201,7 @@ class KubernetesDriver:
 
     async def ensure(self, spec: InstanceSpec) -> Handle:
         self._check_mounts(spec)
-        try:
-            handle = await self._ensure(spec)
-        except (NodeFull, ClusterUnavailable) as error:
-            # Other errors concern one template, or `status` checks for them each time.
-            self._failure = error.message
-            raise
-        self._failure = None
-        return handle
+        return await self._ensure(spec)
 
     def _check_mounts(self, spec: InstanceSpec) -> None:
         for volume, _ in spec.volumes:
@@ -328,6 +324,7 @@ class KubernetesDriver:
         token = credentials.token(self._secret, spec.instance_id)
         return ExecutorConfig(
             listen=PORT,
+            loopback=self._links.forwarded,
             tls=True,
             token_digest=credentials.digest(token),
             preload=spec.template.preload,
@@ -355,14 +352,14 @@ class KubernetesDriver:
     async def observe(self, handle: Handle) -> Observation:
         try:
             return await self._pods.observe(handle)
-        except TemporaryError as error:
+        except AtollError as error:
             log.info("instance.not_observed", instance_id=handle.instance_id, error=error.message)
             return Observation(State.UNKNOWN)
 
     async def connect(self, handle: Handle) -> Link:
         try:
             pod = await self._pods.find_or_last_known(handle)
-        except TemporaryError as error:
+        except AtollError as error:
             raise LinkLost(
                 f"Cannot reach instance {handle.instance_id}. {error.message}"
             ) from error
@@ -390,9 +387,12 @@ class KubernetesDriver:
                 await self._watch.wait(pod.name, lambda now: now is None or now.uid != pod.uid)
 
     async def handles(self) -> list[Handle]:
-        pods = sorted(await self._pods.all(), key=lambda pod: pod.instance_id)
-        return [handle_of(pod) for pod in pods]
-
-
-SHUTDOWN_MARGIN = 9.0
-"""Seconds of the termination grace in which the executor ends what runs and sends the results."""
+        # A pod that is being made has no owner yet, and is not an orphan.
+        limits = (self._settings.schedule_timeout, self._settings.image_pull_timeout)
+        since = time.time() - sum(limit.total_seconds() for limit in limits)
+        pods = [
+            pod
+            for pod in await self._pods.all()
+            if pod.phase != "Pending" or pod.created_at < since
+        ]
+        return [handle_of(pod) for pod in sorted(pods, key=lambda pod: pod.instance_id)]

@@ -75,9 +75,10 @@ def translated() -> Iterator[None]:
     except ApiError as error:
         if error.is_quota:
             raise NodeFull(f"The cluster's quota is used up: {error.message}") from error
-        if error.status == TOO_MANY_REQUESTS or error.status >= 500:
+        if error.status in (UNAUTHORIZED, TOO_MANY_REQUESTS) or error.status >= 500:
+            # An API server that has just started may not know its roles and keys yet.
             raise ClusterUnavailable(
-                f"The Kubernetes API server is overloaded or has failed: {error.message}",
+                f"The Kubernetes API server does not serve Atoll now: {error.message}",
                 retry_after=error.retry_after,
             ) from error
         raise ClusterRefused(f"The Kubernetes API server refused: {error.message}") from error

@@ -43,7 +43,6 @@ async def start(
     except (aiohttp.ClientError, OSError) as error:
         raise LinkLost(f"The connection to pod {pod} was lost while it started.") from error
     finally:
-        # Not awaited for long: the kubelet may not answer.
         await stream.close()
 
 

@@ -24,7 +24,7 @@ from atoll.drivers.kubernetes.pod_start import FINAL_IMAGE_FAILURES, reason_to_w
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.shared.portable_interpreter import InterpreterMissing
 from atoll.drivers.shared.uids import new_uid
-from atoll.errors import NodeFull, PermanentError
+from atoll.errors import InstanceNotStarted, NodeFull, PermanentError
 from atoll.model.image import parse
 from atoll.model.resources import Resources
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 MiB = 1024 * 1024
 RESOURCES = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
+NO_PYTHON = frozenset({1, 126, 127, 128})
+"""Exit codes of a container whose interpreter does not exist, is too old or lacks modules."""
+MAX_TEXT = 1000
 RUN_SECONDS = 60
 """For the program, after its image was pulled."""
 RESULT = "/dev/termination-log"
@@ -81,7 +84,7 @@ class ImageProbe:
         self._uids = uids
 
     async def run(
-        self, reference: str, python: str, runtime: str, *, pull: str, say: Callable[[str], None]
+        self, reference: str, python: str, runtime: str, *, pull: str, report: Callable[[str], None]
     ) -> ImageFacts:
         """
         What is to know about the image. `python` is the interpreter that the template names, if it
@@ -89,7 +92,7 @@ class ImageProbe:
         """
         own = ImageFacts(reference, python=python or "python3")
         try:
-            return await self._run(own, runtime, pull, say)
+            return await self._run(own, runtime, pull, report)
         except _NoPython as error:
             if python:
                 raise InterpreterMissing(f"{reference} has no {python}: {error}") from error
@@ -99,8 +102,8 @@ class ImageProbe:
                     "ATOLL_KUBERNETES__INTERPRETER_IMAGE to an image of Atoll, whose interpreter "
                     "is lent to it."
                 ) from error
-        say("The image has no Python; one is lent to it.")
-        facts = await self._run(ImageFacts(reference), runtime, pull, say)
+        report("The image has no Python; one is lent to it.")
+        facts = await self._run(ImageFacts(reference), runtime, pull, report)
         return dataclasses.replace(facts, python="")
 
     async def remove_ended(self) -> None:
@@ -110,7 +113,7 @@ class ImageProbe:
                 await self._pods.kill(pod.name, pod.uid)
 
     async def _run(
-        self, image: ImageFacts, runtime: str, pull: str, say: Callable[[str], None]
+        self, image: ImageFacts, runtime: str, pull: str, report: Callable[[str], None]
     ) -> ImageFacts:
         name = f"atoll-probe-{secrets.token_hex(6)}"
         command = [*pod_manifest.python_command(image), "-I", "-S", "-c", source()]
@@ -127,24 +130,30 @@ class ImageProbe:
         )
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
         try:
-            pod = await self._wait(name, say)
+            pod = await self._wait(name, report)
         finally:
             await asyncio.shield(self._pods.kill(name, created.uid))
         if pod.exit_code == 0:
             return _facts(image, pod)
-        raise _NoPython(pod.exit_message or pod.waiting_message or "it does not start")
+        message = (pod.exit_message or pod.waiting_message or "it does not start")[-MAX_TEXT:]
+        if pod.waiting in CONTAINER_FAILURES or pod.exit_code in NO_PYTHON:
+            raise _NoPython(message)
+        raise InstanceNotStarted(
+            f"The pod that was to look into image {image.reference} ended early "
+            f"({pod.exit_reason or pod.reason or pod.disruption}): {message}"
+        )
 
-    async def _wait(self, name: str, say: Callable[[str], None]) -> PodState:
-        told = ""
+    async def _wait(self, name: str, report: Callable[[str], None]) -> PodState:
+        reason = ""
 
         def is_over(pod: PodState | None) -> bool:
-            nonlocal told
+            nonlocal reason
             if pod is None or pod.ended or pod.waiting in CONTAINER_FAILURES:
                 return True
-            why = reason_to_wait(pod)
-            if why and why != told:
-                told = why
-                say(why)
+            current = reason_to_wait(pod)
+            if current and current != reason:
+                reason = current
+                report(current)
             return pod.waiting in FINAL_IMAGE_FAILURES
 
         try:
@@ -153,7 +162,7 @@ class ImageProbe:
                     pod = await self._watch.wait(name, is_over)
         except TimeoutError:
             raise ImageNotPulled(
-                f"The cluster did not run the image in time: {told or 'no reason is known'}"
+                f"The cluster did not run the image in time: {reason or 'no reason is known'}"
             ) from None
         if pod is None:
             raise NodeFull("The cluster removed the pod that was to look into the image.")

@@ -150,7 +150,7 @@ class KubernetesImages:
         facts = await self._known(layer)
         if facts is None:
             facts = await self._probe.run(
-                self._settings.image, "", runtime, pull="IfNotPresent", say=log.info
+                self._settings.image, "", runtime, pull="IfNotPresent", report=log.info
             )
             # Without the label of images, which a sweep removes that no template needs.
             await self._record_facts(layer, facts, {Label.SHARED: "image"})
@@ -186,10 +186,10 @@ class KubernetesImages:
         if recorded is not None:
             reference = parse(reference).pinned(recorded)
 
-        def say(text: str) -> None:
+        def report(text: str) -> None:
             on_output(f"{text}\n".encode())
 
-        say(f"The cluster pulls {reference}.")
+        report(f"The cluster pulls {reference}.")
         fresh = build is not None and build.anew
         try:
             async with asyncio.timeout(timeout.total_seconds()):
@@ -198,7 +198,7 @@ class KubernetesImages:
                     template.python,
                     self._runtime(template),
                     pull="Always" if fresh else "IfNotPresent",
-                    say=say,
+                    report=report,
                 )
         except TimeoutError:
             raise ImageNotPulled(
@@ -206,7 +206,7 @@ class KubernetesImages:
             ) from None
         await self._record_facts(layer, facts, {Label.IMAGE: value(layer)})
         inside = f"Python is {facts.python}" if facts.python else "It has no Python"
-        say(f"Image {facts.reference}. {inside}.")
+        report(f"Image {facts.reference}. {inside}.")
 
     async def _record_facts(self, layer: str, facts: ImageFacts, labels: dict[str, str]) -> None:
         manifest: dict[str, Any] = {

@@ -48,7 +48,7 @@ class InstanceLinks:
         self._pods = pods
         self._secret = secret
         self._settings = settings
-        self._forwarded = forwarded
+        self.forwarded = forwarded
         self._tls = credentials.client_context()
         self._forwards: set[asyncio.Task[None]] = set()
         self._refused: set[asyncio.Future[None]] = set()
@@ -100,7 +100,7 @@ class InstanceLinks:
 
     async def _socket(self, pod: PodState) -> socket.socket:
         """A connected socket of the executor's port."""
-        if self._forwarded:
+        if self.forwarded:
             return await self._forward(pod.name)
         family = socket.AF_INET6 if ":" in pod.ip else socket.AF_INET
         connecting = socket.socket(family, socket.SOCK_STREAM)

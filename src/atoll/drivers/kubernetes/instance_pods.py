@@ -14,7 +14,7 @@ from atoll.drivers.kubernetes import pod_state
 from atoll.drivers.kubernetes.api import Priority
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored, translated
 from atoll.drivers.kubernetes.labels import Annotation
-from atoll.errors import TemporaryError
+from atoll.errors import AtollError
 from atoll.model.instance import Handle, Observation
 
 if TYPE_CHECKING:
@@ -34,13 +34,15 @@ def handle_of(pod: PodState) -> Handle:
         "uid": pod.uid,
         "workspace": pod.annotations.get(Annotation.WORKSPACE, pod.instance_id),
         "certificate": pod.annotations.get(Annotation.CERTIFICATE, ""),
-        "disk": int(pod.annotations.get(Annotation.DISK, 0)),
+        "disk": int(pod.annotations[Annotation.DISK]),
     }
     return Handle(pod.instance_id, KIND, HANDLE_VERSION, data)
 
 
 def is_instance(pod: PodState) -> bool:
-    """Checks the name, too: whoever may create pods in the namespace can copy labels."""
+    """Checks more than the label: whoever may create pods in the namespace can copy that."""
+    if not pod.annotations.get(Annotation.DISK, "").isdecimal():
+        return False
     expected = ids.cluster_object_name(pod.instance_id)
     return ids.is_instance_id(pod.instance_id) and pod.name == expected
 
@@ -65,7 +67,7 @@ class InstancePods:
         """
         try:
             return await self.find(handle)
-        except TemporaryError:
+        except AtollError:
             pod = self._watch.last_known(str(handle.data["pod"]))
             if pod is None or pod.uid != handle.data["uid"]:
                 raise

@@ -30,6 +30,8 @@ class Label(StrEnum):
     """Describes an image: the name of its layer."""
     PROBE = f"{PREFIX}/probe"
     """A pod that finds something out and is removed: an image's interpreter, or the network."""
+    OPEN = f"{PREFIX}/open"
+    """A pod of a probe that the network policy does not select."""
     SHARED = f"{PREFIX}/shared"
     """Files of Atoll that all instances of the node mount."""
 

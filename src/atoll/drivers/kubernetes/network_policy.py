@@ -48,12 +48,14 @@ APPLY_INTERVAL = 60.0
 ATTEMPTS = 5
 """Connections that must fail: a policy takes effect a moment after its pod has started."""
 PROBE_TIMEOUT = 120.0
+RETRY_INTERVAL = 30.0
+"""Seconds for which a failed measurement is not repeated."""
 BLOCKED, OPEN = 40, 41
 PROGRAM = """
 import os, socket, time
 address = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
 refused = 0
-for attempt in range(20):
+for attempt in range(40):
     try:
         socket.create_connection(address, 2).close()
         refused = 0
@@ -102,12 +104,19 @@ def policy(
         "kind": "NetworkPolicy",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "podSelector": {"matchLabels": labels},
+            "podSelector": {
+                "matchLabels": labels,
+                "matchExpressions": [{"key": Label.OPEN, "operator": "DoesNotExist"}],
+            },
             "policyTypes": ["Ingress", "Egress"],
             "ingress": ingress,
             "egress": [],
         },
     }
+
+
+class NotMeasured(TemporaryError):
+    code = "network_policy_not_measured"
 
 
 class NetworkPolicies:
@@ -134,7 +143,8 @@ class NetworkPolicies:
         self._applied_at = 0.0
         self.enforced: bool | None = None
         """Whether the cluster enforces the policy; null until that was measured."""
-        self._lock = asyncio.Lock()
+        self._measuring: asyncio.Task[None] | None = None
+        self._measured_at = 0.0
 
     async def ensure(self) -> None:
         """Make the policy again if somebody removed or changed it, at most once a minute."""
@@ -159,27 +169,50 @@ class NetworkPolicies:
 
     async def ensure_measured(self, image: Callable[[], Awaitable[ImageFacts]]) -> bool:
         """
-        Whether the cluster enforces the policy; measured with a pod of this image, which must be
-        one that the operator trusts.
+        Whether the cluster enforces the policy; measured with pods of this image, which must be
+        one that the operator trusts. Callers share one measurement, and its failure for a while.
         """
-        async with self._lock:
-            if self.enforced is None:
-                self.enforced = await self._measure(await image())
-                result = {
-                    ENFORCED: str(self.enforced).lower(),
-                    MEASURED_AT: str(int(time.time())),
-                }
-                with translated():
-                    await self._api.patch(self._path, {"metadata": {"annotations": result}})
-                log.info("network_policy.measured", enforced=self.enforced)
+        if self.enforced is None:
+            if self._measuring is None or self._has_failed():
+                self._measuring = asyncio.create_task(self._measure(image), name="measure network")
+                self._measured_at = time.monotonic()
+            await asyncio.shield(self._measuring)
+        assert self.enforced is not None
         return self.enforced
 
-    async def _measure(self, image: ImageFacts) -> bool:
+    def _has_failed(self) -> bool:
+        """Whether the measurement has ended without a result some time ago."""
+        assert self._measuring is not None
+        over = self._measuring.done() and self.enforced is None
+        return over and time.monotonic() - self._measured_at > RETRY_INTERVAL
+
+    async def close(self) -> None:
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.wait([self._measuring])
+
+    async def _measure(self, image: Callable[[], Awaitable[ImageFacts]]) -> None:
+        facts = await image()
+        # First without the policy: if that pod cannot connect either, the failure proves nothing.
+        if not await self._can_connect(facts, {Label.OPEN: "probe"}):
+            raise NotMeasured(
+                f"Even a pod that Atoll's network policy does not select (label {Label.OPEN}) "
+                "cannot connect to the API server. Allow that, or repair the network of the "
+                "machine."
+            )
+        enforced = not await self._can_connect(facts, {})
+        result = {ENFORCED: str(enforced).lower(), MEASURED_AT: str(int(time.time()))}
+        with translated():
+            await self._api.patch(self._path, {"metadata": {"annotations": result}})
+        log.info("network_policy.measured", enforced=enforced)
+        self.enforced = enforced
+
+    async def _can_connect(self, image: ImageFacts, labels: dict[str, str]) -> bool:
         name = f"atoll-probe-{secrets.token_hex(6)}"
         constants = f"ATTEMPTS, BLOCKED, OPEN = {ATTEMPTS}, {BLOCKED}, {OPEN}\n"
         request = PodRequest(
             name=name,
-            labels={**self._labels, Label.PROBE: "network"},
+            labels={**self._labels, Label.PROBE: "network", **labels},
             image=image,
             resources=RESOURCES,
             uid=new_uid(self._uids),
@@ -189,23 +222,17 @@ class NetworkPolicies:
         )
         created = await self._pods.apply(pod_manifest.pod(request, self._settings))
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT):
-                with translated():
+            with translated():
+                async with asyncio.timeout(PROBE_TIMEOUT):
                     pod = await self._watch.wait(name, _is_over)
-        except TimeoutError:
-            raise TemporaryError(
-                "The pod that measures whether network policies are enforced did not end in time.",
-                code="network_policy_not_measured",
-            ) from None
         finally:
             await asyncio.shield(self._pods.kill(name, created.uid))
         if pod is None or pod.exit_code not in (BLOCKED, OPEN):
-            raise TemporaryError(
+            raise NotMeasured(
                 "The pod that measures whether network policies are enforced failed: "
-                f"{pod.exit_message if pod is not None else 'it was removed'}",
-                code="network_policy_not_measured",
+                f"{pod.exit_message if pod is not None else 'it was removed'}"
             )
-        return pod.exit_code == BLOCKED
+        return pod.exit_code == OPEN
 
 
 def _is_over(pod: PodState | None) -> bool:

@@ -78,7 +78,7 @@ class PodRequest:
     """Whether its program waits for its standard input."""
     pull: str = "IfNotPresent"
     deadline: int | None = None
-    """Seconds after which the cluster ends the pod, whatever becomes of Atoll."""
+    """Seconds after which the cluster ends the pod, also without Atoll."""
 
 
 def python_command(image: ImageFacts) -> list[str]:

@@ -104,8 +104,8 @@ def _checked(created: PodState, pod: PodState | None) -> PodState:
         raise pull_error(pod.waiting, pod.waiting_message)
     why = pod.exit_message or pod.waiting_message or pod.message or pod.disruption_message
     reason = pod.waiting or pod.exit_reason or pod.reason or pod.disruption or pod.phase
-    if pod.reason == "Evicted" or pod.disruption or pod.deleting or "OutOf" in pod.reason:
-        # `OutOfcpu` and the like: the kubelet refused what the scheduler had chosen it for.
+    if (pod.exit_code is None and pod.waiting not in CONTAINER_FAILURES) or pod.deleting:
+        # Its program never ran: the kubelet refused it (`OutOfcpu`), or the cluster ended it.
         raise InstanceNotStarted(f"The cluster ended the pod while it started ({reason}): {why}")
     raise PermanentError(
         f"Instance {pod.instance_id} ended while it started ({reason}): {why or 'no output'}",

@@ -7,6 +7,7 @@ Pure. Of a pod only what Atoll uses is kept, because a cluster may have thousand
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from atoll.drivers.kubernetes.labels import Label
@@ -27,6 +28,8 @@ IMAGE_FAILURES = frozenset(
         "ImageInspectError",
     }
 )
+OWN_LIMITS = ("Usage of EmptyDir", "Pod ephemeral", "Container ")
+"""How a kubelet's message begins if the pod exceeded a limit; otherwise its machine is short."""
 CONTAINER_FAILURES = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
@@ -34,6 +37,8 @@ NODE_NOT_READY = "NodeNotReady"
 LOST_NODE = frozenset({"NodeLost", NODE_NOT_READY, "DeletionByTaintManager", "DeletionByPodGC"})
 """Reasons that mean that the pod's node does not answer, or does not exist any more."""
 MAX_MESSAGE = 1000
+MAX_EXIT_MESSAGE = 4096
+"""Bytes that a container can leave behind when it ends: the report of a probe is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class PodState:
     """Its resource version."""
     labels: dict[str, str]
     annotations: dict[str, str]
+    created_at: float = 0.0
+    """Seconds since 1970, by the clock of the cluster."""
     phase: str = "Pending"
     ip: str = ""
     machine: str = ""
@@ -118,6 +125,7 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         version=metadata["resourceVersion"],
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
+        created_at=_seconds(metadata.get("creationTimestamp")),
         phase=status.get("phase") or "Pending",
         ip=status.get("podIP") or "",
         machine=spec.get("nodeName") or "",
@@ -133,7 +141,7 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         running="running" in state,
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
-        exit_message=(ended.get("message") or "")[:MAX_MESSAGE],
+        exit_message=(ended.get("message") or "")[:MAX_EXIT_MESSAGE],
         image_id=container.get("imageID") or "",
         resources=(container.get("resources") or {}).get("limits") or {},
         limits=_limits(spec),
@@ -141,6 +149,12 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         generation=metadata.get("generation") or 0,
         observed=status.get("observedGeneration") or 0,
     )
+
+
+def _seconds(timestamp: str | None) -> float:
+    if timestamp is None:
+        return 0.0
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
 def _when(condition: dict[str, Any] | None, status: str) -> dict[str, Any]:
@@ -203,7 +217,7 @@ def observation_of_deleted(last: PodState | None) -> Observation:
     """The state of an instance without a pod; `last` is how the pod was last seen."""
     if last is None:
         return Observation(State.GONE)
-    if last.unready in LOST_NODE or last.disruption in LOST_NODE:
+    if last.unready in LOST_NODE or last.disruption == "DeletionByPodGC":
         return Observation(State.GONE, Cause.NODE_LOST, _lost(last))
     if last.ended:
         cause, message = _end(last)
@@ -228,12 +242,12 @@ def _end(pod: PodState) -> tuple[Cause, str | None]:
     if pod.exit_reason == "OOMKilled":
         return Cause.OOM, "The container used more memory than its limit (OOMKilled)."
     if pod.reason == "Evicted":
-        # Of its own limits the kubelet says that they are exceeded; otherwise the machine is short.
-        cause = Cause.DISK if "exceeds" in pod.message else Cause.EVICTED
+        own = pod.message.startswith(OWN_LIMITS) and "exceed" in pod.message
+        cause = Cause.DISK if own else Cause.EVICTED
         return cause, f"The kubelet evicted the pod: {pod.message}"
     if pod.reason == "DeadlineExceeded":
         return Cause.TIMEOUT, f"The cluster ended the pod: {pod.message or pod.reason}"
-    if pod.disruption in LOST_NODE:
+    if pod.disruption and (pod.unready in LOST_NODE or pod.disruption == "DeletionByPodGC"):
         return Cause.NODE_LOST, _lost(pod)
     if pod.disruption:
         return Cause.EVICTED, _disruption(pod)

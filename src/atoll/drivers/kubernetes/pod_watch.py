@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import OrderedDict
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import structlog
 
+from atoll.drivers.kubernetes.api import OPENED
 from atoll.drivers.kubernetes.errors import GONE, NOT_FOUND, UNAVAILABLE, ApiError, ignored
+from atoll.drivers.kubernetes.pod_cache import PodCache
 from atoll.drivers.kubernetes.pod_state import PodState, pod_state
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ FIRST_DELAY, MAX_DELAY = 0.5, 10.0
 """Seconds before a watch that failed is opened again."""
 SILENCE = 90.0
 """Seconds without an event, after which it is opened again. A bookmark comes every minute."""
-MAX_DELETED = 2000
+USUAL_LIFE = 5.0
+"""Seconds. A watch that ended earlier is opened again after a pause."""
 
 log = structlog.get_logger(__name__)
 
@@ -43,24 +46,23 @@ class PodWatch:
         self._api = api
         self._path = path
         self._selector = selector
-        self._pods: dict[str, PodState] = {}
-        self._deleted: OrderedDict[str, PodState] = OrderedDict()
+        self._cache = PodCache()
         self._version = ""
+        """Where the watch goes on; empty if all pods have to be listed."""
         self._is_current = False
-        """Whether the watch is open, so that `_pods` is what the server has."""
-        self._failure = ""
+        """Whether the watch is open, so that the cache has what the server has."""
+        self.failure = ""
         """Why the watch could not be opened the last time; empty if it could."""
-        self._changes: dict[str, list[asyncio.Event]] = {}
-        self._observers: list[Callable[[PodState], None]] = []
+        self._failed_at: float | None = None
+        """When that began; monotonic clock."""
+        self._listing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.lists = 0
         """How often all pods were listed."""
 
     def subscribe(self, observer: Callable[[PodState], None]) -> None:
         """Call `observer` with every pod that is known now, and with each that changes."""
-        self._observers.append(observer)
-        for pod in list(self._pods.values()):
-            observer(pod)
+        self._cache.subscribe(observer)
 
     async def open(self) -> None:
         await self._list()
@@ -71,6 +73,11 @@ class PodWatch:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    @property
+    def failed_for(self) -> float:
+        """Seconds since when the watch cannot be opened; 0 if it can."""
+        return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
+
     # Pods
 
     async def find(self, name: str) -> PodState | None:
@@ -78,88 +85,113 @@ class PodWatch:
         The pod; the server is asked unless the watch knows it. Fails at once while the watch cannot
         be opened: requests of many sessions would only wait for their time-outs.
         """
-        if self._is_current and name in self._pods:
-            return self._pods[name]
-        if self._failure and not self._is_current:
-            raise ApiError(UNAVAILABLE, "WatchFailed", self._failure)
+        if self._is_current and (pod := self._cache.get(name)) is not None:
+            return pod
+        self._check()
         return await self.read(name)
 
     def last_known(self, name: str) -> PodState | None:
         """The pod as it was before the watch ended, if it has."""
-        return self._pods.get(name)
+        return self._cache.get(name)
 
     async def read(self, name: str) -> PodState | None:
         """The pod as the server has it now."""
+        moment = self._cache.moment
         with ignored(NOT_FOUND):
             pod = pod_state(await self._api.get(f"{self._path}/{name}"))
-            self._put(pod)
+            self._cache.put(pod)
             return pod
-        self._remove(name)
+        self._cache.missing(name, moment)
         return None
 
     def deleted(self, name: str) -> PodState | None:
         """How a pod that does not exist any more was last seen."""
-        return self._deleted.get(name)
+        return self._cache.deleted(name)
+
+    def known(self) -> list[PodState]:
+        """The pods as they were last reported."""
+        return list(self._cache)
 
     async def all(self) -> list[PodState]:
         if not self._is_current:
+            self._check()
             await self._list()
-        return list(self._pods.values())
+        return list(self._cache)
+
+    def _check(self) -> None:
+        if self.failure and not self._is_current:
+            raise ApiError(UNAVAILABLE, "WatchFailed", self.failure)
 
     async def wait(
         self, name: str, condition: Callable[[PodState | None], bool]
     ) -> PodState | None:
         """
         Wait until a pod meets the condition, which gets null when it was deleted. While the watch
-        is not open, the server is asked from time to time.
+        is not open, the server is asked from time to time. Callers have a time-out.
         """
-        changed = asyncio.Event()
-        self._changes.setdefault(name, []).append(changed)
+        changed = self._cache.watch(name)
         try:
             while True:
-                pod = self._pods.get(name)
-                if (pod is not None or name in self._deleted) and condition(pod):
+                pod = self._cache.get(name)
+                if (pod is not None or self.deleted(name) is not None) and condition(pod):
                     return pod
                 try:
                     async with asyncio.timeout(None if self._is_current else MAX_DELAY):
                         await changed.wait()
                 except TimeoutError:
-                    await self.read(name)
+                    await self._try_to_read(name)
                 changed.clear()
         finally:
-            self._changes[name].remove(changed)
-            if not self._changes[name]:
-                del self._changes[name]
+            self._cache.unwatch(name, changed)
+
+    async def _try_to_read(self, name: str) -> None:
+        try:
+            await self.read(name)
+        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.info("pod.not_read", pod=name, error=str(error) or type(error).__name__)
+
+    def note(self, pod: PodState) -> None:
+        """An answer of the server to another request."""
+        self._cache.put(pod)
 
     # The watch
 
     async def _run(self) -> None:
         delay = FIRST_DELAY
         while True:
+            began = time.monotonic()
             try:
                 if not self._version:
                     await self._list()
                 await self._follow()
-                delay = FIRST_DELAY
-                continue
             except ApiError as error:
+                self._version = ""  # Also if it is not the version's fault: a list repairs all.
                 if error.status == GONE:
-                    self._version = ""
                     log.info("pod_watch.expired", message=error.message)
-                    continue
-                self._failure = error.message
-                log.warning("pod_watch.failed", status=error.status, error=error.message)
+                else:
+                    self._failed(error.message)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                self._failure = str(error) or type(error).__name__
-                log.warning("pod_watch.failed", error=self._failure)
+                self._failed(str(error) or type(error).__name__)
             except Exception as error:
-                log.error("pod_watch.failed", exc_info=error)
                 self._version = ""
+                log.error("pod_watch.failed", exc_info=error)
             finally:
                 self._is_current = False
-                self._wake_all()
+                self._cache.wake_all()
+            if time.monotonic() - began > USUAL_LIFE:
+                delay = FIRST_DELAY
+                continue
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
             delay = min(delay * 2, MAX_DELAY)
+
+    def _failed(self, message: str) -> None:
+        self.failure = message
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+        log.warning("pod_watch.failed", error=message)
+
+    def _succeeded(self) -> None:
+        self.failure, self._failed_at = "", None
 
     async def _follow(self) -> None:
         events = self._api.watch(
@@ -169,14 +201,21 @@ class PodWatch:
             timeoutSeconds=str(WATCH_SECONDS),
         )
         async with contextlib.aclosing(events):
-            self._is_current, self._failure = True, ""
             while True:
                 try:
                     async with asyncio.timeout(SILENCE):
                         event = await anext(events)
                 except StopAsyncIteration:
                     return
-                self._take(event)
+                except TimeoutError:
+                    # Perhaps its version is of a future that a restored storage does not have.
+                    self._version = ""
+                    raise
+                if event["type"] == OPENED:
+                    self._is_current = True
+                    self._succeeded()
+                else:
+                    self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, value = event["type"], event["object"]
@@ -191,15 +230,25 @@ class PodWatch:
             return
         pod = pod_state(value)
         if kind == "DELETED":
-            known = self._pods.get(pod.name)
-            if known is None or known.uid == pod.uid:
-                self._deleted[pod.name] = pod
-                self._remove(pod.name)
+            self._cache.delete(pod)
         else:
-            self._put(pod)
+            self._cache.put(pod)
 
     async def _list(self) -> None:
-        self.lists += 1
+        """List all pods; calls at the same time share one list."""
+        lists = self.lists
+        async with self._listing:
+            if self._is_current or self.lists > lists:
+                return
+            moment = self._cache.moment
+            version, found = await self._fetch()
+            self.lists += 1
+            if not self._is_current:  # The watch, opened meanwhile, knows more.
+                self._cache.replace(found, moment)
+                self._version = version
+                self._succeeded()
+
+    async def _fetch(self) -> tuple[str, dict[str, PodState]]:
         found: dict[str, PodState] = {}
         params = {"labelSelector": self._selector, "limit": str(PAGE)}
         while True:
@@ -209,43 +258,4 @@ class PodWatch:
                 found[pod.name] = pod
             params["continue"] = answer["metadata"].get("continue") or ""
             if not params["continue"]:
-                break
-        for name in self._pods.keys() - found.keys():
-            self._remove(name)
-        for pod in found.values():
-            self._put(pod)
-        self._version, self._failure = answer["metadata"]["resourceVersion"], ""
-
-    # Changes
-
-    def note(self, pod: PodState) -> None:
-        """An answer of the server to another request."""
-        self._put(pod)
-
-    def _put(self, pod: PodState) -> None:
-        known = self._pods.get(pod.name)
-        if known is not None and known.uid == pod.uid and int(known.version) > int(pod.version):
-            return  # An answer that was overtaken by the watch.
-        self._pods[pod.name] = pod
-        gone = self._deleted.get(pod.name)
-        if gone is not None and gone.uid != pod.uid:
-            del self._deleted[pod.name]  # Another pod has its name now.
-        for observer in self._observers:
-            observer(pod)
-        self._wake(pod.name)
-
-    def _remove(self, name: str) -> None:
-        pod = self._pods.pop(name, None)
-        if pod is not None:
-            self._deleted.setdefault(name, pod)
-            while len(self._deleted) > MAX_DELETED:
-                self._deleted.popitem(last=False)
-        self._wake(name)
-
-    def _wake(self, name: str) -> None:
-        for changed in self._changes.get(name, ()):
-            changed.set()
-
-    def _wake_all(self) -> None:
-        for name in self._changes:
-            self._wake(name)
+                return answer["metadata"]["resourceVersion"], found

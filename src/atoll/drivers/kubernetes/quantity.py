@@ -12,7 +12,7 @@ SUFFIXES = {
 
 @lru_cache(1024)
 def quantity(text: str) -> float:
-    """Raises `ValueError` if it is none."""
+    """Raises `ValueError` if the text is not a quantity."""
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if text.endswith(suffix):
             return round(float(text[: -len(suffix)]) * SUFFIXES[suffix], 3)

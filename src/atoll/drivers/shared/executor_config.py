@@ -33,6 +33,8 @@ class ExecutorConfig:
     peer: int | None = None
     """User of the processes in the container that may connect; null if none may."""
     journal: tuple[str, ...] = ()
+    loopback: bool = False
+    """Whether connections over TCP may come from its own machine or network namespace."""
     tls: bool = False
     """Whether it asks for a private key, and speaks TLS on its connections."""
     termination_grace: float = 0.0

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from atoll.service.sessions.core import SessionCore
     from atoll.service.sessions.start import SessionStarter
 
-CHECKPOINT_TIMEOUT = 60.0
-"""Seconds; the node ends the instance earlier if its notice is shorter."""
+CHECKPOINT_TIMEOUT = 600.0
+"""Seconds of one attempt; the node ends the instance earlier if its notice is shorter."""
+RETRY_DELAY = 0.5
+"""Seconds before another attempt."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,36 +47,68 @@ class SessionDisruptions:
         self._checkpoints = core.checkpoints
         self._starter = starter
 
-    async def replace_instance(self, instance: Instance) -> None:
-        """Have the session of an instance that ends continue on another one."""
-        session_id = instance.session_id
-        if session_id is None:
-            return
+    async def replace_instance(self, instance: Instance) -> bool:
+        """
+        Have the session of an instance that ends continue on another one. False if the instance
+        still runs, and its session cannot leave it yet: call again.
+        """
+        if instance.session_id is None:
+            return not await self._still_runs(instance)  # A session may just be getting it.
         leases = self._replica.leases
-        async with leases.lease(instance_lease(session_id), leases.new_owner()):
-            session = await self._records.get(session_id)
+        async with leases.lease(instance_lease(instance.session_id), leases.new_owner()):
+            session = await self._records.get(instance.session_id)
+            if session.status.ended:
+                return True
             if session.instance_id != instance.id or not _goes_on(session):
-                return  # Another replica was faster, or the session ends anyway.
-            observed = await self._driver.observe(instance.handle)
-            # First: whatever needs the session from now on waits for this lease, and does not
-            # connect to the instance that ends.
-            if not await self._change(session, _leaving):
-                return
-            saved = observed.state is State.RUNNING and await self._checkpoint(session, instance)
-            warning = Warning(REPLACED, _reason(observed))
-            if not await self._change(session, lambda now: _without(now, warning, saved=saved)):
-                return
-            self._connections.disconnect(session_id)
-            log.info(
-                "session.instance_replaced",
-                session_id=session_id,
-                instance_id=instance.id,
-                cause=observed.cause,
-                saved=saved,
-            )
-            await self._driver.destroy(instance.handle)
-            await self._replica.store.instances.remove(instance.id)
-            await self._starter.start(session_id)
+                return not await self._still_runs(instance)
+            if not await self._leave(session, instance):
+                return True
+        # Not under the lease, and nobody waits: in a drain it may take long to find room.
+        starting = self._starter.connect(session.id)
+        self._replica.background.start(starting, f"start {session.id}")
+        return True
+
+    async def _still_runs(self, instance: Instance) -> bool:
+        observed = await self._driver.observe(instance.handle)
+        return observed.state is State.RUNNING and observed.cause is not None
+
+    async def _leave(self, session: Session, instance: Instance) -> bool:
+        """Save the session's files and remove its instance; false if the session has changed."""
+        observed = await self._driver.observe(instance.handle)
+        # First: whatever needs the session from now on waits for this lease, and does not connect
+        # to the instance that ends.
+        if not await self._change(session, _leaving):
+            return False
+        saved = await self._save(session, instance)
+        warning = Warning(REPLACED, _reason(observed))
+        if not await self._change(session, lambda now: _without(now, warning, saved=saved)):
+            return False
+        self._connections.disconnect(session.id)
+        log.info(
+            "session.instance_replaced",
+            session_id=session.id,
+            instance_id=instance.id,
+            cause=observed.cause,
+            saved=saved,
+        )
+        await self._driver.destroy(instance.handle)
+        await self._replica.store.instances.remove(instance.id)
+        return True
+
+    async def _save(self, session: Session, instance: Instance) -> bool:
+        """
+        Take a checkpoint, in as many attempts as it takes while the instance runs. False if there
+        is none, or none is needed.
+        """
+        if self._driver.workspaces.outlive_instances:
+            return False
+        if session.workspace_mode is not WorkspaceMode.SYNC:
+            return True
+        while (await self._driver.observe(instance.handle)).state is State.RUNNING:
+            if await self._checkpoint(session, instance):
+                return True
+            await asyncio.sleep(RETRY_DELAY)
+        return False
 
     async def _change(self, session: Session, apply: Callable[[Session], Session]) -> bool:
         """Change the record; false if the session does not go on, or has another instance."""
@@ -93,8 +127,6 @@ class SessionDisruptions:
 
     async def _checkpoint(self, session: Session, instance: Instance) -> bool:
         """Whether the checkpoint has everything; what was running is retried elsewhere."""
-        if session.workspace_mode is not WorkspaceMode.SYNC:
-            return True
         try:
             async with asyncio.timeout(CHECKPOINT_TIMEOUT):
                 link = await self._driver.connect(instance.handle)

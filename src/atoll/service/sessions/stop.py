@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
     from atoll.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+MAX_WAIT_FOR_CHECKPOINT = timedelta(minutes=30)
+"""
+How long a stop waits for a checkpoint without which files are lost: user code could otherwise keep
+its session from being stopped.
+"""
 
 
 class InstanceStopper:
@@ -70,13 +77,31 @@ class InstanceStopper:
         """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
         failure = None
         runs = await self._instances.ensure_unpaused(instance)
-        if runs and not self._driver.workspaces.outlive_instances:
-            await self._secure(session, instance)
+        if not self._driver.workspaces.outlive_instances:
+            failure = await self._secure_or_give_up(session, instance, runs=runs)
         elif runs and self._checkpoints_at_stop and session.workspace_mode is WorkspaceMode.SYNC:
             failure = await self._checkpoint(session, instance)
         await self._driver.stop(instance.handle, grace=self._grace)
         await self._instances.remove(instance.id)
         return failure
+
+    async def _secure_or_give_up(
+        self, session: Session, instance: Instance, *, runs: bool
+    ) -> str | None:
+        """
+        Why the latest files are lost, or None. Raises while it may still be possible to save them.
+        """
+        if not runs:
+            return "The instance ended before the stop; the files are those of the last checkpoint."
+        try:
+            await self._secure(session, instance)
+        except AtollError as error:
+            since = session.rested_at or session.updated_at
+            if self._clock.now() - since < MAX_WAIT_FOR_CHECKPOINT:
+                raise
+            log.warning("workspace.not_saved", session_id=session.id, error=error.message)
+            return f"The files are those of the last checkpoint. {error.message}"
+        return None
 
     async def _secure(self, session: Session, instance: Instance) -> None:
         """Take a checkpoint that is in the blob store; the instance has the only other copy."""
