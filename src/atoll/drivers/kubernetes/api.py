@@ -197,6 +197,8 @@ class ApiClient:
                     if response.status == UNAUTHORIZED:
                         self._access.expire()
                     raise _error(response.status, response.headers, await response.read())
+            # Nothing follows that would be worth a farewell, for which a loop that ends cannot wait.
+            stack.callback(_abort, response)
             line = b""
             async for piece in response.content.iter_any():
                 *lines, line = (line + piece).split(b"\n")
@@ -228,6 +230,11 @@ class ApiClient:
             if error.status == UNAUTHORIZED:
                 self._access.expire()
             raise ApiError(error.status, "Stream", f"{error.message} ({path})") from error
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 def _error(status: int, headers: Mapping[str, str], content: bytes) -> ApiError:

@@ -210,11 +210,14 @@ class PodWatch:
             params["continue"] = answer["metadata"].get("continue") or ""
             if not params["continue"]:
                 break
+        version = answer["metadata"]["resourceVersion"]
         for name in self._pods.keys() - found.keys():
-            self._remove(name)
+            # A newer one was made while the server answered.
+            if int(self._pods[name].version) <= int(version):
+                self._remove(name)
         for pod in found.values():
             self._put(pod)
-        self._version, self._failure = answer["metadata"]["resourceVersion"], ""
+        self._version, self._failure = version, ""
 
     # Changes
 
