@@ -236,4 +236,4 @@ def test_a_failure_of_the_lender_is_the_failure_of_the_pod() -> None:
 
 
 def test_messages_are_bounded() -> None:
-    assert len(pod(terminated(1, message="x" * 100_000)).exit_message) == 1000
+    assert len(pod(terminated(1, message="x" * 100_000)).exit_message) == 4096

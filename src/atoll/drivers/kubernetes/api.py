@@ -204,6 +204,8 @@ class ApiClient:
                     if response.status == UNAUTHORIZED:
                         self._access.expire()
                     raise _error(response.status, response.headers, await response.read())
+            # Aborted at the end: a loop that ends cannot wait until TLS is closed in order.
+            stack.callback(_abort, response)
             yield {"type": OPENED}
             line = b""
             async for piece in response.content.iter_any():
@@ -237,6 +239,11 @@ class ApiClient:
             if error.status == UNAUTHORIZED:
                 self._access.expire()
             raise ApiError(error.status, "Stream", f"{error.message} ({path})") from error
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 def _error(status: int, headers: Mapping[str, str], content: bytes) -> ApiError:
