@@ -38,9 +38,11 @@ class Server:
         """Version and pods."""
         self.watches: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
         self.resumed_from: list[str] = []
+        self.list_requested = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
+            self.list_requested.set()
             version, pods = await self.lists.get()
             return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": pods})
         self.resumed_from.append(request.query["resourceVersion"])
@@ -80,7 +82,8 @@ async def test_an_expired_watch_lists_all_pods_again(server: Server, watch: PodW
     await watch.open()
     gone = asyncio.create_task(watch.wait("a", lambda found: found is None))
     server.watches.put_nowait([EXPIRED])
-    server.lists.put_nowait((9, [pod("b", 8)]))
+    for _ in range(2):  # Until the watch is open again, each question is a list.
+        server.lists.put_nowait((9, [pod("b", 8)]))
     assert await gone is None
     assert {found.name for found in await watch.all()} == {"b"}
 
@@ -95,15 +98,44 @@ async def test_a_watch_resumes_after_the_last_bookmark(server: Server, watch: Po
     assert watch.lists == 1
 
 
-async def test_a_pod_that_is_newer_than_the_list_is_not_taken_for_deleted(
+async def test_a_pod_that_was_made_during_a_list_is_not_taken_for_deleted(
     server: Server, watch: PodWatch
 ) -> None:
     server.lists.put_nowait((5, []))
     await watch.open()
+    server.list_requested.clear()
     server.watches.put_nowait([EXPIRED])
+    await server.list_requested.wait()
     # Made after the server had read its pods for the list, and before the list arrived.
     watch.note(pod_state(pod("a", 10)))
     server.lists.put_nowait((9, []))
     server.watches.put_nowait([event("MODIFIED", "a", 12)])
     found = await watch.wait("a", lambda found: found is None or found.version == "12")
     assert found is not None
+
+
+async def test_a_deleted_pod_does_not_come_back_from_a_late_answer(
+    server: Server, watch: PodWatch
+) -> None:
+    server.lists.put_nowait((5, [pod("a", 3)]))
+    await watch.open()
+    server.watches.put_nowait([event("DELETED", "a", 7)])
+    assert await watch.wait("a", lambda found: found is None) is None
+    watch.note(pod_state(pod("a", 6)))
+    assert watch.known() == []
+    last = watch.deleted("a")
+    assert last is not None
+    assert last.version == "7"
+
+
+async def test_versions_that_go_backwards_are_believed_after_a_list(
+    server: Server, watch: PodWatch
+) -> None:
+    """As after the storage of the cluster was restored from a backup."""
+    server.lists.put_nowait((500, [pod("a", 300), pod("b", 400)]))
+    await watch.open()
+    server.watches.put_nowait([EXPIRED])
+    server.lists.put_nowait((50, [pod("a", 30)]))
+    found = await watch.wait("a", lambda found: found is None or found.version == "30")
+    assert found is not None
+    assert [one.name for one in watch.known()] == ["a"]

@@ -116,3 +116,41 @@ def test_the_key_is_read_up_to_the_empty_line(key: credentials.KeyPair) -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_reply_between_two_writes_sends_nothing_twice(
+    ends: tuple[TlsSocket, socket.socket],
+) -> None:
+    executor, plain = ends
+    data = os.urandom(SIZE)
+    received: list[bytes] = []
+
+    def client() -> None:
+        with credentials.client_context().wrap_socket(plain) as secured:
+            piece, whole = b"-", b""
+            secured.sendall(b"go")
+            while piece and len(whole) < SIZE:
+                piece = secured.recv(1 << 14)
+                whole += piece
+                secured.sendall(b"credit")  # Read by the executor while it still has to send.
+            received.append(whole)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    assert receive(executor, 2) == b"go"
+    left = data
+    while left:
+        readable, writable, _ = select.select([executor], [executor], [], 30)
+        try:
+            if readable:
+                executor.recv(1 << 18)
+        except BlockingIOError:
+            pass
+        try:
+            if writable:
+                left = left[executor.send(left) :]
+        except BlockingIOError:
+            pass
+    thread.join(30)
+
+    assert received == [data]
