@@ -122,17 +122,20 @@ def test_a_used_up_quota_is_reported_with_its_name(sandboxes: Sandboxes) -> None
     sandboxes.api.end(sandboxes.create())
 
 
-def test_a_template_fails_with_the_reason_why_its_image_cannot_be_pulled(
+def test_a_template_shows_why_its_image_cannot_be_pulled_and_is_built_again(
     sandboxes: Sandboxes,
 ) -> None:
+    """No registry can be reached here, which may be different in a moment."""
     body = {"name": "absent", "image": "localhost/absent:1"}
     made = answer(sandboxes.api.http.post(f"{V1}/templates", json=body), 201)
     found: dict[str, Any] = {}
 
-    def has_failed() -> bool:
+    def is_explained() -> bool:
         found.update(answer(sandboxes.api.http.get(f"{V1}/templates/{made['id']}")))
-        return str(found["status"]) == "failed"
+        return found["message"] is not None
 
-    eventually(has_failed, LONG)
+    eventually(is_explained, LONG)
+    assert found["status"] in ("pending", "building")
+    answer(sandboxes.api.http.delete(f"{V1}/templates/{made['id']}"), 204)
     for word in ("localhost/absent:1", "ImagePull"):
         assert word in str(found["message"]), found

@@ -14,7 +14,7 @@ import pytest
 from atoll.drivers.kubernetes import credentials
 from atoll.drivers.kubernetes.driver import KubernetesDriver
 from atoll.drivers.kubernetes.pod_manifest import PORT
-from atoll.errors import AtollError, PermanentError
+from atoll.errors import AtollError, InvalidRequest, PermanentError
 from atoll.link.errors import LinkLost
 from atoll.model.template import Template
 from atoll.protocol import frames
@@ -265,7 +265,7 @@ async def test_a_cluster_that_does_not_enforce_network_policies_gets_no_instance
 ) -> None:
     async with opened(driver_of(cluster, instances_namespace, node="closed")) as driver:
         await build(driver, template())
-        with pytest.raises(PermanentError) as refused:
+        with pytest.raises(InvalidRequest) as refused:
             await driver.ensure(spec())
         assert refused.value.code == "isolation_unavailable"
 
