@@ -136,6 +136,6 @@ def test_a_template_shows_why_its_image_cannot_be_pulled_and_is_built_again(
 
     eventually(is_explained, LONG)
     assert found["status"] in ("pending", "building")
-    answer(sandboxes.api.http.delete(f"{V1}/templates/{made['id']}"), 204)
+    assert sandboxes.api.http.delete(f"{V1}/templates/{made['id']}").status_code == 204
     for word in ("localhost/absent:1", "ImagePull"):
         assert word in str(found["message"]), found
