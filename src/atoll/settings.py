@@ -765,11 +765,19 @@ class Settings(BaseSettings):
     secrets: SecretSettings = SecretSettings()
 
     @model_validator(mode="after")
-    def _files_of_pods_have_a_place(self) -> Self:
-        if self.driver == "kubernetes" and self.blob.url is None:
+    def _cluster_has_what_it_needs(self) -> Self:
+        if self.driver != "kubernetes":
+            return self
+        if self.blob.url is None:
             raise ValueError(
                 "driver kubernetes needs blob.url: files of a session end with its pod, and "
                 "continue from a checkpoint in the bucket"
+            )
+        if (self.database_url or self.database_urls) and self.redis_url is None:
+            # Elsewhere the lock of the data directory keeps a second server from a node.
+            raise ValueError(
+                "driver kubernetes needs redis_url with this database: several servers would "
+                "otherwise use the cluster without knowing of each other"
             )
         return self
 

@@ -13,8 +13,9 @@ from atoll.drivers.kubernetes.labels import Label
 from atoll.drivers.kubernetes.network_policy import ControlPlanePods, policy
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
 from atoll.drivers.kubernetes.quantity import quantity
+from atoll.errors import InvalidRequest
 from atoll.model.resources import Resources
-from atoll.settings import KubernetesSettings
+from atoll.settings import KubernetesSettings, Settings
 
 MiB = 1024 * 1024
 LABELS: dict[str, str] = {Label.NODE: "kubernetes", Label.CLUSTER: "clus_1"}
@@ -152,3 +153,21 @@ def test_other_values_become_digests(text: str) -> None:
     found = labels.value(text)
     assert found != text
     assert labels.value(found) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        pytest.param({}, "needs blob.url", id="no bucket"),
+        pytest.param(
+            {"blob": {"url": "s3://bucket"}, "database_url": "postgresql://host/atoll"},
+            "needs redis_url",
+            id="a shared database without Redis",
+        ),
+    ],
+)
+def test_settings_with_which_sessions_would_be_lost_are_refused(
+    given: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        Settings.read(driver="kubernetes", **given)
