@@ -52,6 +52,26 @@ def test_a_drain_moves_sessions_to_other_machines(sandboxes: Sandboxes, session:
     sandboxes.api.end(idle)
 
 
+def test_a_drain_of_many_sessions_loses_no_file(sandboxes: Sandboxes) -> None:
+    """All of them get the notice at the same time, and none waits until others have moved."""
+    cluster, many = sandboxes.cluster, 12
+    cluster.kubectl("cordon", "n1")
+    try:
+        sessions = [sandboxes.create() for _ in range(many)]
+        for number, session in enumerate(sessions):
+            sandboxes.api.put(session, "own", str(number).encode())
+        cluster.kubectl("uncordon", "n1")
+        options = ("--force", "--delete-emptydir-data", "--ignore-daemonsets")
+        cluster.kubectl("drain", "n2", *options, timeout=LONG)
+        for number, session in enumerate(sessions):
+            output = sandboxes.api.run(session, "print(open('own').read())")["stdout"]
+            assert output == f"{number}\n"
+            assert sandboxes.pod(session)["spec"]["nodeName"] == "n1"
+            sandboxes.api.end(session)
+    finally:
+        cluster.kubectl("uncordon", "n1", "n2")
+
+
 def test_an_execution_is_retried_when_its_pod_is_deleted(
     sandboxes: Sandboxes, session: str
 ) -> None:
