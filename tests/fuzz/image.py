@@ -113,7 +113,12 @@ class Connection:
 def relay() -> None:
     """Hand over the standard streams, and run as long as they are used."""
     with socket.socket(socket.AF_UNIX) as held:
-        held.connect(f"\0{RELAY}")
+        while True:
+            try:
+                held.connect(f"\0{RELAY}")
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)  # The first process of the container has just started, too.
         socket.send_fds(held, [b"\n"], [0, 1, 2])
         held.recv(1)
 

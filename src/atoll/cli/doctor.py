@@ -24,11 +24,13 @@ def doctor(data_dir: DataDir = None, driver: Driver = None, json: Json = False) 
     """Check which isolation this machine or cluster provides, what is missing, how to fix it."""
     chosen = settings(data_dir=data_dir)
     from atoll.app import doctor as host
-    from atoll.app.logs import configure_logging
 
-    # Not on stdout, where a program reads the checks.
-    configure_logging("warning", as_json=False)
     of_cluster = (driver or chosen.driver) == CheckedDriver.KUBERNETES
+    if of_cluster:
+        from atoll.app.logs import configure_logging
+
+        # Not on stdout, where a program reads the checks.
+        configure_logging("warning", as_json=False)
     checks = host.cluster(chosen) if of_cluster else host.machine(chosen)
     if json:
         output.as_json(checks)

@@ -62,6 +62,7 @@ class SessionInfo:
     container_id: str | None = None
     """Id of its instance, on any kind of node; null while it has none."""
     pod_name: str | None = None
+    """Name of its pod if its node is a Kubernetes cluster; null while it has none."""
     ended_at: datetime | None = None
     cause: str | None = None
     """Why the session ended, was stopped, or is in `error`."""
