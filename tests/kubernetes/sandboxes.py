@@ -104,6 +104,8 @@ def serving(
         "ATOLL_POOL__SIZE": "0",
         "ATOLL_SESSION__DISK": str(16 * 2**20),
         "ATOLL_EXECUTION__RETRY_BACKOFF": "0.2",
+        "ATOLL_TEMPLATE__BUILD_RETRIES": "1",
+        "ATOLL_TEMPLATE__BUILD_BACKOFF": "0.1",
         **own,
     }
     with Server(place, "--stop-sessions", **env) as server:

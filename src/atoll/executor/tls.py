@@ -69,25 +69,33 @@ class TlsSocket:
         if not data:
             return b""
         self._incoming.write(data)
-        pieces = []
+        pieces, closes = [], False
         try:
             if not self._shaken:
                 self._tls.do_handshake()
                 self._shaken = True
-            while True:
+            while not closes:
                 piece = self._tls.read(READ_SIZE)
-                if not piece:
-                    break
                 pieces.append(piece)
+                closes = not piece
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
-            return b"".join(pieces)  # The other end closes; the socket ends next.
+            closes = True
         finally:
+            if closes:
+                self._answer_close()
             self._flush()
-        if not pieces:
+        if not pieces and not closes:
             raise BlockingIOError
         return b"".join(pieces)
+
+    def _answer_close(self) -> None:
+        """The other end closes, and keeps the connection until it has an answer."""
+        try:
+            self._tls.unwrap()
+        except ssl.SSLError:
+            pass  # It has closed the socket too.
 
     def send(self, data: bytes | bytearray) -> int:
         """

@@ -87,6 +87,37 @@ def test_large_messages_arrive_in_both_directions(
     assert fingerprints == [key.fingerprint]
 
 
+@pytest.mark.parametrize("last", [b"", b"last words"], ids=len)
+def test_a_client_that_closes_gets_an_answer(
+    ends: tuple[TlsSocket, socket.socket], last: bytes
+) -> None:
+    executor, plain = ends
+    closed = threading.Event()
+
+    def client() -> None:
+        secured = credentials.client_context().wrap_socket(plain)
+        secured.sendall(b"x" + last)
+        # Returns when the answer has arrived.
+        secured.unwrap().close()
+        closed.set()
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    received = b""
+    while True:
+        select.select([executor], [], [], 30)
+        try:
+            piece = executor.recv(1 << 18)
+        except BlockingIOError:
+            continue
+        if not piece:
+            break
+        received += piece
+    thread.join(30)
+    assert received == b"x" + last
+    assert closed.is_set()
+
+
 def test_what_is_not_tls_ends_the_connection(ends: tuple[TlsSocket, socket.socket]) -> None:
     executor, plain = ends
     plain.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
