@@ -44,7 +44,8 @@ class Variant:
     env: dict[str, str] = field(default_factory=dict)
     ordinary_user: bool = False
     own_network: bool = False
-    parallel: bool = True
+    workers: int | None = None
+    """How many processes share the tests; what the environment says if None."""
 
 
 LOCAL = Variant("the local driver")
@@ -73,8 +74,8 @@ KUBERNETES = Variant(
     "Kubernetes",
     ("tests/kubernetes",),
     own_network=True,
-    # One process, because all tests share one cluster.
-    parallel=False,
+    # Each process has a cluster of its own.
+    workers=2,
 )
 VARIANTS = (LOCAL, DOCKER, UNPRIVILEGED, KUBERNETES)
 
@@ -159,9 +160,7 @@ def _path(word: str) -> Path:
 
 
 def parallel(variant: Variant) -> list[str]:
-    if not variant.parallel:
-        return []
-    workers = os.environ.get("WORKERS", "4")
+    workers = str(variant.workers or os.environ.get("WORKERS", "4"))
     return ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import hashlib
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ApiError, ignored
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 EXECUTOR = "executor"
 """Value of `Label.SHARED`."""
 BUNDLE = "executor.pyz"
-UNUSED_AGE = 86_400.0
-"""Seconds after which a config map is removed that no pod mounts."""
 CHECK_INTERVAL = 60.0
 """Seconds for which the config map is known to exist."""
 
@@ -76,8 +73,7 @@ class ExecutorFiles:
         found = await self._api.get(self._path, labelSelector=selector(labels))
         for item in found["items"]:
             name = item["metadata"]["name"]
-            # A replica that has just started may have no pods yet.
-            if name not in used and _age(item) > UNUSED_AGE:
+            if name not in used:
                 with ignored(NOT_FOUND):
                     await self._api.delete(f"{self._path}/{name}")
 
@@ -102,8 +98,3 @@ class ExecutorFiles:
                 key: base64.b64encode(files[path]).decode() for key, path in keys.items()
             },
         }
-
-
-def _age(item: dict[str, Any]) -> float:
-    created = datetime.fromisoformat(item["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
-    return time.time() - created.timestamp()
