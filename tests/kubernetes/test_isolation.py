@@ -19,7 +19,16 @@ from atoll.link.errors import LinkLost
 from atoll.model.template import Template
 from atoll.protocol import frames
 from atoll.settings import KubernetesSettings, LinkSettings, LocalSettings
-from tests.contract.drivers.conftest import LINK, opened, printed, spec, started, template
+from tests.contract.drivers.conftest import (
+    LINK,
+    ON_CLUSTER,
+    on,
+    opened,
+    printed,
+    spec,
+    started,
+    template,
+)
 from tests.e2e.api import until
 from tests.kubernetes import hostile_images
 from tests.kubernetes.nodes import ClusterNode
@@ -179,6 +188,18 @@ def test_user_code_cannot_speak_to_its_executor(sandboxes: Sandboxes, shared: st
     assert set(found["answers"]) == {"closed"}
 
 
+@on("forwarded")
+async def test_user_code_cannot_speak_to_an_executor_that_admits_it(node: ClusterNode) -> None:
+    """The API server forwards connections to an address that user code can connect from, too."""
+    _, link = await started(node.driver, spec())
+    code = f"import json\n{SPEAK.replace('HELLO', str(frames.HELLO))}\nprint(json.dumps(found))"
+    found = json.loads(await printed(node.driver, link, code))
+    assert found["keys"] == 0
+    assert len(found["answers"]) >= 12
+    codes = {json.loads(answer)["code"] for answer in found["answers"] if answer != "closed"}
+    assert codes == {"unauthenticated"}
+
+
 IDLE = """
 import socket, time
 kept = [socket.create_connection(("127.0.0.1", 7070), 10) for _ in range(100)]
@@ -187,6 +208,7 @@ while True: time.sleep(1)
 """
 
 
+@on(*ON_CLUSTER)
 async def test_idle_connections_from_inside_do_not_keep_the_control_plane_out(
     node: ClusterNode,
 ) -> None:
