@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -254,7 +254,7 @@ class KubernetesDriver:
         # Clients wait for their sessions; the pool does not.
         priority = Priority.PATIENT if spec.session_id is None else Priority.URGENT
         manifest = pod_manifest.pod(request, self._settings)
-        created = await self._pods.apply(manifest, priority=priority)
+        created = await self._apply(manifest, priority)
         pod = await pod_start.wait_until_running(
             self._watch, created, self._settings, spec.on_delay
         )
@@ -275,6 +275,15 @@ class KubernetesDriver:
                 f"The executor of instance {spec.instance_id} was not ready within {timeout:g} s."
             ) from None
         return handle_of(pod)
+
+    async def _apply(self, manifest: dict[str, Any], priority: Priority) -> PodState:
+        """A cancelled call ends when the server has answered: then the pod can be removed."""
+        applying = asyncio.ensure_future(self._pods.apply(manifest, priority=priority))
+        try:
+            return await asyncio.shield(applying)
+        except asyncio.CancelledError:
+            await asyncio.wait([applying])
+            raise
 
     async def _check_network(self) -> None:
         # With the operator's image: one of a template could report what it likes.
