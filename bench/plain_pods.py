@@ -89,7 +89,8 @@ class PlainPods:
         )
         async with contextlib.aclosing(events):
             async for event in events:
-                if event["object"].get("status", {}).get("phase") == "Running":
+                pod = event.get("object", {})  # The first event says that the watch is open.
+                if pod.get("status", {}).get("phase") == "Running":
                     return name
         raise RuntimeError(f"the watch of pod {name} ended")
 

@@ -23,7 +23,7 @@ from tests.servers.kubernetes.images import PYTHON
 
 from atoll import ids
 from atoll.drivers.kubernetes import access, credentials, pod_manifest
-from atoll.drivers.kubernetes.api import ApiClient
+from atoll.drivers.kubernetes.api import OPENED, ApiClient
 from atoll.drivers.kubernetes.errors import CONFLICT, NOT_FOUND, ignored
 from atoll.drivers.kubernetes.labels import Annotation, Label, value
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
@@ -159,6 +159,8 @@ class SimulatedPods:
             events = self._api.watch(PODS, labelSelector=Label.INSTANCE)
             async with contextlib.aclosing(events):
                 async for event in events:
+                    if event["type"] == OPENED:
+                        continue
                     pod = event["object"]
                     name = pod["metadata"].get("name")
                     on = pod.get("spec", {}).get("nodeName", "")
