@@ -260,7 +260,7 @@ async def _claim(server: Server, count: int, at_once: int) -> tuple[list[float],
 
 def idle(report: Report, setup: Setup, given: argparse.Namespace) -> None:
     seconds = given.seconds
-    report.section(f"a server that nobody uses, watched for {seconds:g} s")
+    report.section(f"an idle server, watched for {seconds:g} s")
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         records = _first_records(setup, place)
         records.clear()

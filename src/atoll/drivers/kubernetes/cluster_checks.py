@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from atoll.drivers.kubernetes import access, pod_manifest
 from atoll.drivers.kubernetes.api import ApiClient
 from atoll.drivers.kubernetes.errors import ApiError, translated
-from atoll.drivers.kubernetes.image_probe import RESOURCES, ImageProbe
+from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.instance_pods import InstancePods
 from atoll.drivers.kubernetes.labels import Label, selector
 from atoll.drivers.kubernetes.network_policy import NetworkPolicies
 from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
 from atoll.drivers.kubernetes.pod_watch import PodWatch
+from atoll.drivers.kubernetes.probe_pods import RESOURCES, ProbePods
 from atoll.drivers.shared.checks import Check
 from atoll.drivers.shared.uids import new_uid, uid_range
 from atoll.errors import AtollError
@@ -251,17 +252,9 @@ class _Inspection:
     async def _network(self) -> list[Check]:
         watch = PodWatch(self._api, f"{self._path}/pods", selector(self._labels))
         pods = InstancePods(self._api, f"{self._path}/pods", watch)
-        policies = NetworkPolicies(
-            self._api,
-            f"/apis/networking.k8s.io/v1/namespaces/{self._namespace}",
-            pods,
-            watch,
-            self._settings,
-            self._labels,
-            self._uids,
-            None,
-        )
-        probe = ImageProbe(pods, watch, self._settings, self._labels, self._uids)
+        probes = ProbePods(pods, watch, self._settings, self._labels, self._uids)
+        policies = NetworkPolicies(self._api, self._namespace, probes, self._labels, None)
+        probe = ImageProbe(probes, self._settings)
         try:
             with translated():
                 await watch.open()

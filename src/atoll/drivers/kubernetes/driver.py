@@ -42,6 +42,7 @@ from atoll.drivers.kubernetes.network_policy import ControlPlanePods, NetworkPol
 from atoll.drivers.kubernetes.ownership import PodOwnership
 from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
 from atoll.drivers.kubernetes.pod_watch import PodWatch
+from atoll.drivers.kubernetes.probe_pods import ProbePods
 from atoll.drivers.kubernetes.resizing import KubernetesResizing
 from atoll.drivers.kubernetes.workspaces import PodDirectories, VolumeClaims
 from atoll.drivers.shared import seccomp
@@ -139,20 +140,17 @@ class KubernetesDriver:
             found.namespace if found.in_cluster else None,
             settings.control_plane_addresses,
         )
-        probe = ImageProbe(self._pods, self._watch, settings, self._labels, self._uids)
-        await probe.remove_ended()
+        probes = ProbePods(self._pods, self._watch, settings, self._labels, self._uids)
+        await probes.remove_ended()
         self.images = KubernetesImages(
-            self._api, f"{core}/configmaps", probe, settings, self._labels
-        )
-        self._policies = NetworkPolicies(
             self._api,
-            f"/apis/networking.k8s.io/v1/namespaces/{namespace}",
-            self._pods,
-            self._watch,
+            f"{core}/configmaps",
+            ImageProbe(probes, settings),
             settings,
             self._labels,
-            self._uids,
-            None if forwarded else control_plane,
+        )
+        self._policies = NetworkPolicies(
+            self._api, namespace, probes, self._labels, None if forwarded else control_plane
         )
         self._resources.push_async_callback(self._policies.close)
         await self._policies.open()
@@ -199,10 +197,6 @@ class KubernetesDriver:
 
     # Making instances
 
-    async def ensure(self, spec: InstanceSpec) -> Handle:
-        self._check_mounts(spec)
-        return await self._ensure(spec)
-
     def _check_mounts(self, spec: InstanceSpec) -> None:
         for volume, _ in spec.volumes:
             raise InvalidRequest(
@@ -216,7 +210,8 @@ class KubernetesDriver:
                 field="workspace_mode",
             )
 
-    async def _ensure(self, spec: InstanceSpec) -> Handle:
+    async def ensure(self, spec: InstanceSpec) -> Handle:
+        self._check_mounts(spec)
         found = await self._pods.by_id(spec.instance_id)
         if found is not None:
             handle = handle_of(found)

@@ -8,41 +8,32 @@ it reports decides only how instances of this image are started.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import re
-import secrets
 from typing import TYPE_CHECKING, Any
 
-from atoll.drivers.kubernetes import pod_manifest
-from atoll.drivers.kubernetes.errors import ImageNotPulled, pull_error, translated
+from atoll.drivers.kubernetes.errors import ImageNotPulled, pull_error
 from atoll.drivers.kubernetes.labels import Label
-from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodRequest
+from atoll.drivers.kubernetes.pod_manifest import ImageFacts
 from atoll.drivers.kubernetes.pod_start import FINAL_IMAGE_FAILURES, reason_to_wait
 from atoll.drivers.kubernetes.pod_state import CONTAINER_FAILURES, IMAGE_FAILURES
 from atoll.drivers.shared.portable_interpreter import InterpreterMissing
-from atoll.drivers.shared.uids import new_uid
 from atoll.errors import InstanceNotStarted, NodeFull, PermanentError
 from atoll.model.image import parse
-from atoll.model.resources import Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.drivers.kubernetes.instance_pods import InstancePods
+    from atoll.drivers.kubernetes.pod_manifest import PodRequest
     from atoll.drivers.kubernetes.pod_state import PodState
-    from atoll.drivers.kubernetes.pod_watch import PodWatch
+    from atoll.drivers.kubernetes.probe_pods import ProbePods
     from atoll.settings import KubernetesSettings
 
-MiB = 1024 * 1024
-RESOURCES = Resources(cpu=1.0, memory=128 * MiB, disk=16 * MiB, max_processes=32)
 NO_PYTHON = frozenset({1, 126, 127, 128})
 """Exit codes of a container whose interpreter does not exist, is too old or lacks modules."""
 MAX_TEXT = 1000
-RUN_SECONDS = 60
-"""For the program, after its image was pulled."""
 RESULT = "/dev/termination-log"
 MAX_VOLUMES, MAX_PATH = 64, 1000
 _INSIDE_PATH = re.compile(r"/[^\0,:\n]{1,200}")
@@ -69,19 +60,10 @@ def source() -> str:
 
 
 class ImageProbe:
-    def __init__(
-        self,
-        pods: InstancePods,
-        watch: PodWatch,
-        settings: KubernetesSettings,
-        labels: dict[str, str],
-        uids: range,
-    ) -> None:
-        self._pods = pods
-        self._watch = watch
+    def __init__(self, probes: ProbePods, settings: KubernetesSettings) -> None:
+        self._probes = probes
         self._settings = settings
-        self._labels = labels
-        self._uids = uids
+        self._timeout = settings.image_pull_timeout.total_seconds()
 
     async def run(
         self, reference: str, python: str, runtime: str, *, pull: str, report: Callable[[str], None]
@@ -106,33 +88,14 @@ class ImageProbe:
         facts = await self._run(ImageFacts(reference), runtime, pull, report)
         return dataclasses.replace(facts, python="")
 
-    async def remove_ended(self) -> None:
-        """Remove pods of probes whose replica has ended before them."""
-        for pod in await self._watch.all():
-            if Label.PROBE in pod.labels and pod.ended:
-                await self._pods.kill(pod.name, pod.uid)
-
     async def _run(
         self, image: ImageFacts, runtime: str, pull: str, report: Callable[[str], None]
     ) -> ImageFacts:
-        name = f"atoll-probe-{secrets.token_hex(6)}"
-        command = [*pod_manifest.python_command(image), "-I", "-S", "-c", source()]
-        request = PodRequest(
-            name=name,
-            labels={**self._labels, Label.PROBE: "image"},
-            image=image,
-            resources=RESOURCES,
-            uid=new_uid(self._uids),
-            command=command,
-            runtime_class=runtime,
-            pull=pull,
-            deadline=int(self._settings.image_pull_timeout.total_seconds()) + RUN_SECONDS,
-        )
-        created = await self._pods.apply(pod_manifest.pod(request, self._settings))
-        try:
-            pod = await self._wait(name, report)
-        finally:
-            await asyncio.shield(self._pods.kill(name, created.uid))
+        request = self._probes.request(
+            source(), image, runtime, timeout=self._timeout, pull=pull,
+            labels={Label.PROBE: "image"},
+        )  # fmt: skip
+        pod = await self._wait(request, report)
         if pod.exit_code == 0:
             return _facts(image, pod)
         message = (pod.exit_message or pod.waiting_message or "it does not start")[-MAX_TEXT:]
@@ -143,7 +106,7 @@ class ImageProbe:
             f"({pod.exit_reason or pod.reason or pod.disruption}): {message}"
         )
 
-    async def _wait(self, name: str, report: Callable[[str], None]) -> PodState:
+    async def _wait(self, request: PodRequest, report: Callable[[str], None]) -> PodState:
         reason = ""
 
         def is_over(pod: PodState | None) -> bool:
@@ -157,9 +120,7 @@ class ImageProbe:
             return pod.waiting in FINAL_IMAGE_FAILURES
 
         try:
-            async with asyncio.timeout(self._settings.image_pull_timeout.total_seconds()):
-                with translated():
-                    pod = await self._watch.wait(name, is_over)
+            pod = await self._probes.run(request, is_over, timeout=self._timeout)
         except TimeoutError:
             raise ImageNotPulled(
                 f"The cluster did not run the image in time: {reason or 'no reason is known'}"

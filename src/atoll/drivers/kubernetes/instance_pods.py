@@ -40,7 +40,7 @@ def handle_of(pod: PodState) -> Handle:
 
 
 def is_instance(pod: PodState) -> bool:
-    """Checks more than the label: whoever may create pods in the namespace can copy that."""
+    """Checks more than the label: other users of the namespace can copy that."""
     if not pod.annotations.get(Annotation.DISK, "").isdecimal():
         return False
     expected = ids.cluster_object_name(pod.instance_id)

@@ -10,30 +10,24 @@ every pod knows; the result is kept with the policy.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from atoll.drivers.kubernetes import pod_manifest
 from atoll.drivers.kubernetes.errors import NOT_FOUND, ignored, translated
-from atoll.drivers.kubernetes.image_probe import RESOURCES
 from atoll.drivers.kubernetes.labels import PREFIX, Label, node_digest
-from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
-from atoll.drivers.shared.uids import new_uid
+from atoll.drivers.kubernetes.pod_manifest import PORT
 from atoll.errors import TemporaryError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.drivers.kubernetes.api import ApiClient
-    from atoll.drivers.kubernetes.instance_pods import InstancePods
     from atoll.drivers.kubernetes.pod_manifest import ImageFacts
     from atoll.drivers.kubernetes.pod_state import PodState
-    from atoll.drivers.kubernetes.pod_watch import PodWatch
-    from atoll.settings import KubernetesSettings
+    from atoll.drivers.kubernetes.probe_pods import ProbePods
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that each namespace has."""
@@ -124,22 +118,16 @@ class NetworkPolicies:
         self,
         api: ApiClient,
         namespace: str,
-        pods: InstancePods,
-        watch: PodWatch,
-        settings: KubernetesSettings,
+        probes: ProbePods,
         labels: dict[str, str],
-        uids: range,
         control_plane: ControlPlanePods | None,
     ) -> None:
-        """`namespace` is the path of the namespace in the API group of network policies."""
-        self._control_plane = control_plane
         self._api = api
-        self._pods = pods
-        self._watch = watch
-        self._settings = settings
+        self._probes = probes
         self._labels = labels
-        self._uids = uids
-        self._path = f"{namespace}/networkpolicies/atoll-{node_digest(labels)}"
+        self._control_plane = control_plane
+        group = f"/apis/networking.k8s.io/v1/namespaces/{namespace}"
+        self._path = f"{group}/networkpolicies/atoll-{node_digest(labels)}"
         self._applied_at = 0.0
         self.enforced: bool | None = None
         """Whether the cluster enforces the policy; null until that was measured."""
@@ -147,7 +135,7 @@ class NetworkPolicies:
         self._measured_at = 0.0
 
     async def ensure(self) -> None:
-        """Make the policy again if somebody removed or changed it, at most once a minute."""
+        """Make the policy again if it was removed or changed, at most once a minute."""
         if time.monotonic() - self._applied_at > APPLY_INTERVAL:
             await self.open()
 
@@ -208,25 +196,17 @@ class NetworkPolicies:
         self.enforced = enforced
 
     async def _can_connect(self, image: ImageFacts, labels: dict[str, str]) -> bool:
-        name = f"atoll-probe-{secrets.token_hex(6)}"
         constants = f"ATTEMPTS, BLOCKED, OPEN = {ATTEMPTS}, {BLOCKED}, {OPEN}\n"
-        request = PodRequest(
-            name=name,
-            labels={**self._labels, Label.PROBE: "network", **labels},
-            image=image,
-            resources=RESOURCES,
-            uid=new_uid(self._uids),
-            command=[*pod_manifest.python_command(image), "-I", "-S", "-c", constants + PROGRAM],
-            runtime_class=self._settings.runtime_class,
-            deadline=int(PROBE_TIMEOUT),
-        )
-        created = await self._pods.apply(pod_manifest.pod(request, self._settings))
+        request = self._probes.request(
+            constants + PROGRAM, image, timeout=PROBE_TIMEOUT,
+            labels={Label.PROBE: "network", **labels},
+        )  # fmt: skip
         try:
-            with translated():
-                async with asyncio.timeout(PROBE_TIMEOUT):
-                    pod = await self._watch.wait(name, _is_over)
-        finally:
-            await asyncio.shield(self._pods.kill(name, created.uid))
+            pod = await self._probes.run(request, _is_over, timeout=PROBE_TIMEOUT)
+        except TimeoutError:
+            raise NotMeasured(
+                "The pod that measures whether network policies are enforced did not end in time."
+            ) from None
         if pod is None or pod.exit_code not in (BLOCKED, OPEN):
             raise NotMeasured(
                 "The pod that measures whether network policies are enforced failed: "

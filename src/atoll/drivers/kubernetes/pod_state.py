@@ -100,7 +100,7 @@ class PodState:
 
     @property
     def is_disrupted(self) -> bool:
-        """Whether somebody else ends it while it runs: an eviction, a drain, a preemption."""
+        """Whether the cluster or a person ends it while it runs, for example by an eviction."""
         return self.deleting and not self.ended and not self.on_lost_machine
 
 
@@ -164,7 +164,7 @@ def _when(condition: dict[str, Any] | None, status: str) -> dict[str, Any]:
 
 def _unready(conditions: dict[str, dict[str, Any]]) -> str:
     """
-    Why the pod is not ready; empty if it is. A cluster that hears nothing of a machine marks its
+    Why the pod is not ready; empty if it is. A cluster whose machine does not report marks its
     pods as not ready without a reason; a kubelet would report their containers as not ready too.
     """
     found = _when(conditions.get("Ready"), "False")
@@ -209,7 +209,7 @@ def observation(pod: PodState) -> Observation:
         return Observation(State.RUNNING, Cause.EVICTED, _disruption(pod))
     if pod.running:
         return Observation(State.RUNNING)
-    # Nobody has connected to it: it never ran, or its machine does not report.
+    # It never ran, or its machine does not report.
     return Observation(State.EXITED if pod.phase == "Pending" else State.UNKNOWN)
 
 

@@ -1,8 +1,8 @@
 """
 Changes the limits of running pods, where the cluster can do that in place.
 
-A kubelet accepts a change, makes it, and reports that up to a second later. Nobody waits for the
-report if the memory does not shrink: only then the change may fail after it was accepted.
+A kubelet accepts a change, makes it, and reports that up to a second later. Callers wait for the
+report only if the memory shrinks: then the change may fail after it was accepted.
 """
 
 from __future__ import annotations

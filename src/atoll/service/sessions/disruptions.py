@@ -63,7 +63,7 @@ class SessionDisruptions:
                 return not await self._still_runs(instance)
             if not await self._leave(session, instance):
                 return True
-        # Not under the lease, and nobody waits: in a drain it may take long to find room.
+        # In the background, without the lease: in a drain it may take long to find room.
         starting = self._starter.connect(session.id)
         self._replica.background.start(starting, f"start {session.id}")
         return True
