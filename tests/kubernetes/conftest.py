@@ -15,6 +15,7 @@ from tests.e2e.api import Api
 from tests.kubernetes.nodes import ClusterNode
 from tests.kubernetes.sandboxes import Sandboxes, serving
 from tests.servers.kubernetes import network
+from tests.servers.kubernetes.bucket_driver import BucketDriver, bucket_driver
 from tests.servers.kubernetes.cluster import Cluster
 from tests.servers.kubernetes.helm import Helm
 from tests.servers.kubernetes.images import make_images
@@ -45,6 +46,20 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = cluster.namespace(f"test-{secrets.token_hex(4)}")
     yield name
     cluster.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def cluster_s3(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that nodes and pods reach."""
+    with S3Server(tmp_path_factory.mktemp("s3"), host=cluster.network.host) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bucket_volumes(cluster: Cluster, cluster_s3: S3Server) -> Iterator[BucketDriver]:
+    """A CSI driver for directories of the bucket. A node that a test restarts needs a `start`."""
+    with bucket_driver(cluster, cluster_s3) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,11 @@ class Node:
     def address(self) -> str:
         return self._network.node(self._config.index)
 
+    @property
+    def kubelet(self) -> Path:
+        """The root directory of the kubelet."""
+        return self._config.kubelet
+
     def boot(self, nodes: int) -> None:
         """Start the machine with containerd; `nodes` is how many the cluster has."""
         cgroups.make(Path(self._config.cgroup))
@@ -67,8 +72,12 @@ class Node:
         self._network.attach(self._config.index, self.pid, range(1, nodes + 1))
         self.start("containerd")
 
+    def install(self, component: str, command: Sequence[str]) -> None:
+        """Add a program for `start` and `signal`. A node that boots does not start it."""
+        self._commands[component] = list(command)
+
     def start(self, component: str) -> None:
-        """Start containerd, kubelet or kube-proxy."""
+        """Start containerd, kubelet, kube-proxy, or what was installed."""
         command, log = self._commands[component], str(self._log(component))
         self._ask({"verb": "start", "name": component, "command": command, "log": log})
         if component == "containerd":

@@ -58,6 +58,11 @@ class Node:
     cgroup: str
     snapshotter: str
 
+    @property
+    def kubelet(self) -> Path:
+        """The root directory of its kubelet."""
+        return self.place / "kubelet"
+
 
 def write(node: Node, network: Network, authority: Authority) -> None:
     """Write the files that the commands below name."""
@@ -76,8 +81,8 @@ def containerd_command(node: Node) -> list[str]:
 def kubelet_command(node: Node, hyperkube: Path, network: Network, kubeconfig: Path) -> list[str]:
     return [
         str(hyperkube), "kubelet", "--config", str(node.place / "kubelet.json"),
-        "--kubeconfig", str(kubeconfig), "--root-dir", str(node.place / "kubelet"),
-        "--cert-dir", str(node.place / "kubelet/pki"), "--hostname-override", node.name,
+        "--kubeconfig", str(kubeconfig), "--root-dir", str(node.kubelet),
+        "--cert-dir", str(node.kubelet / "pki"), "--hostname-override", node.name,
         "--node-ip", network.node(node.index),
     ]  # fmt: skip
 
