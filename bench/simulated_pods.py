@@ -224,7 +224,7 @@ class SimulatedPods:
 
 def _request(instance_id: str, cluster: str, resources: Resources, certificate: str) -> PodRequest:
     image = ImageFacts(PYTHON, python="/usr/bin/python3")
-    files, mounts = pod_manifest.executor_files(
+    files = pod_manifest.executor_files(
         "atoll-executor-simulated", {"executor.pyz": "executor.pyz", "inside": "inside"}
     )
     return PodRequest(
@@ -245,8 +245,8 @@ def _request(instance_id: str, cluster: str, resources: Resources, certificate: 
         uid=100_000,
         command=pod_manifest.executor_command(image),
         env=pod_manifest.executor_env(image),
-        volumes=(files,),
-        mounts=tuple(mounts),
+        volumes=files.volumes,
+        mounts=files.mounts,
         attached=True,
     )
 

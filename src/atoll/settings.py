@@ -379,6 +379,11 @@ class KubernetesSettings(Group):
     """StorageClass of claims; the cluster's default if empty."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
     """Access mode of claims."""
+    bucket_claim: str = Field("", pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")
+    """
+    A persistent volume claim of the namespace whose volume is the bucket of `blob.url`, mounted by
+    a CSI driver: for volumes, and for workspaces that are mounted. If empty, there are none.
+    """
     runtime_class: str = ""
     """Default RuntimeClass of templates, such as gvisor or kata; the cluster's default if empty."""
     runtime_classes: ColonSeparated[str] = ()
@@ -423,6 +428,8 @@ class KubernetesSettings(Group):
     """Processors of the cluster for instances; a quota of the namespace takes precedence."""
     memory: int = Field(256 * GiB, ge=GiB)
     """Memory of the cluster for instances, in bytes; a quota of the namespace takes precedence."""
+    open_files: int = Field(1024, ge=64)
+    """Open files per process of an instance."""
     timeout: Seconds = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time for the API server to answer, in seconds."""
     tmp_size: int = Field(64 * MiB, ge=1 * MiB)

@@ -1,9 +1,8 @@
-"""That pods get directories of a bucket from the CSI driver of the tests, and nodes lose them."""
+"""That pods get directories of a bucket by the CSI driver of the tests, and nodes lose them."""
 
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import pytest
 
@@ -23,24 +22,28 @@ RESTRICTED = {
 
 
 class Pods:
-    """Pods of a namespace, each with a volume at /files."""
+    """Pods of a namespace, each with a directory of the bucket at /files."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, claim: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
+        self._claim = claim
 
-    def start(self, name: str, node: str, volume: dict[str, Any]) -> None:
+    def start(self, name: str, node: str, directory: str, *, read_only: bool = False) -> None:
+        mount = {
+            "name": "files", "mountPath": "/files", "subPath": directory, "readOnly": read_only
+        }  # fmt: skip
         container = {
             "name": "c",
             "image": BARE,
             "command": ["sleep", "1000"],
             "securityContext": RESTRICTED,
-            "volumeMounts": [{"name": "files", "mountPath": "/files"}],
+            "volumeMounts": [mount],
         }
         spec = {
             "nodeName": node,
             "containers": [container],
-            "volumes": [{"name": "files", **volume}],
+            "volumes": [{"name": "files", "persistentVolumeClaim": {"claimName": self._claim}}],
             "terminationGracePeriodSeconds": 1,
         }
         manifest = {"apiVersion": "v1", "kind": "Pod", "spec": spec}
@@ -57,8 +60,8 @@ class Pods:
 
 
 @pytest.fixture
-def pods(cluster: Cluster, namespace: str) -> Pods:
-    return Pods(cluster, namespace)
+def pods(cluster: Cluster, namespace: str, bucket_volumes: BucketDriver) -> Pods:
+    return Pods(cluster, namespace, bucket_volumes.claim(namespace))
 
 
 def stored(driver: BucketDriver, key: str) -> bytes:
@@ -72,11 +75,11 @@ def test_pods_of_any_uid_share_a_directory_of_the_bucket(
         drivers = cluster.ask("GET", f"/apis/storage.k8s.io/v1/csinodes/{name}")["spec"]["drivers"]
         assert [(driver["name"], driver["nodeID"]) for driver in drivers] == [(NAME, name)]
     directory = f"mounts/{namespace}"
-    pods.start("writer", "n1", bucket_volumes.volume(directory))
+    pods.start("writer", "n1", directory)
     pods.sh("writer", "id -u > /files/uid; mkdir /files/d; mv /files/uid /files/d")
     assert stored(bucket_volumes, f"{directory}/d/uid") == b"1234567\n"
 
-    pods.start("reader", "n2", bucket_volumes.volume(directory, read_only=True))
+    pods.start("reader", "n2", directory, read_only=True)
     assert pods.sh("reader", "cat /files/d/uid") == "1234567\n"
     with pytest.raises(subprocess.CalledProcessError) as refused:
         pods.sh("reader", "echo more >> /files/d/uid")
@@ -92,7 +95,7 @@ def test_volumes_outlive_the_driver(
     pods: Pods, bucket_volumes: BucketDriver, namespace: str
 ) -> None:
     directory = f"mounts/{namespace}"
-    pods.start("p", "n1", bucket_volumes.volume(directory))
+    pods.start("p", "n1", directory)
     bucket_volumes.kill("n1")
     pods.sh("p", "echo kept > /files/a")
     assert stored(bucket_volumes, f"{directory}/a") == b"kept\n"
@@ -104,7 +107,7 @@ def test_volumes_outlive_the_driver(
 def test_a_node_that_lost_power_mounts_its_volumes_again(
     cluster: Cluster, pods: Pods, bucket_volumes: BucketDriver, namespace: str
 ) -> None:
-    pods.start("p", "n2", bucket_volumes.volume(f"mounts/{namespace}"))
+    pods.start("p", "n2", f"mounts/{namespace}")
     pods.sh("p", "echo kept > /files/a")
     cluster.kill_node("n2")
     cluster.start_node("n2")

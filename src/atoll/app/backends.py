@@ -139,7 +139,12 @@ def _driver(settings: Settings, cluster: str, secret: str) -> Driver:
         from atoll.drivers.kubernetes.driver import KubernetesDriver
 
         return KubernetesDriver(
-            settings.kubernetes, settings.link, settings.local, cluster=cluster, secret=secret
+            settings.kubernetes,
+            settings.link,
+            settings.local,
+            cluster=cluster,
+            secret=secret,
+            bucket_directory="" if bucket is None else bucket.prefix,
         )
     return LocalDriver(
         settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages

@@ -1,8 +1,8 @@
 """
-A CSI driver that mounts directories of a bucket into pods, as operators of clusters install one.
+A CSI driver that mounts a bucket into pods, as operators of clusters install one.
 
     with bucket_driver(cluster, s3) as driver:
-        pod["spec"]["volumes"] = [{"name": "files", **driver.volume("some/directory")}]
+        claim = driver.claim(namespace)
 
 `csi_node_plugin` is its program on the nodes.
 """
@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.missing import missing
 from tests.servers import program
@@ -24,6 +23,7 @@ from tests.servers.kubernetes.csi_node_plugin import NAME, Places
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 TOP = Path(__file__).parents[3]
+CLAIM = "bucket"
 COMPONENT = "bucket-driver"
 """Its name in the node's log files."""
 CSI_DRIVER = {
@@ -31,9 +31,7 @@ CSI_DRIVER = {
     "kind": "CSIDriver",
     "spec": {
         "attachRequired": False,
-        "podInfoOnMount": True,
         "fsGroupPolicy": "None",
-        "volumeLifecycleModes": ["Ephemeral"],
     },
 }
 
@@ -62,12 +60,33 @@ class BucketDriver:
         assert cluster.network.host in s3.endpoint, "start S3Server with host=cluster.network.host"
         self.s3 = s3
         self._cluster = cluster
+        self._volumes: list[str] = []
 
-    @staticmethod
-    def volume(directory: str, *, read_only: bool = False) -> dict[str, Any]:
-        """The source of a pod's volume: a directory of the bucket, created if needed."""
-        attributes = {"directory": directory}
-        return {"csi": {"driver": NAME, "readOnly": read_only, "volumeAttributes": attributes}}
+    def claim(self, namespace: str) -> str:
+        """The name of a new claim in the namespace, whose volume is the bucket."""
+        claim = {"namespace": namespace, "name": CLAIM}
+        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        volume = {
+            **common,
+            "capacity": {"storage": "1Gi"},
+            "claimRef": claim,
+            "csi": {"driver": NAME, "volumeHandle": namespace},
+        }
+        self._cluster.create(
+            {"apiVersion": "v1", "kind": "PersistentVolume", "spec": volume}, namespace
+        )
+        self._volumes.append(namespace)
+        wanted = {"requests": {"storage": "1Gi"}}
+        self._cluster.create(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "spec": {**common, "volumeName": namespace, "resources": wanted},
+            },
+            CLAIM,
+            namespace,
+        )
+        return CLAIM
 
     def start(self, *nodes: str) -> None:
         """Start it on nodes, and wait until their kubelets have registered it."""
@@ -112,6 +131,8 @@ class BucketDriver:
             self.kill(name)
             # Its absence is what makes a kubelet forget the driver.
             self._places(name).registration_socket.unlink(missing_ok=True)
+        for name in self._volumes:
+            self._cluster.ask("DELETE", f"/api/v1/persistentvolumes/{name}")
 
     def _places(self, node: str) -> Places:
         return Places(self._cluster.nodes[node].kubelet)

@@ -1,23 +1,20 @@
 """
-The node plugin of the CSI driver `NAME`: mounts directories of a bucket into pods, with s3fs.
+The node plugin of the CSI driver `NAME`: mounts a bucket for pods, with s3fs.
 
 A stand-in for a product, started on each node by `tests.servers.kubernetes.bucket_driver`. It
-implements inline ephemeral volumes and nothing else of CSI. The attribute `directory` of a volume
-is the directory in the bucket, which is created if it does not exist. Every uid can read and write
-its files.
+mounts and unmounts volumes, and implements nothing else of CSI. Every uid can read and write all
+files.
 
-Each volume has an s3fs of its own, which outlives the plugin: mounts of running pods survive its
-end. The plugin has no state, so one that is started again can unmount them.
+Each volume of a pod has an s3fs of its own, which outlives the plugin: mounts of running pods
+survive its end. The plugin has no state, so one that is started again can unmount them.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -75,13 +72,11 @@ class Bucket:
     name: str
     passwords: Path
 
-    def mount(self, directory: str, target: Path, *, read_only: bool = False) -> None:
-        """Mount an existing directory, and wait until it can be used."""
+    def mount(self, target: Path) -> None:
+        """Mount it, and wait until it can be used."""
         options = f"{S3FS_OPTIONS},url={self.endpoint},passwd_file={self.passwords}"
-        if read_only:
-            options += ",ro"
         s3fs = subprocess.Popen(
-            ["s3fs", f"{self.name}:/{directory}", str(target), "-f", "-o", options],
+            ["s3fs", self.name, str(target), "-f", "-o", options],
             stdin=subprocess.DEVNULL,
             cwd="/",
             env={"PATH": "/usr/bin:/bin"},
@@ -95,22 +90,6 @@ class Bucket:
             raise
         # It ends when it is unmounted.
         Thread(target=s3fs.wait, daemon=True).start()
-
-    def make_directory(self, directory: str) -> None:
-        """Needed before `mount`, because s3fs only mounts what exists."""
-        with self._mounted_root() as root:
-            (root / directory).mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def _mounted_root(self) -> Iterator[Path]:
-        root = Path(tempfile.mkdtemp(dir=self.passwords.parent))
-        try:
-            self.mount("", root)
-            yield root
-        finally:
-            unmount(root)
-            # Never recursively: the bucket may still be mounted there.
-            root.rmdir()
 
 
 @dataclass(frozen=True)
@@ -146,14 +125,12 @@ class NodePlugin:
         }
 
     def publish(self, request: protobuf.Message) -> Mapping[int, str]:
-        target, read_only = Path(request.text(4)), request.flag(6)
-        directory = request.map(8)["directory"]
+        target = Path(request.text(4))
         if is_usable(target):
             return {}
         unmount(target)
         target.mkdir(exist_ok=True)
-        self.bucket.make_directory(directory)
-        self.bucket.mount(directory, target, read_only=read_only)
+        self.bucket.mount(target)
         return {}
 
     def unpublish(self, request: protobuf.Message) -> Mapping[int, str]:
@@ -218,7 +195,7 @@ def _wait_for_mount(target: Path, s3fs: subprocess.Popen[bytes]) -> None:
         sleep(0.02)
     # It is mounted before s3fs has checked the bucket.
     if not is_usable(target):
-        raise RuntimeError("s3fs cannot read the directory. See the log of the driver.")
+        raise RuntimeError("s3fs cannot read the bucket. See the log of the driver.")
 
 
 def main(node: str, kubelet: str, endpoint: str, bucket: str) -> None:

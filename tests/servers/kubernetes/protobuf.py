@@ -20,18 +20,12 @@ class Message:
     fields: Mapping[int, list[int | bytes]]
 
     def text(self, number: int) -> str:
-        return self._bytes(number)[-1].decode() if number in self.fields else ""
+        value = self.fields.get(number, [b""])[-1]
+        assert isinstance(value, bytes), f"Field {number} is a number."
+        return value.decode()
 
     def flag(self, number: int) -> bool:
         return bool(self.fields.get(number, [0])[-1])
-
-    def map(self, number: int) -> dict[str, str]:
-        """Each entry is a message with the key in field 1 and the value in field 2."""
-        entries = [decode(entry) for entry in self._bytes(number)]
-        return {entry.text(1): entry.text(2) for entry in entries}
-
-    def _bytes(self, number: int) -> list[bytes]:
-        return [value for value in self.fields.get(number, []) if isinstance(value, bytes)]
 
 
 def encode(fields: Mapping[int, str]) -> bytes:

@@ -99,6 +99,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "ATOLL_KUBERNETES__RUNTIME_CLASS" $instances.runtimeClass
   "ATOLL_KUBERNETES__RUNTIME_CLASSES" (join ":" $instances.runtimeClasses)
   "ATOLL_KUBERNETES__STORAGE_CLASS" $instances.storageClass
+  "ATOLL_KUBERNETES__BUCKET_CLAIM" $instances.bucketClaim
   "ATOLL_KUBERNETES__PRIORITY_CLASS" $instances.priorityClassName
 }}
 {{- range $name, $value := $optional }}

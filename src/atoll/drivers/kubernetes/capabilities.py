@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PROVIDED = frozenset({"own_uid", "cgroup_memory", "cgroup_cpu", "seccomp"})
 UNAVAILABLE = {
     "packages": "instances of a cluster share no directory with Atoll; put packages in the image",
-    "volumes": "instances of a cluster cannot mount volumes of Atoll",
+    "volumes": "the cluster has no claim with the bucket (kubernetes.bucket_claim)",
     "pausing": "a cluster cannot freeze pods",
 }
 
@@ -24,4 +24,7 @@ def find_capabilities(settings: KubernetesSettings) -> Capabilities:
         # Otherwise no instance is made where network policies are not enforced.
         provided |= {"no_network"}
     missing = {name: text for name, text in REQUIREMENTS.items() if name not in provided}
-    return Capabilities(provided, missing, UNAVAILABLE)
+    unavailable = dict(UNAVAILABLE)
+    if settings.bucket_claim:
+        del unavailable["volumes"]
+    return Capabilities(provided, missing, unavailable)

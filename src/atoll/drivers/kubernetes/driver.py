@@ -27,6 +27,7 @@ from atoll.drivers.kubernetes import (
     resizing,
 )
 from atoll.drivers.kubernetes.api import ApiClient, Priority
+from atoll.drivers.kubernetes.bucket_volumes import BucketVolumes
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
@@ -40,16 +41,16 @@ from atoll.drivers.kubernetes.labels import Annotation, Label, selector, value
 from atoll.drivers.kubernetes.limits import KubernetesLimits
 from atoll.drivers.kubernetes.network_policy import ControlPlanePods, NetworkPolicies
 from atoll.drivers.kubernetes.ownership import PodOwnership
-from atoll.drivers.kubernetes.pod_manifest import PORT, PodRequest
+from atoll.drivers.kubernetes.pod_manifest import NO_VOLUME, PORT, PodRequest
 from atoll.drivers.kubernetes.pod_watch import PodWatch
 from atoll.drivers.kubernetes.probe_pods import ProbePods
 from atoll.drivers.kubernetes.resizing import KubernetesResizing
-from atoll.drivers.kubernetes.workspaces import PodDirectories, VolumeClaims
+from atoll.drivers.kubernetes.workspaces import InstanceFiles, PodDirectories, VolumeClaims
 from atoll.drivers.shared import seccomp
-from atoll.drivers.shared.executor_config import ExecutorConfig
+from atoll.drivers.shared.executor_config import RLIMITS, ExecutorConfig
 from atoll.drivers.shared.executor_links import shut_down
 from atoll.drivers.shared.requirements import check_requirements
-from atoll.drivers.shared.uids import uid_range
+from atoll.drivers.shared.uids import new_uid, uid_range
 from atoll.errors import (
     AtollError,
     InstanceNotStarted,
@@ -62,9 +63,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from atoll.drivers.kubernetes.credentials import KeyPair
-    from atoll.drivers.kubernetes.pod_manifest import ImageFacts
+    from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodVolume
     from atoll.drivers.kubernetes.pod_state import PodState
-    from atoll.drivers.kubernetes.workspaces import InstanceFiles, KubernetesWorkspaces
+    from atoll.drivers.kubernetes.workspaces import KubernetesWorkspaces
     from atoll.link.client import Link
     from atoll.model.template import Template
     from atoll.settings import KubernetesSettings, LinkSettings, LocalSettings
@@ -80,7 +81,6 @@ log = structlog.get_logger(__name__)
 class KubernetesDriver:
     kind = KIND
     packages = None
-    volumes = None
     pausing = None
 
     def __init__(
@@ -91,12 +91,17 @@ class KubernetesDriver:
         *,
         cluster: str,
         secret: str,
+        bucket_directory: str = "",
     ) -> None:
-        """`cluster` identifies the database; `secret` is shared by all replicas."""
+        """
+        `cluster` identifies the database; `secret` is shared by all replicas. `bucket_directory` is
+        where the blob store is in its bucket.
+        """
         self._settings = settings
         self._link_settings = link
         self._uids = uid_range(local)
         self._secret = secret
+        self._bucket_directory = bucket_directory
         self._labels: dict[str, str] = {
             Label.CLUSTER: value(cluster),
             Label.NODE: settings.node,
@@ -106,6 +111,7 @@ class KubernetesDriver:
         # Made by open(), which reads the kubeconfig.
         self.images: KubernetesImages
         self.workspaces: KubernetesWorkspaces
+        self.volumes: BucketVolumes | None = None
         self.limits: KubernetesLimits
         self.resizing: KubernetesResizing | None = None
         self.disruptions: PodDisruptions
@@ -158,6 +164,8 @@ class KubernetesDriver:
         if settings.workspaces == "claims":
             claims = f"{core}/persistentvolumeclaims"
             self.workspaces = VolumeClaims(self._api, claims, settings, self._labels, self._uids)
+        if settings.bucket_claim:
+            self.volumes = BucketVolumes(settings.bucket_claim, self._bucket_directory, self._pods)
         self._load = ClusterLoad(self._api, core, self._watch, settings)
         with translated():
             await self._load.open()
@@ -197,21 +205,7 @@ class KubernetesDriver:
 
     # Making instances
 
-    def _check_mounts(self, spec: InstanceSpec) -> None:
-        for volume, _ in spec.volumes:
-            raise InvalidRequest(
-                f"Volume {volume.id} does not exist on this node: it is a Kubernetes cluster.",
-                code="mount_unavailable",
-            )
-        if spec.prefix is not None:
-            raise InvalidRequest(
-                "workspace_mode: this node cannot mount the blob store; use sync.",
-                code="mount_unavailable",
-                field="workspace_mode",
-            )
-
     async def ensure(self, spec: InstanceSpec) -> Handle:
-        self._check_mounts(spec)
         found = await self._pods.by_id(spec.instance_id)
         if found is not None:
             handle = handle_of(found)
@@ -244,8 +238,9 @@ class KubernetesDriver:
         key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
         with translated():
             await self._files.ensure()
-        files = await self.workspaces.provide(spec)
-        request = self._request(spec, image, files, key)
+        bucket = self._bucket_volume(spec)
+        files = await self._provide(spec)
+        request = self._request(spec, image, files, bucket, key)
         # Clients wait for their sessions; the pool does not.
         priority = Priority.PATIENT if spec.session_id is None else Priority.URGENT
         manifest = pod_manifest.pod(request, self._settings)
@@ -271,6 +266,22 @@ class KubernetesDriver:
             ) from None
         return handle_of(pod)
 
+    async def _provide(self, spec: InstanceSpec) -> InstanceFiles:
+        if spec.prefix is None:
+            return await self.workspaces.provide(spec)
+        return InstanceFiles(spec.workspace or spec.instance_id, new_uid(self._uids))
+
+    def _bucket_volume(self, spec: InstanceSpec) -> PodVolume:
+        if not spec.volumes and spec.prefix is None:
+            return NO_VOLUME
+        if self.volumes is None:
+            raise InvalidRequest(
+                f"Instance {spec.instance_id} needs directories of the bucket: "
+                f"{self.capabilities.unavailable['volumes']}.",
+                code="mount_unavailable",
+            )
+        return self.volumes.of(spec)
+
     async def _apply(self, manifest: dict[str, Any], priority: Priority) -> PodState:
         """A cancelled call ends when the server has answered: then the pod can be removed."""
         applying = asyncio.ensure_future(self._pods.apply(manifest, priority=priority))
@@ -293,10 +304,15 @@ class KubernetesDriver:
         )
 
     def _request(
-        self, spec: InstanceSpec, image: ImageFacts, files: InstanceFiles, key: KeyPair
+        self,
+        spec: InstanceSpec,
+        image: ImageFacts,
+        files: InstanceFiles,
+        bucket: PodVolume,
+        key: KeyPair,
     ) -> PodRequest:
         template = spec.template
-        volume, mounts = pod_manifest.executor_files(self._files.name, self._files.items)
+        executor = pod_manifest.executor_files(self._files.name, self._files.items)
         return PodRequest(
             name=ids.cluster_object_name(spec.instance_id),
             labels={
@@ -310,6 +326,7 @@ class KubernetesDriver:
                 Annotation.CERTIFICATE: key.fingerprint,
                 Annotation.DISK: str(spec.resources.disk),
                 Annotation.EXECUTOR: self._files.name,
+                **bucket.annotations,
             },
             image=image,
             resources=spec.resources,
@@ -318,8 +335,8 @@ class KubernetesDriver:
             command=pod_manifest.executor_command(image),
             env=pod_manifest.executor_env(image),
             runtime_class=template.runtime or self._settings.runtime_class,
-            volumes=(volume,),
-            mounts=tuple(mounts),
+            volumes=(*executor.volumes, *bucket.volumes),
+            mounts=(*executor.mounts, *bucket.mounts),
             attached=True,
         )
 
@@ -337,6 +354,7 @@ class KubernetesDriver:
             unattended=self._link_settings.unattended_grace.total_seconds(),
             seccomp=seccomp.programs(),
             termination_grace=grace - SHUTDOWN_MARGIN,
+            rlimits={**RLIMITS, "NOFILE": self._settings.open_files},
         )
 
     async def _undo(self, spec: InstanceSpec) -> None:

@@ -35,6 +35,7 @@ def handle_of(pod: PodState) -> Handle:
         "workspace": pod.annotations.get(Annotation.WORKSPACE, pod.instance_id),
         "certificate": pod.annotations.get(Annotation.CERTIFICATE, ""),
         "disk": int(pod.annotations[Annotation.DISK]),
+        "mounted": pod.annotations.get(Annotation.MOUNTED, ""),
     }
     return Handle(pod.instance_id, KIND, HANDLE_VERSION, data)
 

@@ -44,6 +44,10 @@ class Annotation(StrEnum):
     """The owner of the files in a claim."""
     EXECUTOR = f"{PREFIX}/executor"
     """The config map with the executor that it mounts."""
+    MOUNTED = f"{PREFIX}/mounted"
+    """The directory of the bucket that is mounted as the workspace, if one is."""
+    VOLUMES = f"{PREFIX}/volumes"
+    """Names of its volumes, separated by commas."""
     DISK = f"{PREFIX}/disk"
     """Bytes that the workspace may have."""
 

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from atoll.model.instance import Handle
     from atoll.model.resources import Resources
 
-EXECUTOR_PROCESSES = 2
-"""Processes of Atoll that have the uid of user code: the supervisor and the zygote."""
+OWN_PROCESSES = 3
+"""
+Processes beside user code that have its uid: the supervisor, the zygote, and the process with which
+the cluster keeps the namespaces of the pod.
+"""
 
 
 class KubernetesLimits:
@@ -27,14 +30,16 @@ class KubernetesLimits:
         # Each pod has a uid of its own, so the limit of a uid is one of the pod.
         limits = {
             "FSIZE": resources.disk,
-            "NPROC": resources.max_processes + EXECUTOR_PROCESSES,
+            "NPROC": resources.max_processes + OWN_PROCESSES,
         }
         watch = {
-            "disk": resources.disk,
             # A kubelet may end the pod with all that is in it when one process runs out of memory.
             "memory": resources.memory,
             "sockets": cgroups.uncharged_sockets(resources),
         }
+        # A handle of an earlier version lacks this entry.
+        if not handle.data.get("mounted"):
+            watch["disk"] = resources.disk
         return limits, watch
 
     async def out_of_memory(self, handle: Handle) -> bool:

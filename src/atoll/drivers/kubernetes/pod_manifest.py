@@ -71,7 +71,10 @@ class PodRequest:
     runtime_class: str = ""
     env: dict[str, str] = field(default_factory=dict)
     workspace: dict[str, Any] | None = None
-    """The volume of the workspace; a directory of the pod if null."""
+    """
+    The volume of the workspace; a directory of the pod if null, unless one of `mounts` is the
+    workspace.
+    """
     volumes: tuple[dict[str, Any], ...] = ()
     mounts: tuple[dict[str, Any], ...] = ()
     attached: bool = False
@@ -102,8 +105,20 @@ def executor_env(image: ImageFacts) -> dict[str, str]:
     }
 
 
-def executor_files(config_map: str, items: dict[str, str]) -> tuple[dict[str, Any], list[Any]]:
-    """The volume and the mounts of Atoll's files; `items` are paths by key of the config map."""
+@dataclass(frozen=True)
+class PodVolume:
+    """A volume, where it is mounted, and what is noted about it; all of it may be missing."""
+
+    volumes: tuple[dict[str, Any], ...] = ()
+    mounts: tuple[dict[str, Any], ...] = ()
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+NO_VOLUME = PodVolume()
+
+
+def executor_files(config_map: str, items: dict[str, str]) -> PodVolume:
+    """Atoll's own files; `items` are paths by key of the config map."""
     volume = {
         "name": "executor",
         "configMap": {
@@ -112,11 +127,11 @@ def executor_files(config_map: str, items: dict[str, str]) -> tuple[dict[str, An
             "items": [{"key": key, "path": path} for key, path in items.items()],
         },
     }
-    mounts = [
+    mounts = (
         {"name": "executor", "mountPath": EXECUTOR, "subPath": "executor.pyz", "readOnly": True},
         {"name": "executor", "mountPath": INSIDE, "subPath": "inside", "readOnly": True},
-    ]
-    return volume, mounts
+    )
+    return PodVolume((volume,), mounts)
 
 
 def limits(resources: Resources) -> dict[str, str]:
@@ -138,11 +153,7 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
     resources = request.resources
     disk = str(resources.disk + DISK_MARGIN)
     lent = not request.image.python
-    mounts = [
-        {"name": WORKSPACE_VOLUME, "mountPath": WORKSPACE},
-        *request.mounts,
-        *_temporary_mounts(request),
-    ]
+    mounts = [*request.mounts, *_temporary_mounts(request)]
     volumes: list[dict[str, Any]] = [
         {
             "name": "temporary",
@@ -150,8 +161,10 @@ def pod(request: PodRequest, settings: KubernetesSettings) -> dict[str, Any]:
         },
         *request.volumes,
     ]
-    workspace = request.workspace or {"name": WORKSPACE_VOLUME, "emptyDir": {"sizeLimit": disk}}
-    volumes.append(workspace)
+    if all(mount["mountPath"] != WORKSPACE for mount in mounts):
+        directory = {"name": WORKSPACE_VOLUME, "emptyDir": {"sizeLimit": disk}}
+        volumes.append(request.workspace or directory)
+        mounts.append({"name": WORKSPACE_VOLUME, "mountPath": WORKSPACE})
     if lent:
         volumes.append({"name": "python", "emptyDir": {"sizeLimit": LENT_SIZE}})
         mounts.append(

@@ -77,9 +77,11 @@ class InstanceStopper:
         """Take a checkpoint and end the instance. Returns why there is no checkpoint, or None."""
         failure = None
         runs = await self._instances.ensure_unpaused(instance)
-        if not self._driver.workspaces.outlive_instances:
+        if session.workspace_mode is WorkspaceMode.MOUNT:
+            pass  # Its files are in the bucket.
+        elif not self._driver.workspaces.outlive_instances:
             failure = await self._secure_or_give_up(session, instance, runs=runs)
-        elif runs and self._checkpoints_at_stop and session.workspace_mode is WorkspaceMode.SYNC:
+        elif runs and self._checkpoints_at_stop:
             failure = await self._checkpoint(session, instance)
         await self._driver.stop(instance.handle, grace=self._grace)
         await self._instances.remove(instance.id)

@@ -1,0 +1,91 @@
+"""
+Directories of the bucket in pods: volumes of the kind `s3`, and workspaces that are mounted.
+
+Atoll mounts nothing here. The operator makes one persistent volume claim whose volume is the
+bucket, which a CSI driver mounts on the machines; a pod has the directories of its own volumes
+only. Whoever removes a volume or a workspace removes its objects from the bucket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.drivers.kubernetes.labels import Annotation
+from atoll.drivers.kubernetes.pod_manifest import WORKSPACE, PodVolume
+from atoll.errors import Conflict, InvalidRequest
+from atoll.model.volume import S3
+
+if TYPE_CHECKING:
+    from atoll.drivers.kubernetes.instance_pods import InstancePods
+    from atoll.model.instance import InstanceSpec
+    from atoll.model.volume import Volume
+
+NAME = "bucket"
+"""Of the volume in a pod."""
+
+
+class BucketVolumes:
+    def __init__(self, claim: str, directory: str, pods: InstancePods) -> None:
+        """`directory` is the one in the bucket that has the blobs; empty for the bucket itself."""
+        self._claim = claim
+        self._directory = directory
+        self._pods = pods
+
+    def bucket_problem(self) -> str | None:
+        return None
+
+    async def make(self, volume: Volume) -> None:
+        _require_bucket(volume)
+
+    async def check(self, volume: Volume, *, read_only: bool) -> None:
+        _require_bucket(volume)
+
+    async def check_unused(self, volume: Volume) -> None:
+        for pod in await self._pods.all():
+            if volume.id in pod.annotations.get(Annotation.VOLUMES, "").split(","):
+                raise Conflict(
+                    f"Instance {pod.instance_id} still has volume {volume.id}. Retry in a few "
+                    "seconds.",
+                    code="volume_in_use",
+                )
+
+    async def remove(self, volume: Volume) -> None:
+        await self.check_unused(volume)
+
+    async def broken(self) -> list[str]:
+        # Only the cluster knows the state of its mounts.
+        return []
+
+    async def discard(self, prefix: str) -> None: ...
+
+    def of(self, spec: InstanceSpec) -> PodVolume:
+        """What the pod of an instance mounts; raises `InvalidRequest` if it cannot."""
+        mounts = []
+        annotations: dict[str, str] = {}
+        if spec.prefix is not None:
+            mounts.append(self._mount(spec.prefix, WORKSPACE))
+            annotations[Annotation.MOUNTED] = spec.prefix
+        for volume, mount in spec.volumes:
+            _require_bucket(volume)
+            mounts.append(
+                self._mount(f"volumes/{volume.id}", mount.path, read_only=mount.read_only)
+            )
+        if spec.volumes:
+            annotations[Annotation.VOLUMES] = ",".join(volume.id for volume, _ in spec.volumes)
+        claim = {"name": NAME, "persistentVolumeClaim": {"claimName": self._claim}}
+        return PodVolume((claim,), tuple(mounts), annotations)
+
+    def _mount(self, prefix: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+        directory = f"{self._directory}/{prefix}".strip("/")
+        # Of the volume only this directory is in the pod. The kubelet makes it if it is missing.
+        return {"name": NAME, "mountPath": path, "subPath": directory, "readOnly": read_only}
+
+
+def _require_bucket(volume: Volume) -> None:
+    if volume.kind != S3:
+        raise InvalidRequest(
+            f"Volume {volume.id} would be on the disk of a node, and this node is a cluster. Make "
+            "a volume of the kind s3.",
+            code="isolation_unavailable",
+            field="kind",
+        )
