@@ -32,11 +32,23 @@ def main() -> None:
     config = _read_config() if text == b"-" else minijson.loads(text)
     for name in [name for name in os.environ if name.startswith(CLUSTER_VARIABLES)]:
         del os.environ[name]
+    if config.get("rlimits"):
+        _limit_processes(config["rlimits"])
     program = config.get("seccomp", {}).get(os.uname().machine)
     if program:
         syscalls.install_filter(bytes.fromhex(program))
     prepare(bool(config.get("hooks", True)))
     serve(config)
+
+
+def _limit_processes(limits: dict[str, int]) -> None:
+    import resource  # Most executors are started with their limits.
+
+    for name, most in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (bound, bound))
 
 
 def prepare(hooks: bool) -> None:

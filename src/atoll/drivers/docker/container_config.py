@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.shared import environment_variables
 from atoll.drivers.shared.executor_bundle import BOOT
+from atoll.drivers.shared.executor_config import RLIMITS
 from atoll.drivers.shared.instance_paths import EXECUTOR, INSIDE, PACKAGES
 from atoll.drivers.shared.packages import install_program
 
@@ -45,8 +46,6 @@ MASKED_PATHS = (
     "/proc/timer_list", "/proc/timer_stats",
 )  # fmt: skip
 """Files that describe the host: the engine's defaults and more."""
-MAX_SIGNALS = 4096
-"""Pending signals and timers of all processes of a user."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Of an image that sets none."""
 
@@ -131,11 +130,8 @@ def _body(
         **limits(resources, relays=spec.relays),
         "OomScoreAdj": SUPERVISOR_OOM_SCORE,
         "Ulimits": [
-            {"Name": "core", "Soft": 0, "Hard": 0},
-            {"Name": "memlock", "Soft": 65_536, "Hard": 65_536},
-            {"Name": "msgqueue", "Soft": 819_200, "Hard": 819_200},
-            {"Name": "nofile", "Soft": spec.open_files, "Hard": spec.open_files},
-            {"Name": "sigpending", "Soft": MAX_SIGNALS, "Hard": MAX_SIGNALS},
+            {"Name": name.lower(), "Soft": most, "Hard": most}
+            for name, most in {**RLIMITS, "NOFILE": spec.open_files}.items()
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
         "RestartPolicy": {"Name": "no"},

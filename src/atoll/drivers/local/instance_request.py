@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.drivers.local import sandbox
 from atoll.drivers.local.spawner_client import ForkServer, SpawnRequest
+from atoll.drivers.shared.executor_config import RLIMITS
 from atoll.drivers.shared.workspace_files import IMAGE
 from atoll.protocol.limits import JOURNAL_FILE_SIZE
 
@@ -83,13 +84,10 @@ class InstanceRequests:
             groups=host.groups.join_files(spec.instance_id),
             uid=workspace.uid,
             rlimits={
-                "CORE": 0,
+                **RLIMITS,
                 # The executor writes files of the workspace, and its journal.
                 "FSIZE": max(spec.resources.disk, JOURNAL_FILE_SIZE),
                 "NOFILE": self.settings.open_files,
-                "MEMLOCK": 65_536,
-                "MSGQUEUE": 819_200,
-                "SIGPENDING": 4096,
             },
             stage=sources.stage,
             binds=list(sources.binds.items()),

@@ -9,6 +9,8 @@ from atoll.drivers.shared.executor_bundle import SOCKET
 
 USER_OOM_SCORE = 1000
 """When memory runs out, the kernel kills the process with the highest score."""
+RLIMITS = {"CORE": 0, "MEMLOCK": 65_536, "MSGQUEUE": 819_200, "SIGPENDING": 4096}
+"""Limits of the processes in every instance, soft and hard, by their names in `resource`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class ExecutorConfig:
     """Seconds between SIGTERM and its end, for a last checkpoint."""
     hooks: bool = True
     """Run start-up code of packages (`.pth` files and `sitecustomize`)."""
+    rlimits: dict[str, int] = field(default_factory=dict)
+    """Limits that the executor sets for itself and all processes, where the engine sets none."""
     inside: str = SOCKET
     oom_score: int = field(default=USER_OOM_SCORE)
 
