@@ -80,6 +80,8 @@ class PodState:
     """Limits that were asked for."""
     resize: str = ""
     """Why a change of its limits is not done yet."""
+    resizing: bool = False
+    """Whether its kubelet is changing its limits; `resources` may be those before then."""
     generation: int = 0
     """Version of what was asked for."""
     observed: int = 0
@@ -112,7 +114,8 @@ def pod_state(pod: dict[str, Any]) -> PodState:
     disrupted = _when(conditions.get("DisruptionTarget"), "True")
     unready = _unready(conditions)
     scheduled = _when(conditions.get("PodScheduled"), "False")
-    resizing = _when(conditions.get("PodResizePending"), "True")
+    pending = _when(conditions.get("PodResizePending"), "True")
+    resizing = _when(conditions.get("PodResizeInProgress"), "True")
     container = _container(status, "containerStatuses")
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
@@ -145,7 +148,8 @@ def pod_state(pod: dict[str, Any]) -> PodState:
         image_id=container.get("imageID") or "",
         resources=(container.get("resources") or {}).get("limits") or {},
         limits=_limits(spec),
-        resize=resizing.get("reason") or "",
+        resize=pending.get("reason") or "",
+        resizing=bool(resizing),
         generation=metadata.get("generation") or 0,
         observed=status.get("observedGeneration") or 0,
     )

@@ -86,8 +86,10 @@ class KubernetesResizing:
         grows = _is_at_least(wanted, pod)
 
         def is_done(now: PodState) -> bool:
-            accepted = now.observed >= generation > 0 and now.resize not in IMPOSSIBLE
-            return _has(now, wanted) or (grows and accepted)
+            if now.resize in IMPOSSIBLE or 0 < now.observed < generation:
+                return False
+            accepted = bool(now.observed)
+            return (grows and accepted) or (not now.resizing and _has(now, wanted))
 
         return await self._wait(pod.name, generation, is_done)
 
@@ -107,9 +109,9 @@ class KubernetesResizing:
 
 
 def _is_at_least(wanted: dict[str, str], pod: PodState) -> bool:
-    """Whether the pod has no more memory than is wanted."""
-    memory = (pod.resources or pod.limits).get("memory")
-    return memory is not None and quantity(wanted["memory"]) >= quantity(memory)
+    """Whether the pod has no more memory than is wanted, and will not get more."""
+    found = [limits["memory"] for limits in (pod.resources, pod.limits) if "memory" in limits]
+    return bool(found) and quantity(wanted["memory"]) >= max(map(quantity, found))
 
 
 def _has(pod: PodState, wanted: dict[str, str]) -> bool:
