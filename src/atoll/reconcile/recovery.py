@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from atoll.errors import AtollError
 from atoll.model import pool_size
 from atoll.model.instance import State
 from atoll.service.instances import remove_instance
@@ -60,8 +61,10 @@ class Recovery:
             async with slots:
                 try:
                     await self._instance(handle)
+                # A failure must not delay the others; the sweep retries it.
+                except AtollError as error:
+                    log.warning("recovery.failed", instance=handle.instance_id, error=error.message)
                 except Exception as error:
-                    # A failure must not delay the others; the sweep retries it.
                     log.warning("recovery.failed", instance=handle.instance_id, exc_info=error)
 
         self._kept = await self._workspaces_in_use()
