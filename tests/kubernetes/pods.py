@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.e2e.hostile.host import living
+from tests.servers.kubernetes.images import PAUSE_PROGRAM
 
 
 def processes_of_pod(uid: str) -> set[int]:
@@ -22,7 +23,7 @@ def _belongs_to(pid: int, uid: str) -> bool:
     groups = _read(pid, "cgroup")
     # Systemd's names of control groups have no hyphens.
     is_in_pod = f"pod{uid}" in groups or f"pod{uid.replace('-', '_')}" in groups
-    return is_in_pod and _read(pid, "comm").strip() != "pause"
+    return is_in_pod and _read(pid, "comm").strip() != PAUSE_PROGRAM
 
 
 def _innermost_pid(pid: int) -> int | None:

@@ -14,20 +14,14 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.servers.kubernetes.go_programs import BuildFailed, GoPrograms, linked
 
 KUBERNETES_SOURCES, HELM_SOURCES = (Path(__file__).parent / name for name in ("go", "go_helm"))
+HYPERKUBE = "hyperkube"
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 # What a chart is rendered for when there is no cluster.
 _CAPABILITIES = ("helm.sh/helm/v3/pkg/chartutil", "helm.sh/helm/v3/pkg/lint/rules")
-
-
-class Binaries(NamedTuple):
-    hyperkube: Path
-    """etcd, the components of Kubernetes and kubectl: its first argument is the component."""
-    pause: Path
 
 
 def cached() -> bool:
@@ -39,9 +33,12 @@ def build() -> None:
         programs.build()
 
 
-def unpack(directory: Path) -> Binaries:
-    """The programs of a cluster. Skips the test when they are not built."""
-    return Binaries(**kubernetes().unpack(directory))
+def unpack(directory: Path) -> Path:
+    """
+    etcd, the components of Kubernetes and kubectl in one program, whose first argument is the
+    component. Skips the test when it is not built.
+    """
+    return kubernetes().unpack(directory)[HYPERKUBE]
 
 
 def version() -> str:
@@ -60,8 +57,7 @@ def kubernetes() -> GoPrograms:
         "buildDate": "1970-01-01T00:00:00Z",
     }
     flags = linked({f"{path}.{key}": facts[key] for path in _VERSION_PACKAGES for key in facts})
-    packages = {"hyperkube": ".", "pause": "./pause"}
-    return GoPrograms("Kubernetes", KUBERNETES_SOURCES, packages, flags)
+    return GoPrograms("Kubernetes", KUBERNETES_SOURCES, {HYPERKUBE: "."}, flags)
 
 
 def helm() -> GoPrograms:

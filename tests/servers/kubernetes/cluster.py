@@ -58,9 +58,9 @@ class Cluster:
             # The last to go: it removes the directory too.
             self._processes = Processes(self.place, self.place.name, logs)
             stack.callback(self._processes.close)
-            self._binaries = binaries.unpack(self.place)
+            self._hyperkube = binaries.unpack(self.place)
             self._snapshotter = snapshots.choose(self.place)
-            pause = images.make_pause(self.place / "pause.tar", self._binaries.pause)
+            pause = images.make_pause(self.place / "pause.tar")
             self._archives = [pause, *archives]
             self.network = network.create()
             stack.callback(self.network.remove)
@@ -80,7 +80,7 @@ class Cluster:
             )
             """An administrator's client of the API, for the tests' own requests."""
             self._control_plane = ControlPlane(
-                self.place, self._binaries.hyperkube, self.network, self._authority, self._processes
+                self.place, self._hyperkube, self.network, self._authority, self._processes
             )
             self._stack = stack.pop_all()
         self.nodes: dict[str, Node] = {}
@@ -95,7 +95,7 @@ class Cluster:
                 name, index, self.place / name, f"{self.place.name}/{name}", self._snapshotter
             )
             self.nodes[name] = Node(
-                config, self._binaries.hyperkube, self.network, self._authority, self._processes
+                config, self._hyperkube, self.network, self._authority, self._processes
             )
         with ThreadPoolExecutor() as threads:
             for ended in [
@@ -138,7 +138,7 @@ class Cluster:
     ) -> str:
         try:
             done = subprocess.run(
-                [self._binaries.hyperkube, "kubectl", "--kubeconfig", kubeconfig, *arguments],
+                [self._hyperkube, "kubectl", "--kubeconfig", kubeconfig, *arguments],
                 input=input,
                 stdin=subprocess.DEVNULL if input is None else None,
                 capture_output=True,

@@ -24,6 +24,7 @@ from tests.rootfs import put
 from tests.servers.images import make_archives
 
 PYTHON, BARE, PAUSE = "localhost/python:3", "localhost/bare:1", "localhost/pause:1"
+PAUSE_PROGRAM = "busybox_pause"
 PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -42,12 +43,15 @@ def make_images(directory: Path) -> list[Path]:
     return [python, bare]
 
 
-def make_pause(archive: Path, program: Path) -> Path:
-    """The image that each pod has beside its own."""
+def make_pause(archive: Path) -> Path:
+    """
+    The image that each pod has beside its own. Its process has one thread, as that of a real
+    cluster, because it has the uid of user code, whose number of threads is limited.
+    """
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as packed:
-        packed.add(program, "pause")
-    pack(archive, PAUSE, layer, Entrypoint=["/pause"])
+        packed.add(_busybox(), PAUSE_PROGRAM)
+    pack(archive, PAUSE, layer, Entrypoint=[f"/{PAUSE_PROGRAM}", "sleep", str(2**31 - 1)])
     layer.unlink()
     return archive
 
@@ -99,9 +103,7 @@ def pack(archive: Path, reference: str, layer: Path, **config: Any) -> None:
 
 
 def pack_busybox(place: Path) -> Path:
-    busybox = shutil.which("busybox", path="/usr/bin:/bin")
-    if busybox is None:
-        missing("busybox is not installed (package busybox-static)")
+    busybox = _busybox()
     root = place / "root"
     put(root, busybox, "/bin/busybox")
     for name in _applets(busybox):
@@ -114,6 +116,13 @@ def pack_busybox(place: Path) -> Path:
     with tarfile.open(layer, "w") as packed:
         packed.add(root, ".")
     return layer
+
+
+def _busybox() -> str:
+    found = shutil.which("busybox", path="/usr/bin:/bin")
+    if found is None:
+        missing("busybox is not installed (package busybox-static)")
+    return found
 
 
 def _applets(busybox: str) -> Iterator[str]:
