@@ -128,10 +128,12 @@ def chosen_driver(
     no_settings_of_the_machine: None,
     nothing_stays_mounted: None,
     request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
     """The selected driver, for all servers that tests start."""
-    if drivers.CHOSEN == "local":
-        yield
+    if drivers.CHOSEN in ("local", "kubernetes"):
+        with drivers.chosen(tmp_path_factory.mktemp("driver")):
+            yield
         return
     url = drivers.URL or request.getfixturevalue("dockerd").url
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests import preloaded
+from tests import drivers, preloaded
 from tests.preloaded import Forked
 
 ADDRESS = re.compile(r"listens on (\S+)")
@@ -48,7 +48,7 @@ class Server:
 
     def start(self) -> Self:
         arguments = ["serve", "--port", "0", "--data-dir", str(self.data_dir), *self._arguments]
-        env = {**os.environ, **self._env}
+        env = {**os.environ, **drivers.settings_of(self.data_dir), **self._env}
         with self.log_path.open("a") as log:
             if self.preloaded and not self.prefix:
                 self.process = preloaded.start(
@@ -64,6 +64,8 @@ class Server:
                 )
         try:
             self.url = self._address()
+            if drivers.cluster is not None:
+                drivers.cluster.wait_for_template(self)
         except BaseException:
             self.stop(signal.SIGKILL)
             raise
@@ -105,8 +107,7 @@ class Server:
         if self.process is not None:
             self.stop()
         # What it left running on purpose ends now: a last start that ends for good.
-        instances = self.data_dir / "node" / "instances"
-        if instances.is_dir() and any(instances.iterdir()):
+        if drivers.instances(self.data_dir):
             last = type(self)(self.data_dir, "--stop-sessions", **self._env).start()
             assert last.stop() == 0
 

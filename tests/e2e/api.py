@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests import drivers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -67,7 +69,9 @@ class Api:
 
     def pool(self) -> dict[str, int]:
         """How many instances are ready, by template."""
-        sizes: dict[str, int] = answer(self.http.get(f"{V1}/runtimes/local/metrics"))["pool"]
+        sizes: dict[str, int] = answer(self.http.get(f"{V1}/runtimes/{drivers.NODE}/metrics"))[
+            "pool"
+        ]
         return sizes
 
     def pools(self) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ SHELLS: dict[str, dict[str, Any]] = {
     "ipython": {"template_id": "science"},
     "plain": {"template_id": "science", "env_vars": {"ATOLL_NO_IPYTHON": "1"}},
 }
-if drivers.CHOSEN == "docker":
+if drivers.CHOSEN != "local":
     # The image has no more than Python.
     SHELLS = {"plain": {}}
 PNG = b"\x89PNG"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atoll.service.sessions import transitions
+from tests import drivers
 from tests.drivers import PAUSE, pausing
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh
 from tests.e2e.test_lifecycle import do, made, patch, post
@@ -153,7 +154,7 @@ def test_an_instance_that_dies_repeatedly_is_replaced_each_time(
         seen.add(kill(node.server, api, session))
         assert read(api, session).content == b"here"
     assert len(seen) == 5
-    eventually(lambda: not seen & set(os.listdir(node.server.data_dir / "node" / "instances")))
+    eventually(lambda: not seen & drivers.instances(node.server.data_dir))
 
 
 @pausing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import unprivileged
+from tests import drivers, unprivileged
 from tests.drivers import PAUSE, pausing
 from tests.e2e.api import V1, Api, answer, eventually, problem, sh, until
 from tests.harness import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     import httpx
 
@@ -70,12 +68,11 @@ def at(told: dict[str, Any], name: str) -> datetime:
 @contextmanager
 def made(server: Server) -> Iterator[set[str]]:
     """The names of all instances that are created during the block."""
-    directory = server.data_dir / "node" / "instances"
-    before, names, over = set(os.listdir(directory)), set[str](), threading.Event()
+    before, names, over = drivers.instances(server.data_dir), set[str](), threading.Event()
 
     def look() -> None:
         while not over.wait(0.0005):
-            names.update(set(os.listdir(directory)) - before)
+            names.update(drivers.instances(server.data_dir) - before)
 
     watching = threading.Thread(target=look)
     watching.start()
@@ -84,7 +81,7 @@ def made(server: Server) -> Iterator[set[str]]:
     finally:
         over.set()
         watching.join()
-        names.update(set(os.listdir(directory)) - before)
+        names.update(drivers.instances(server.data_dir) - before)
 
 
 # Stop and start
@@ -148,13 +145,12 @@ def test_with_wait_0_the_response_has_the_wanted_state(api: Api, session: str) -
 
 
 def test_an_archived_session_uses_no_disk_on_the_node(api: Api, own: Server, session: str) -> None:
-    workspaces = own.data_dir / "node" / "workspaces"
     sh(api, session, "mkdir -p a/b; echo one > a/b/c; ln -s a link; chmod 700 a/b/c")
-    there = set(os.listdir(workspaces))
+    there = drivers.workspaces(own.data_dir)
     shown = do(api, session, "archive")
 
     assert (shown["status"], shown["wanted"], shown["cause"]) == ("archived", "archived", "user")
-    eventually(lambda: len(set(os.listdir(workspaces)) & there) < len(there))
+    eventually(lambda: len(drivers.workspaces(own.data_dir) & there) < len(there))
     started = do(api, session, "start")
     assert started["status"] == "running"
     assert sh(api, session, "cat a/b/c; readlink link; stat -c %a a/b/c") == "one\na\n700\n"
@@ -594,9 +590,8 @@ def test_concurrent_starts_and_stops_end_in_the_last_wanted_state(
     assert do(api, session, "start")["status"] == "running"
     assert sh(api, session, "cat kept") == "here"
     assert do(api, session, "stop")["status"] == "stopped"
-    instances = own.data_dir / "node" / "instances"
     held = {api.get(item["id"])["container_id"] for item in _sessions(api)} - {None}
-    eventually(lambda: set(os.listdir(instances)) <= held)
+    eventually(lambda: drivers.instances(own.data_dir) <= held)
 
 
 def _sessions(api: Api) -> list[dict[str, Any]]:
@@ -612,10 +607,8 @@ def _sessions(api: Api) -> list[dict[str, Any]]:
 def test_a_session_can_be_deleted_in_every_state_and_leaves_nothing(
     api: Api, own: Server, state: str
 ) -> None:
-    node = own.data_dir / "node"
-
-    def entries() -> set[Path]:
-        return {*(node / "instances").iterdir(), *(node / "workspaces").iterdir()}
+    def entries() -> set[str]:
+        return drivers.instances(own.data_dir) | drivers.workspaces(own.data_dir)
 
     before = entries()
     session = api.create()["id"]
@@ -645,9 +638,8 @@ def test_a_session_can_be_deleted_during_every_transition(api: Api, own: Server,
     eventually(lambda: api.get(session)["observed"] == "destroyed")
     shown = api.get(session)
     assert (shown["status"], shown["cause"]) == ("terminated", "user")
-    instances = own.data_dir / "node" / "instances"
     held = {item["container_id"] for item in _sessions(api)}
-    eventually(lambda: set(os.listdir(instances)) <= held)
+    eventually(lambda: drivers.instances(own.data_dir) <= held)
 
 
 # Clones
@@ -708,16 +700,15 @@ def test_a_session_can_be_cloned_while_code_runs(api: Api, session: str) -> None
 def test_a_failed_clone_leaves_nothing(api: Api, own: Server, disk: str) -> None:
     session = api.create(disk="32Mi")["id"]
     sh(api, session, "head -c 20000000 /dev/urandom > big")
-    workspaces = own.data_dir / "node" / "workspaces"
     before = {item["id"] for item in _sessions(api)}
-    there = set(os.listdir(workspaces))
+    there = drivers.workspaces(own.data_dir)
     refused = post(api, session, "clone", json={"disk": disk})
 
     assert refused.status_code >= 400
     assert refused.headers["content-type"] == "application/problem+json"
     new = [item for item in _sessions(api) if item["id"] not in before]
     assert {item["status"] for item in new} <= {"failed"}
-    eventually(lambda: set(os.listdir(workspaces)) <= there)
+    eventually(lambda: drivers.workspaces(own.data_dir) <= there)
     api.end(session)
 
 

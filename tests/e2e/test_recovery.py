@@ -283,7 +283,7 @@ def test_a_dead_server_leaves_no_instances_of_its_pool(own: Server) -> None:
 
     with calling(own) as api:
         eventually(lambda: api.pool().get("python") == 1)
-        eventually(lambda: len(list((own.data_dir / "node" / "instances").iterdir())) == 1)
+        eventually(lambda: len(drivers.instances(own.data_dir)) == 1)
 
 
 def test_instances_without_an_owner_are_removed_at_the_start(own: Server) -> None:
@@ -381,7 +381,7 @@ def test_a_server_with_stop_sessions_leaves_nothing(
             running = api.submit(shown[0]["id"], until("never"))
             api.run(shown[1]["id"], "import subprocess\nsubprocess.Popen(['sleep', '1000'])")
             api.await_status(running, "running")
-            instances = os.listdir(tmp_path / "node" / "instances")
+            instances = drivers.instances(tmp_path)
             pids = []
             for name in instances:
                 # An instance that is being created for the pool has no handle yet.
@@ -393,8 +393,7 @@ def test_a_server_with_stop_sessions_leaves_nothing(
 
         assert not any(runs(pid) for pid in pids)
         assert [group for name in instances for group in groups_of(name)] == []
-        assert list((tmp_path / "node" / "instances").iterdir()) == []
-        assert list((tmp_path / "node" / "workspaces").iterdir()) == []
+        assert drivers.instances(tmp_path) == drivers.workspaces(tmp_path) == set()
     with Server(tmp_path) as again, calling(again) as api:
         for session in shown:
             ended = api.get(session["id"])
@@ -406,7 +405,7 @@ def test_two_servers_on_one_machine_are_independent(own: Server, tmp_path: Path)
     with calling(own) as api:
         shown = api.create()
         eventually(lambda: api.pool().get("python") == 1)
-        there = {path.name for path in (own.data_dir / "node" / "instances").iterdir()}
+        there = drivers.instances(own.data_dir)
         other = tmp_path / "other"
         other.mkdir()
         with Server(other, "--stop-sessions", ATOLL_POOL__SIZE="1") as second:
@@ -414,7 +413,7 @@ def test_two_servers_on_one_machine_are_independent(own: Server, tmp_path: Path)
                 assert second_api.run(second_api.create()["id"], "print(1)")["stdout"] == "1\n"
             assert api.run(shown["id"], "print(2)")["stdout"] == "2\n"
         assert api.get(shown["id"])["container_id"] == shown["container_id"]
-        assert there <= {path.name for path in (own.data_dir / "node" / "instances").iterdir()}
+        assert there <= drivers.instances(own.data_dir)
         assert all(runs(handle(own, name)["child"]) for name in there)
 
 
@@ -436,7 +435,7 @@ def test_a_killed_instance_is_replaced_within_one_request(
     after = api.get(session)
     assert after["container_id"] != before
     assert after["status"] == "running"
-    eventually(lambda: not (server.data_dir / "node" / "instances" / before).exists())
+    eventually(lambda: before not in drivers.instances(server.data_dir))
 
 
 def test_an_instance_survives_the_process_that_started_it(

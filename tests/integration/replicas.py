@@ -348,10 +348,10 @@ class Cluster:
     # The node
 
     def instances(self) -> set[str]:
-        return {path.name for path in (self.data_dir / "node" / "instances").iterdir()}
+        return drivers.instances(self.data_dir)
 
     def workspaces(self) -> set[str]:
-        return {path.name for path in (self.data_dir / "node" / "workspaces").iterdir()}
+        return drivers.workspaces(self.data_dir)
 
     def init_of(self, instance_id: str) -> int:
         """The pid of an instance's first process."""

@@ -47,6 +47,8 @@ class Case:
     """All that happened to its session or to a server since then."""
     gone: set[str]
     """The instances that were ended, ever."""
+    kept: list[Run]
+    """Of the runs, what is in the workspace."""
 
     @property
     def status(self) -> ExecutionStatus:
@@ -57,13 +59,22 @@ Check = Callable[[Case], Iterator[str]]
 
 
 def check(
-    plan: Plan, history: History, records: list[dict[str, Any]], tokens: list[str]
+    plan: Plan,
+    history: History,
+    records: list[dict[str, Any]],
+    tokens: list[str],
+    files: list[str],
 ) -> list[Violation]:
+    """`tokens` of all that ran, and those that the workspaces contain, by session."""
     found = [Violation(text) for text in history.odd]
     ran = [run for content in tokens for run in code.runs(content)]
     runs: dict[str, list[Run]] = defaultdict(list)
     for run in ran:
         runs[run.execution_id].append(run)
+    kept: dict[str, list[Run]] = defaultdict(list)
+    for content in files:
+        for run in code.runs(content):
+            kept[run.execution_id].append(run)
     by_id = {record["id"]: record for record in records}
     jobs = {job.number: job for job in plan.jobs}
     found += [
@@ -95,7 +106,9 @@ def check(
         ]
         losses = [fault for fault in faults if fault.session is not None]
         losses = [fault for fault in losses if fault.kind in LOSES_INSTANCE]
-        case = Case(job, received, record, runs[record["id"]], losses, faults, gone)
+        case = Case(
+            job, received, record, runs[record["id"]], losses, faults, gone, kept[record["id"]]
+        )
         for one in CHECKS:
             found += [Violation(f"{record['id']}: {text}", job.number) for text in one(case)]
     for session, content in enumerate(tokens):
@@ -172,6 +185,11 @@ def _failed_rightly(case: Case) -> Iterator[str]:
         yield f"it failed as it should not: {record['cause']}, {record['error']}"
     elif not case.runs or not case.runs[-1].ended:
         yield "it failed by itself, and did not run to its end"
+
+
+def keeps_the_files_of_a_finished_run(case: Case) -> Iterator[str]:
+    if case.status is ExecutionStatus.COMPLETED and case.runs and case.runs[-1] not in case.kept:
+        yield "it completed, and what it wrote is not in the workspace"
 
 
 def runs_as_often_as_allowed(case: Case) -> Iterator[str]:
@@ -275,6 +293,7 @@ def _text(event: ReceivedEvent) -> str:
 CHECKS: tuple[Check, ...] = (
     reaches_a_final_status,
     has_a_correct_result,
+    keeps_the_files_of_a_finished_run,
     runs_as_often_as_allowed,
     is_retried_for_losses_only,
     is_not_run_after_its_result_exists,

@@ -86,7 +86,7 @@ class Client:
 
     def _request(self) -> tuple[str, dict[str, Any], dict[str, str]]:
         job = self._job
-        body: dict[str, Any] = {"code": code.of(job)}
+        body: dict[str, Any] = {"code": code.of(job, self._world.witness)}
         headers: dict[str, str] = {}
         if job.naming is Naming.ID:
             body["execution_id"] = self._name

@@ -25,6 +25,11 @@ def token(word):
     fd = os.open("/workspace/{file}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.close(fd)
+    if {witness}:
+        import socket
+        with socket.create_connection({witness}) as connection:
+            connection.sendall(line.encode())
+            connection.recv(1)
 """
 _BODY = """
 token("begin")
@@ -42,8 +47,9 @@ _FINISH = {
 }
 
 
-def of(job: Job) -> str:
-    setting = _TOKENS.format(job=job.number, file=FILE)
+def of(job: Job, witness: tuple[str, int] | None = None) -> str:
+    """`witness` is where it sends its tokens, too (`tests.e2e.chaos.witness`)."""
+    setting = _TOKENS.format(job=job.number, file=FILE, witness=witness)
     body = _BODY.format(steps=job.steps, pause=job.pause) + _FINISH[job.finish]
     if job.style is Style.SCRIPT:
         return setting + body

@@ -97,8 +97,21 @@ class Kind(StrEnum):
     KILL_ZYGOTE = "a zygote is killed"
     STOP_EXECUTOR = "an executor stands still"
     CUT_LINK = "a link is cut"
+    # In a cluster
+    EVICT_POD = "a pod is evicted"
+    DELETE_POD = "a pod is deleted"
+    FORCE_POD = "a pod is deleted without a grace period"
+    KILL_API_SERVER = "the API server is killed"
+    PAUSE_API_SERVER = "the API server does not answer"
+    PAUSE_ETCD = "etcd does not answer"
+    KILL_KUBELET = "a kubelet is killed"
+    RESTART_CONTAINERD = "a containerd is restarted"
+    KILL_MACHINE = "a machine is lost"
 
 
+PODS = frozenset({Kind.EVICT_POD, Kind.DELETE_POD, Kind.FORCE_POD})
+CONTROL_PLANE = frozenset({Kind.KILL_API_SERVER, Kind.PAUSE_API_SERVER, Kind.PAUSE_ETCD})
+MACHINES = frozenset({Kind.KILL_KUBELET, Kind.RESTART_CONTAINERD, Kind.KILL_MACHINE})
 WEIGHTS = {
     Kind.KILL_SERVER: 5,
     Kind.END_SERVER: 2,
@@ -111,13 +124,32 @@ WEIGHTS = {
     Kind.STOP_EXECUTOR: 4,
     Kind.CUT_LINK: 5,
 }
+ON_CLUSTER = {
+    Kind.EVICT_POD: 5,
+    Kind.DELETE_POD: 2,
+    Kind.FORCE_POD: 2,
+    Kind.KILL_API_SERVER: 2,
+    Kind.PAUSE_API_SERVER: 2,
+    Kind.PAUSE_ETCD: 2,
+    Kind.KILL_KUBELET: 2,
+    Kind.RESTART_CONTAINERD: 2,
+    Kind.KILL_MACHINE: 1,
+}
+if drivers.CHOSEN == "kubernetes":
+    WEIGHTS |= ON_CLUSTER
+    # Executors of pods ignore SIGTERM at first: EVICT_POD sends it.
+    del WEIGHTS[Kind.END_EXECUTOR]
 LOSES_INSTANCE = frozenset(
-    {Kind.KILL_BOTH, Kind.KILL_EXECUTOR, Kind.END_EXECUTOR, Kind.KILL_INSTANCE}
+    {Kind.KILL_BOTH, Kind.KILL_EXECUTOR, Kind.END_EXECUTOR, Kind.KILL_INSTANCE, Kind.KILL_MACHINE}
+    | PODS
     # What started a container is the engine's, which ends the container with it. As root, the main
     # process of an instance is its PID 1, and no bubblewrap that it could outlive.
-    | ({Kind.KILL_STARTER} if drivers.CHOSEN == "docker" or os.geteuid() == 0 else set())
+    | ({Kind.KILL_STARTER} if drivers.CHOSEN != "local" or os.geteuid() == 0 else set())
 )
 """After these an execution may be tried again."""
+
+
+LASTING = frozenset({Kind.STOP_EXECUTOR}) | CONTROL_PLANE | MACHINES
 
 
 @dataclass(frozen=True)
@@ -129,7 +161,7 @@ class Fault:
     member: int
     """Which of the servers."""
     seconds: float
-    """How long a server is down, or an executor suspended."""
+    """How long something is down or suspended."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +185,8 @@ def make(seed: int, seconds: float, *, members: int = 1) -> Plan:
         (kind,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
         # Short, or long enough for the link to be given up.
         still = chance.choice((0.2, 0.6, 2.5))
+        # Until it is ready again, or until the cluster has given it up.
+        off = chance.choice((0.5, 30.0))
         away = chance.choice((0.0, 0.0, 0.5, 1.0))
         faults.append(
             Fault(
@@ -160,7 +194,7 @@ def make(seed: int, seconds: float, *, members: int = 1) -> Plan:
                 kind=kind,
                 session=chance.randrange(len(CAPACITIES)),
                 member=chance.randrange(members),
-                seconds=still if kind is Kind.STOP_EXECUTOR else away,
+                seconds=off if kind is Kind.KILL_MACHINE else still if kind in LASTING else away,
             )
         )
     return Plan(seed, seconds, CAPACITIES, tuple(jobs), tuple(faults))

@@ -9,6 +9,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.drivers.kubernetes.pod_manifest import PORT
+
 PIDFD_GETFD = 438
 """The system call, by the number that it has everywhere but on Alpha."""
 
@@ -68,6 +70,15 @@ def cut_links(init: int) -> int:
     return cut
 
 
+def _is_link(address: object) -> bool:
+    """Whether a socket with this address of its own is one of an executor."""
+    match address:
+        case (_, int(port), *_):
+            return port == PORT
+        case _:
+            return str(address).endswith("link.sock")
+
+
 def _cut(process: int, number: int) -> bool:
     """Shut a connection to the executor's address down; not what it has with its zygote."""
     fd = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, number, 0)
@@ -75,7 +86,7 @@ def _cut(process: int, number: int) -> bool:
         return False
     with socket.socket(fileno=fd) as taken:
         listens = taken.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if listens or not str(taken.getsockname()).endswith("link.sock"):
+        if listens or not _is_link(taken.getsockname()):
             return False
         taken.shutdown(socket.SHUT_RDWR)
     return True

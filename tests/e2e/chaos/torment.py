@@ -10,28 +10,28 @@ from typing import Any
 
 import httpx
 
+from tests import drivers
 from tests.e2e.api import V1, answer
 from tests.e2e.chaos import checker, code, plan
 from tests.e2e.chaos.checker import Violation
 from tests.e2e.chaos.clients import Client
+from tests.e2e.chaos.cluster_world import ClusterWorld
 from tests.e2e.chaos.history import History
 from tests.e2e.chaos.world import World
-from tests.integration.replicas import lines
-
-RECOVERY = 30.0
-"""Seconds after the last fault within which all jobs must have ended."""
 
 
 def torment(place: Path, seed: int, seconds: float, *, size: int = 1) -> str:
     """Raises with the story of what went wrong, if anything did; what took place, in a line."""
     planned = plan.make(seed, seconds, members=size)
     history = History()
-    with World(place, planned, history, size=size) as world:
+    kind = World if drivers.cluster is None else ClusterWorld
+    with kind(place, planned, history, size=size) as world:
         world.make_sessions()
         asyncio.run(_carry_out(planned, world, history))
         records = _records(world)
-        tokens = ["\n".join(lines(world[0].api, session, code.FILE)) for session in world.sessions]
-        found = checker.check(planned, history, records, tokens)
+        files = world.files()
+        tokens = world.tokens(files)
+        found = checker.check(planned, history, records, tokens, files)
         found += [Violation(text) for text in world.complaints()]
         assert not found, _story(planned, history, records, tokens, found)
         world.check_instances()
@@ -55,17 +55,17 @@ async def _carry_out(planned: plan.Plan, world: World, history: History) -> None
         await suffering
         history.note("-- the last fault")
         await world.until(planned.seconds)
-        _, late = await asyncio.wait(clients, timeout=RECOVERY)
+        _, late = await asyncio.wait(clients, timeout=world.recovery)
         for task in late:
             number = int(task.get_name())
-            history.jobs[number].odd.append(f"its client waits still after {RECOVERY} s")
+            history.jobs[number].odd.append(f"its client waits still after {world.recovery} s")
             task.cancel()
 
 
 def _records(world: World) -> list[dict[str, Any]]:
     """All records, once executions without a waiting client have ended."""
     with contextlib.suppress(AssertionError):
-        world.wait_until_settled(RECOVERY)
+        world.wait_until_settled(world.recovery)
     api = world[0].api
     rows = world.rows("SELECT id FROM executions ORDER BY id")
     return [answer(api.http.get(f"{V1}/executions/{row['id']}")) for row in rows]

@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from tests import drivers
 from tests.e2e.api import eventually
-from tests.e2e.chaos import processes
+from tests.e2e.chaos import code, processes
 from tests.e2e.chaos.history import Done, History
 from tests.e2e.chaos.plan import LOSES_INSTANCE, Fault, Kind, Plan
-from tests.integration.replicas import Cluster, Member
+from tests.integration.replicas import Cluster, Member, lines
 
 SETTINGS = {
     "ATOLL_SHUTDOWN_TIMEOUT": "2",
@@ -27,8 +28,6 @@ SETTINGS = {
 }
 GLANCE = 0.02
 """Seconds."""
-ENDING = 15_000_000_000
-"""Nanoseconds for an executor to shut down, including time while it is suspended."""
 BROKEN = re.compile(r"Traceback|execution\.internal_error|\[(error|critical) ")
 """Strings that no log may contain."""
 
@@ -37,6 +36,11 @@ EXPECTED = "graceful shutdown exceeded"
 
 
 class World(Cluster):
+    recovery = 30.0
+    """Seconds after the last fault within which all jobs must have ended."""
+    ending = 15.0
+    """Seconds for an instance to end, including time while its executor is suspended."""
+
     def __init__(self, place: Path, plan: Plan, history: History, *, size: int = 1) -> None:
         super().__init__(place, size=size, with_redis=size > 1, **SETTINGS)
         self._history = history
@@ -49,16 +53,33 @@ class World(Cluster):
 
     def make_sessions(self) -> None:
         self.sessions = [
-            str(self[0].api.create(capacity=capacity, timeout=3600)["id"])
+            str(self[0].api.create(capacity=capacity, timeout=3600, **self.session_fields())["id"])
             for capacity in self._capacities
         ]
 
+    def session_fields(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def witness(self) -> tuple[str, int] | None:
+        """Where code sends its tokens, too."""
+        return None
+
+    def files(self) -> list[str]:
+        """The tokens in the workspace of each session."""
+        return ["\n".join(lines(self[0].api, session, code.FILE)) for session in self.sessions]
+
+    def tokens(self, files: list[str]) -> list[str]:
+        """All tokens that code of each session has written."""
+        return files
+
     def complaints(self) -> list[str]:
         return [
-            f"{member.name} logged: {line}"
+            f"{member.name} logged: {entry}"
             for member in self.members
-            for line in member.stderr().splitlines()
-            if BROKEN.search(line) and EXPECTED not in line
+            # An entry begins with its time, and a traceback follows it.
+            for entry in re.split(r"\n(?=\d{4}-\d\d-\d\dT)", member.stderr())
+            if BROKEN.search(entry) and EXPECTED not in entry
         ]
 
     def check_instances(self) -> None:
@@ -172,13 +193,17 @@ class World(Cluster):
         starter = (handle["pid"], handle["started"])
         if not processes.send(*(child if target == "child" else starter), number):
             return
-        while processes.started(child[0]) == child[1]:
-            if time.monotonic_ns() - began > ENDING:
-                self._history.odd.append(f"{instance_id} got a signal and does not end")
+        await self._await_end(str(instance_id), child)
+        self._record(fault, instance_id, began)
+
+    async def _await_end(self, instance_id: str, process: tuple[int, int]) -> None:
+        deadline = time.monotonic() + self.ending
+        while processes.started(process[0]) == process[1]:
+            if time.monotonic() > deadline:
+                self._history.odd.append(f"{instance_id} is being ended and does not end")
                 break
             await asyncio.sleep(GLANCE)
         self._history.note(f"-- {instance_id} has ended")
-        self._record(fault, instance_id, began)
 
     async def _freeze(self, fault: Fault) -> None:
         began = time.monotonic_ns()
