@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from atoll.drivers.kubernetes.bucket_volumes import MARKER
 from tests.e2e.api import V1, Api, answer, eventually, problem
 from tests.kubernetes.sandboxes import LONG, Sandboxes, serving
 from tests.servers.kubernetes.bucket_driver import BucketDriver
@@ -35,13 +36,13 @@ def mounting(
 
 
 def objects(driver: BucketDriver, prefix: str) -> dict[str, bytes]:
-    """What the bucket has below a prefix, apart from objects that stand for directories."""
+    """Files that the bucket has below a prefix."""
     store = driver.s3.store()
     found = [item["path"] for batch in store.list(prefix=prefix) for item in batch]
     return {
         path.removeprefix(f"{prefix}/"): bytes(store.get(path).bytes())
         for path in found
-        if not path.endswith("/")
+        if not path.endswith("/") and MARKER not in path
     }
 
 
@@ -67,7 +68,7 @@ def test_a_mounted_workspace_is_in_the_bucket_and_outlives_its_pods(
     answer(mounting.api.http.post(f"{V1}/sessions/{session}/stop"))
     assert mounting.cluster.ask("GET", mounting.pods)["items"] == []
     assert objects(bucket_volumes, prefix) == {"kept": b"kept", "runs": b"xx"}
-    assert prints(mounting, session, "import os; print(*sorted(os.listdir()))") == "kept runs"
+    assert prints(mounting, session, "import os; print(*sorted(os.listdir()))") == ".tmp kept runs"
     assert "workspace_restored" not in {
         one["code"] for one in mounting.api.get(session)["warnings"]
     }

@@ -84,14 +84,15 @@ async def open_backends(settings: Settings, stack: AsyncExitStack, *, embedded: 
     heartbeat = asyncio.create_task(leases.run(), name="heartbeat")
     stack.push_async_callback(_cancel, heartbeat)
     secret = await store.secret()
-    driver = _driver(settings, cluster, secret)
+    blobs = open_blobs(settings, clock)
+    driver = _driver(settings, cluster, secret, blobs)
     stack.push_async_callback(driver.close)
     await driver.open()
     return Backends(
         settings,
         Replica(node_id, store, coordination, leases, BackgroundTasks(), clock),
         driver,
-        open_blobs(settings, clock),
+        blobs,
         _encryption(settings, own=own),
         cluster,
         secret,
@@ -126,7 +127,7 @@ def open_blobs(settings: Settings, clock: Clock) -> LocalBlobs | Spool:
     return Spool(S3Blobs(settings.blob), spool, settings.blob, clock, prefixes=SPOOLED_PREFIXES)
 
 
-def _driver(settings: Settings, cluster: str, secret: str) -> Driver:
+def _driver(settings: Settings, cluster: str, secret: str, blobs: Blobs) -> Driver:
     bucket = _bucket(settings.blob)
     if settings.driver == "docker":
         # Imported here, because the Docker client takes time to import.
@@ -136,6 +137,7 @@ def _driver(settings: Settings, cluster: str, secret: str) -> Driver:
             settings.data_dir, settings.docker, settings.link, settings.local, bucket
         )
     if settings.driver == "kubernetes":
+        from atoll.drivers.kubernetes.bucket_volumes import BucketDirectory
         from atoll.drivers.kubernetes.driver import KubernetesDriver
 
         return KubernetesDriver(
@@ -144,7 +146,7 @@ def _driver(settings: Settings, cluster: str, secret: str) -> Driver:
             settings.local,
             cluster=cluster,
             secret=secret,
-            bucket_directory="" if bucket is None else bucket.prefix,
+            bucket=None if bucket is None else BucketDirectory(bucket.prefix, blobs.put),
         )
     return LocalDriver(
         settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages

@@ -24,6 +24,8 @@ from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
 TOP = Path(__file__).parents[3]
 CLAIM = "bucket"
+SUBPATHS = "volume-subpaths"
+"""In paths at which a kubelet mounts directories of volumes for containers."""
 COMPONENT = "bucket-driver"
 """Its name in the node's log files."""
 CSI_DRIVER = {
@@ -86,6 +88,10 @@ class BucketDriver:
             CLAIM,
             namespace,
         )
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{CLAIM}"
+        self._cluster.wait(
+            lambda: self._cluster.ask("GET", path)["status"].get("phase") == "Bound", CLAIM
+        )
         return CLAIM
 
     def start(self, *nodes: str) -> None:
@@ -113,14 +119,14 @@ class BucketDriver:
         self._cluster.nodes[node].signal(COMPONENT, signal.SIGKILL)
 
     def mounts(self, node: str) -> list[str]:
-        """Where volumes of pods are mounted on a node."""
+        """Where volumes of pods are mounted on a node, apart from directories of containers."""
         lines = Path(f"/proc/{self._cluster.nodes[node].pid}/mounts").read_text().splitlines()
         mounts = [line.split()[1:3] for line in lines]
         pods = self._cluster.nodes[node].kubelet / "pods"
         return [
             place
             for place, kind in mounts
-            if kind == "fuse.s3fs" and Path(place).is_relative_to(pods)
+            if kind == "fuse.s3fs" and Path(place).is_relative_to(pods) and SUBPATHS not in place
         ]
 
     def remove(self) -> None:

@@ -8,6 +8,7 @@ only. Whoever removes a volume or a workspace removes its objects from the bucke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.drivers.kubernetes.labels import Annotation
@@ -16,17 +17,33 @@ from atoll.errors import Conflict, InvalidRequest
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from atoll.drivers.kubernetes.instance_pods import InstancePods
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
 
 NAME = "bucket"
 """Of the volume in a pod."""
+MARKER = ".tmp/directory"
+"""
+An empty object in each directory. Without it, the kubelet would have to make the directory, with a
+mode, which many drivers cannot set.
+"""
+
+
+@dataclass(frozen=True)
+class BucketDirectory:
+    """Where the blob store is in its bucket."""
+
+    path: str
+    """Empty for the bucket itself."""
+    put: Callable[[str, bytes], Awaitable[None]]
+    """Writes an object below it."""
 
 
 class BucketVolumes:
-    def __init__(self, claim: str, directory: str, pods: InstancePods) -> None:
-        """`directory` is the one in the bucket that has the blobs; empty for the bucket itself."""
+    def __init__(self, claim: str, directory: BucketDirectory, pods: InstancePods) -> None:
         self._claim = claim
         self._directory = directory
         self._pods = pods
@@ -58,26 +75,27 @@ class BucketVolumes:
 
     async def discard(self, prefix: str) -> None: ...
 
-    def of(self, spec: InstanceSpec) -> PodVolume:
+    async def of(self, spec: InstanceSpec) -> PodVolume:
         """What the pod of an instance mounts; raises `InvalidRequest` if it cannot."""
         mounts = []
         annotations: dict[str, str] = {}
         if spec.prefix is not None:
-            mounts.append(self._mount(spec.prefix, WORKSPACE))
+            mounts.append(await self._mount(spec.prefix, WORKSPACE))
             annotations[Annotation.MOUNTED] = spec.prefix
         for volume, mount in spec.volumes:
             _require_bucket(volume)
             mounts.append(
-                self._mount(f"volumes/{volume.id}", mount.path, read_only=mount.read_only)
+                await self._mount(f"volumes/{volume.id}", mount.path, read_only=mount.read_only)
             )
         if spec.volumes:
             annotations[Annotation.VOLUMES] = ",".join(volume.id for volume, _ in spec.volumes)
         claim = {"name": NAME, "persistentVolumeClaim": {"claimName": self._claim}}
         return PodVolume((claim,), tuple(mounts), annotations)
 
-    def _mount(self, prefix: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
-        directory = f"{self._directory}/{prefix}".strip("/")
-        # Of the volume only this directory is in the pod. The kubelet makes it if it is missing.
+    async def _mount(self, prefix: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+        await self._directory.put(f"{prefix}/{MARKER}", b"")
+        directory = f"{self._directory.path}/{prefix}".strip("/")
+        # Of the volume only this directory is in the pod.
         return {"name": NAME, "mountPath": path, "subPath": directory, "readOnly": read_only}
 
 
