@@ -114,6 +114,10 @@ class Link:
     def close(self) -> None:
         self._transport.close()
 
+    def abort(self) -> None:
+        """End the connection at once: its executor does not exist any more."""
+        self._transport.abort()
+
     # Requests
 
     async def call(

@@ -62,6 +62,7 @@ from atoll.model.instance import Handle, InstanceSpec, Observation, State
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from atoll.drivers.kubernetes.bucket_volumes import BucketDirectory
     from atoll.drivers.kubernetes.credentials import KeyPair
     from atoll.drivers.kubernetes.pod_manifest import ImageFacts, PodVolume
     from atoll.drivers.kubernetes.pod_state import PodState
@@ -91,17 +92,14 @@ class KubernetesDriver:
         *,
         cluster: str,
         secret: str,
-        bucket_directory: str = "",
+        bucket: BucketDirectory | None = None,
     ) -> None:
-        """
-        `cluster` identifies the database; `secret` is shared by all replicas. `bucket_directory` is
-        where the blob store is in its bucket.
-        """
+        """`cluster` identifies the database; `secret` is shared by all replicas."""
         self._settings = settings
         self._link_settings = link
         self._uids = uid_range(local)
         self._secret = secret
-        self._bucket_directory = bucket_directory
+        self._bucket = bucket
         self._labels: dict[str, str] = {
             Label.CLUSTER: value(cluster),
             Label.NODE: settings.node,
@@ -164,8 +162,8 @@ class KubernetesDriver:
         if settings.workspaces == "claims":
             claims = f"{core}/persistentvolumeclaims"
             self.workspaces = VolumeClaims(self._api, claims, settings, self._labels, self._uids)
-        if settings.bucket_claim:
-            self.volumes = BucketVolumes(settings.bucket_claim, self._bucket_directory, self._pods)
+        if settings.bucket_claim and self._bucket is not None:
+            self.volumes = BucketVolumes(settings.bucket_claim, self._bucket, self._pods)
         self._load = ClusterLoad(self._api, core, self._watch, settings)
         with translated():
             await self._load.open()
@@ -173,6 +171,7 @@ class KubernetesDriver:
             self._api, self._pods.path, self._secret, self._link_settings, forwarded=forwarded
         )
         self._resources.push_async_callback(self._links.close)
+        self._watch.subscribe(self._links.pod_changed)
         self.limits = KubernetesLimits(self._pods)
         if await resizing.is_possible(self._api, namespace):
             self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
@@ -238,7 +237,7 @@ class KubernetesDriver:
         key = await asyncio.to_thread(credentials.make_key_pair, spec.instance_id)
         with translated():
             await self._files.ensure()
-        bucket = self._bucket_volume(spec)
+        bucket = await self._bucket_volume(spec)
         files = await self._provide(spec)
         request = self._request(spec, image, files, bucket, key)
         # Clients wait for their sessions; the pool does not.
@@ -271,7 +270,7 @@ class KubernetesDriver:
             return await self.workspaces.provide(spec)
         return InstanceFiles(spec.workspace or spec.instance_id, new_uid(self._uids))
 
-    def _bucket_volume(self, spec: InstanceSpec) -> PodVolume:
+    async def _bucket_volume(self, spec: InstanceSpec) -> PodVolume:
         if not spec.volumes and spec.prefix is None:
             return NO_VOLUME
         if self.volumes is None:
@@ -280,7 +279,7 @@ class KubernetesDriver:
                 f"{self.capabilities.unavailable['volumes']}.",
                 code="mount_unavailable",
             )
-        return self.volumes.of(spec)
+        return await self.volumes.of(spec)
 
     async def _apply(self, manifest: dict[str, Any], priority: Priority) -> PodState:
         """A cancelled call ends when the server has answered: then the pod can be removed."""

@@ -37,6 +37,8 @@ DATA, ERROR = 0, 1
 PORT_HEADER = 2
 """Bytes of the port's number, which begin each channel."""
 CHUNK = 65_536
+LAST_WORDS = 1.0
+"""Seconds to receive what an executor sent before its pod ended."""
 
 
 class InstanceLinks:
@@ -53,6 +55,8 @@ class InstanceLinks:
         self._forwards: set[asyncio.Task[None]] = set()
         self._refused: set[asyncio.Future[None]] = set()
         """Ends of links that were not given to anyone."""
+        self._of_pods: dict[str, set[Link]] = {}
+        """By the uid of the pod."""
 
     async def close(self) -> None:
         if self._refused:
@@ -65,6 +69,9 @@ class InstanceLinks:
     async def open(self, handle: Handle, pod: PodState, *, timeout: timedelta) -> Link:
         """A link to the executor of a running pod, which can run user code from now on."""
         link = await self.connect(handle, pod, timeout=timeout)
+        links = self._of_pods.setdefault(pod.uid, set())
+        links.add(link)
+        link.closed.add_done_callback(lambda _: self._forget(pod.uid, link))
         try:
             await release_zygote(link, cgroups.ControlGroups(), handle.instance_id)
         except BaseException:
@@ -73,6 +80,21 @@ class InstanceLinks:
             link.closed.add_done_callback(self._refused.discard)
             raise
         return link
+
+    def pod_changed(self, pod: PodState) -> None:
+        """
+        Abort the links of a pod that has ended. Of some, such as a sandbox of gVisor that was
+        killed, no end of the connection arrives.
+        """
+        if pod.ended:
+            for link in self._of_pods.get(pod.uid, ()):
+                asyncio.get_running_loop().call_later(LAST_WORDS, link.abort)
+
+    def _forget(self, uid: str, link: Link) -> None:
+        links = self._of_pods[uid]
+        links.discard(link)
+        if not links:
+            del self._of_pods[uid]
 
     async def connect(self, handle: Handle, pod: PodState, *, timeout: timedelta) -> Link:
         expected = str(handle.data["certificate"])
