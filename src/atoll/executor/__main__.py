@@ -48,7 +48,11 @@ def _limit_processes(limits: dict[str, int]) -> None:
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (bound, bound))
+        try:
+            resource.setrlimit(kind, (bound, bound))
+        except (OSError, ValueError):
+            # A runtime with a kernel of its own, such as gVisor, does not know all of them.
+            sys.stderr.write("atoll: RLIMIT_%s cannot be set\n" % name)
 
 
 def prepare(hooks: bool) -> None:
