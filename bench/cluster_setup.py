@@ -5,14 +5,11 @@ client, whose requests the API server counts apart.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.servers.kubernetes import network
 from tests.servers.kubernetes.cluster import Cluster
 from tests.servers.kubernetes.images import PYTHON, make_images
 from tests.servers.s3 import S3Server
@@ -25,21 +22,10 @@ if TYPE_CHECKING:
 NAMESPACE = "atoll"
 ATOLL, PLAIN = "bench-atoll", "bench-plain"
 """Service accounts, and the flow schemas that count their requests."""
-MARK = "BENCH_NAMESPACE"
-"""Set in the process that runs in the namespace."""
 DISPATCHED = re.compile(
     r'^apiserver_flowcontrol_dispatched_requests_total\{flow_schema="([^"]+)".*\} ([0-9.e+]+)$',
     re.MULTILINE,
 )
-
-
-def enter_namespace(module: str) -> None:
-    """Start this benchmark again in a network namespace of its own, unless it is in one."""
-    if MARK in os.environ:
-        return
-    os.environ[MARK] = "1"
-    command = [*network.prefix(), sys.executable, "-m", module, *sys.argv[1:]]
-    os.execvp(command[0], command)
 
 
 class BenchCluster:

@@ -20,11 +20,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.servers.kubernetes import background
+
 from atoll.model.resources import Resources
 from bench import goals, processes
 from bench.__main__ import create, delete, run, wait_for_pool
 from bench.client import AsyncClient
-from bench.cluster_setup import ATOLL, PLAIN, BenchCluster, enter_namespace
+from bench.cluster_setup import ATOLL, PLAIN, BenchCluster
 from bench.measure import samples
 from bench.plain_pods import CODE, PlainPods
 from bench.records_of_sessions import SessionRecords
@@ -342,7 +344,7 @@ def _until(ready: Callable[[], bool], what: str) -> None:
 
 def main() -> None:
     given = arguments()
-    enter_namespace("bench.kubernetes")
+    background.run_with_cluster("bench.kubernetes")
     with Report("kubernetes", given.json) as report, ExitStack() as stack:
         setup = Setup(stack, max(given.idle, given.claims))
         if "cold" in given.parts:

@@ -77,7 +77,15 @@ KUBERNETES = Variant(
     # Each process has a cluster of its own.
     workers=2,
 )
-VARIANTS = (LOCAL, DOCKER, UNPRIVILEGED, KUBERNETES)
+KUBERNETES_API = Variant(
+    "the Kubernetes driver",
+    DOCKER.paths,
+    DOCKER.options,
+    {"TEST_DRIVER": "kubernetes"},
+    own_network=True,
+    workers=2,
+)
+VARIANTS = (LOCAL, DOCKER, UNPRIVILEGED, KUBERNETES, KUBERNETES_API)
 
 
 @dataclass(frozen=True)
@@ -119,10 +127,10 @@ def main() -> int:
 
     failures: list[Failure] = []
     codes = []
-    on_cluster = unprivileged.ROOT and any(variant is KUBERNETES for variant, _ in runs)
+    on_cluster = unprivileged.ROOT and any(needs_cluster(variant) for variant, _ in runs)
     with background.building() if on_cluster else nullcontext() as built:
         for variant, selected in runs:
-            if variant is KUBERNETES and built is not None:
+            if needs_cluster(variant) and built is not None:
                 built()
             print(f"\n=== Tests with {variant.name}", flush=True)
             ended = pytest(variant, [*parallel(variant), *selected])
@@ -152,6 +160,10 @@ def by_variant(arguments: list[str], named: list[str]) -> list[tuple[Variant, li
         rest = [word for word in arguments if word not in named]
         runs.append((KUBERNETES, [*on_cluster, *rest]))
     return runs
+
+
+def needs_cluster(variant: Variant) -> bool:
+    return variant.own_network or os.environ.get("TEST_DRIVER") == "kubernetes"
 
 
 def _path(word: str) -> Path:
@@ -196,7 +208,7 @@ def pytest(variant: Variant, arguments: list[str]) -> Ended:
         log = home / "failures"
         command = [sys.executable, "-m", "pytest", "-p", "tests.failures", *variant.options]
         env = {**os.environ, **variant.env}
-        if variant.own_network and unprivileged.ROOT:
+        if needs_cluster(variant) and unprivileged.ROOT:
             command = [*network.prefix(), *command]
         if variant.ordinary_user:
             command = [*unprivileged.prefix(), *command, "-p", "no:cacheprovider"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests import drivers
 from tests.e2e.chaos.torment import torment
+from tests.servers.kubernetes import background
 
 ROUND = 20.0
 """Seconds of one plan."""
@@ -23,6 +24,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the first seed; random when not given")
     parser.add_argument("--replicas", type=int, default=1, help="servers; several need Redis")
     asked = parser.parse_args()
+    if drivers.CHOSEN == "kubernetes":
+        background.run_with_cluster("tests.e2e.chaos")
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
     with (
         tempfile.TemporaryDirectory(prefix="atoll-chaos-") as directory,

@@ -1,4 +1,4 @@
-"""Builds the programs of a cluster while other tests run."""
+"""Builds the programs of a cluster while other tests run, or before a program that needs them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests.servers.kubernetes import binaries, go_programs
+from tests.servers.kubernetes import binaries, go_programs, network
 
+MARK = "TEST_NAMESPACE"
+"""Set in a program that runs in the namespace."""
 TOP = Path(__file__).parents[3]
 # Ends with the process that waits for it.
 _COMMAND = (
@@ -39,6 +41,20 @@ def building() -> Iterator[Callable[[], None]]:
         finally:
             build.terminate()
             build.wait()
+
+
+def run_with_cluster(module: str) -> None:
+    """
+    Start this program again, `python -m module`, in a network namespace in which it may have a
+    cluster, unless it is in one.
+    """
+    if MARK in os.environ:
+        return
+    with building() as finish:
+        finish()
+    os.environ[MARK] = "1"
+    command = [*network.prefix(), sys.executable, "-m", module, *sys.argv[1:]]
+    os.execvp(command[0], command)
 
 
 def _finish(build: subprocess.Popen[bytes], log: IO[bytes]) -> None:
