@@ -23,11 +23,17 @@ from typing import Any
 SYSCTLS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
 
 
+KUBELET = Path("/var/lib/kubelet")
+
+
 def main(name: str, place: Path) -> None:
     socket.sethostname(name)
     _mount("-t", "proc", "proc", "/proc")
     _mount("--make-rshared", "/")
     _mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/run")
+    # Whatever its root directory is, a kubelet has a socket here.
+    KUBELET.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", "mode=0750", "tmpfs", str(KUBELET))
     # Made there, for no file of the machine is changed.
     for sysctl, value in SYSCTLS.items():
         cover = Path("/run/sysctl", Path(sysctl).name)
