@@ -4,7 +4,7 @@ A Kubernetes cluster for tests.
 It lives in the network namespace of the tests (`tests.servers.kubernetes.network`), where the tests
 reach its API, its nodes and its pods; there is no way out and no DNS. NetworkPolicies are accepted
 and not enforced. Images are those of `tests.servers.kubernetes.images` and what `import_image`
-adds. The runtime class `plain` is runc by another name.
+adds. The runtime class `plain` is runc by another name; `gvisor` exists where runsc is installed.
 
 The control plane and the nodes can be killed, paused and started one by one. Nothing is left when
 it stops, or when the tests are killed.

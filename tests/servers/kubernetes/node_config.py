@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.missing import missing
+from tests.servers.kubernetes import runsc
 from tests.servers.kubernetes.images import PAUSE
 from tests.servers.kubernetes.network import Network
 from tests.servers.kubernetes.pki import Authority
 
 CONTAINERD = "/run/containerd/containerd.sock"
 CNI_PLACES = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
-RUNTIMES = ("plain",)
+RUNSC = shutil.which("runsc")
+RUNTIMES = ("plain", "gvisor") if RUNSC else ("plain",)
 """Runtime classes beside the default runtime. `plain` is the same one, runc, by another name."""
 MAX_PODS = 250
 MAX_PROCESSES = 1024
@@ -44,6 +49,7 @@ _RUNTIME = """
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
       # As in kubelet.json. A node has no systemd, also where the machine has one.
       SystemdCgroup = false
+      BinaryName = "{program}"
 """
 _DISABLED = ("aufs", "btrfs", "devmapper", "zfs")
 
@@ -69,6 +75,10 @@ def write(node: Node, network: Network, authority: Authority) -> None:
     (node.place / "cni").mkdir(parents=True)
     (node.place / "containerd.toml").write_text(_containerd(node))
     address = network.node(node.index)
+    if RUNSC:
+        words = (sys.executable, "-I", "-S", runsc.__file__, RUNSC)
+        (node.place / "runsc").write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        (node.place / "runsc").chmod(0o755)
     _write(node.place / "cni/10-bridge.conflist", _cni(node, network))
     _write(node.place / "kubelet.json", _kubelet(node, address, authority))
     _write(node.place / "proxy.json", _proxy(node, network, authority))
@@ -103,7 +113,10 @@ def _containerd(node: Node) -> str:
         snapshotter=node.snapshotter,
         disabled=", ".join(f'"io.containerd.snapshotter.v1.{name}"' for name in _DISABLED),
     )
-    return text + "".join(_RUNTIME.format(name=name) for name in ("runc", *RUNTIMES))
+    for name in ("runc", *RUNTIMES):
+        program = node.place / "runsc" if name == "gvisor" else "runc"
+        text += _RUNTIME.format(name=name, program=program)
+    return text
 
 
 def _cni(node: Node, network: Network) -> dict[str, Any]:
