@@ -130,6 +130,9 @@ NOT_ON_KUBERNETES = {
             "a_session_with_a_running_execution_is_not_paused",
         )
     },
+    "e2e/test_recovery.py::test_a_server_with_stop_sessions_leaves_nothing": (
+        "a kubelet ends the processes of a pod after Atoll has deleted it"
+    ),
     "e2e/test_volumes.py": "the bucket is not mounted",
 }
 """Further tests that do not apply to a cluster, named in the same way."""

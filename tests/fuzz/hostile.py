@@ -35,6 +35,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "stat": {"entry": ENTRY},
     "write": {"entry": ENTRY},
     "unpack": {"entries": 1},
+    "memory_limit": {"bytes": 1},
     "processes": {"processes": [{"pid": 7, "execution_id": "exec_1", "name": "sleep"}]},
     "context_list": {"contexts": [CONTEXT]},
     "release": {"preload_failed": {"numpy": "no"}},

@@ -129,6 +129,7 @@ class Supervisor(ZygoteObserver):
             "collect": transfer,
             "populate": transfer,
             "quiet": self._kill_user_code,
+            "memory_limit": self._report_memory_limit,
             "detach": self._detach,
         }
         if self._unattended is not None:
@@ -296,6 +297,11 @@ class Supervisor(ZygoteObserver):
     def _create_context(self, stream: Stream, request: dict[str, Any]) -> None:
         self._check_version(request)
         self._contexts.operations["context_create"](stream, request)
+
+    def _report_memory_limit(self, stream: Stream, request: dict[str, Any]) -> None:
+        from .runs.memory_limit import memory_limit  # Few instances ever need it.
+
+        stream.end({"bytes": memory_limit()})
 
     # Children of PID 1
 

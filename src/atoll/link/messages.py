@@ -400,6 +400,7 @@ _ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "search": _matches,
     "unpack": _counted("entries"),
     "populate": _counted("made"),
+    "memory_limit": _counted("bytes"),
     "context_list": _contexts,
     "processes": _processes,
     "release": _released,

@@ -174,7 +174,9 @@ class KubernetesDriver:
         self._watch.subscribe(self._links.pod_changed)
         self.limits = KubernetesLimits(self._pods)
         if await resizing.is_possible(self._api, namespace):
-            self.resizing = KubernetesResizing(self._api, self._pods, self._watch, settings)
+            self.resizing = KubernetesResizing(
+                self._api, self._pods, self._watch, self._links, settings
+            )
         self.disruptions = PodDisruptions(self._watch)
         self.ownership = PodOwnership(self._api, self._pods)
         log.info(

@@ -2,12 +2,14 @@
 Changes the limits of running pods, where the cluster can do that in place.
 
 A kubelet accepts a change, makes it, and reports that up to a second later. Callers wait for the
-report only if the memory shrinks: then the change may fail after it was accepted.
+report only if the memory shrinks: then the change may fail after it was accepted. If it grows, the
+executor shows when it has grown.
 """
 
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,11 +26,13 @@ from atoll.drivers.kubernetes.errors import (
 )
 from atoll.drivers.kubernetes.pod_state import CONTAINER
 from atoll.drivers.kubernetes.quantity import quantity
+from atoll.link.errors import ExecutorError, LinkLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.drivers.kubernetes.api import ApiClient
+    from atoll.drivers.kubernetes.instance_links import InstanceLinks
     from atoll.drivers.kubernetes.instance_pods import InstancePods
     from atoll.drivers.kubernetes.pod_state import PodState
     from atoll.drivers.kubernetes.pod_watch import PodWatch
@@ -36,8 +40,12 @@ if TYPE_CHECKING:
     from atoll.model.resources import Resources
     from atoll.settings import KubernetesSettings
 
-TIMEOUT = 10.0
-"""Seconds for the kubelet to change the limits."""
+TIMEOUT = timedelta(seconds=10)
+"""For the kubelet to change the limits."""
+POLL = 0.01
+"""Seconds."""
+PAGE = 4096
+"""Bytes to which the kernel rounds limits."""
 IMPOSSIBLE = frozenset({"Infeasible", "Deferred"})
 
 log = structlog.get_logger(__name__)
@@ -53,11 +61,17 @@ async def is_possible(api: ApiClient, namespace: str) -> bool:
 
 class KubernetesResizing:
     def __init__(
-        self, api: ApiClient, pods: InstancePods, watch: PodWatch, settings: KubernetesSettings
+        self,
+        api: ApiClient,
+        pods: InstancePods,
+        watch: PodWatch,
+        links: InstanceLinks,
+        settings: KubernetesSettings,
     ) -> None:
         self._api = api
         self._pods = pods
         self._watch = watch
+        self._links = links
         self._settings = settings
 
     async def resize(self, handle: Handle, resources: Resources) -> bool:
@@ -91,7 +105,29 @@ class KubernetesResizing:
             accepted = bool(now.observed)
             return (grows and accepted) or (not now.resizing and _has(now, wanted))
 
-        return await self._wait(pod.name, generation, is_done)
+        if not await self._wait(pod.name, generation, is_done):
+            return False
+        return not grows or await self._has_grown(handle, pod, resources)
+
+    async def _has_grown(self, handle: Handle, pod: PodState, resources: Resources) -> bool:
+        """Wait until user code can use the memory."""
+        wanted = resources.memory + pod_manifest.MEMORY_MARGIN - PAGE
+        try:
+            link = await self._links.connect(handle, pod, timeout=TIMEOUT)
+        except LinkLost:
+            return False
+        try:
+            async with asyncio.timeout(TIMEOUT.total_seconds()):
+                # The kernel reports no event.
+                while 0 < (await link.call("memory_limit"))["bytes"] < wanted:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL)
+        except ExecutorError:
+            return True  # It is older than this request.
+        except (LinkLost, TimeoutError):
+            return False
+        finally:
+            link.close()
+        return True
 
     async def _wait(self, name: str, generation: int, is_done: Callable[[PodState], bool]) -> bool:
         def is_over(pod: PodState | None) -> bool:
@@ -101,7 +137,7 @@ class KubernetesResizing:
             return pod.resize in IMPOSSIBLE and (not pod.observed or pod.observed >= generation)
 
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(TIMEOUT.total_seconds()):
                 pod = await self._watch.wait(name, is_over)
         except TimeoutError:
             return False
