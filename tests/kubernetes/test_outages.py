@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.api import V1, Api, problem, until
+from tests.e2e.api import V1, Api, eventually, problem, until
 from tests.kubernetes.sandboxes import LONG, Sandboxes, serving
 from tests.servers.kubernetes.cluster import Cluster
 from tests.servers.redis import RedisServer
@@ -99,6 +100,22 @@ def test_running_sessions_work_while_the_cluster_has_no_control_plane(
     sandboxes.evict(session)
     assert "EvictionByEvictionAPI" in sandboxes.replaced(session, before)
     assert sandboxes.api.run(session, "print(open('more').read())")["stdout"] == "1\n"
+
+
+def test_a_server_waits_at_its_start_for_an_api_server_that_is_down(
+    cluster: Cluster, namespace: str, s3: S3Server, tmp_path: Path
+) -> None:
+    server = serving(cluster, s3, tmp_path, namespace)
+    with ThreadPoolExecutor(1) as threads:
+        with killed(cluster, "kube-apiserver"):
+            starting = threads.submit(server.__enter__)
+            log = tmp_path / "server.log"
+            eventually(lambda: log.exists() and "cluster.not_opened" in log.read_text(), LONG)
+        running = starting.result()
+    with running.client() as http:
+        sandboxes = Sandboxes(running, Api(http), cluster, namespace)
+        sandboxes.api.end(sandboxes.create())
+    server.__exit__(None, None, None)
 
 
 # Replicas

@@ -237,3 +237,14 @@ def test_a_failure_of_the_lender_is_the_failure_of_the_pod() -> None:
 
 def test_messages_are_bounded() -> None:
     assert len(pod(terminated(1, message="x" * 100_000)).exit_message) == 4096
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        pytest.param("key\nready\n", None, id="the handshake"),
+        pytest.param("key\nready\nMemoryError\n", "MemoryError", id="an error after it"),
+    ],
+)
+def test_the_handshake_of_a_start_is_no_message(written: str, message: str | None) -> None:
+    assert observation(pod(terminated(137, message=written))).message == message

@@ -31,7 +31,7 @@ from atoll.drivers.kubernetes.bucket_volumes import BucketVolumes
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
-from atoll.drivers.kubernetes.errors import translated
+from atoll.drivers.kubernetes.errors import ClusterUnavailable, translated
 from atoll.drivers.kubernetes.executor_files import ExecutorFiles
 from atoll.drivers.kubernetes.image_probe import ImageProbe
 from atoll.drivers.kubernetes.images import KubernetesImages
@@ -73,6 +73,10 @@ if TYPE_CHECKING:
 
 SHUTDOWN_MARGIN = 9.0
 """Seconds of the termination grace in which the executor ends what runs and sends the results."""
+START_PATIENCE = 30.0
+"""Seconds in which an API server that does not answer is asked again, before a start fails."""
+START_RETRY = 1.0
+"""Seconds between two attempts."""
 PATIENCE = 180.0
 """Seconds without the API server after which the node has a problem."""
 
@@ -122,6 +126,21 @@ class KubernetesDriver:
         self._load: ClusterLoad
 
     async def open(self) -> None:
+        """Waits for an API server that does not answer at first, for `START_PATIENCE`."""
+        deadline = time.monotonic() + START_PATIENCE
+        while True:
+            try:
+                await self._open()
+            except ClusterUnavailable as error:
+                await self._resources.aclose()
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("cluster.not_opened", error=error.message)
+                await asyncio.sleep(START_RETRY)
+            else:
+                return
+
+    async def _open(self) -> None:
         settings = self._settings
         found = await asyncio.to_thread(access.find, settings.kubeconfig, settings.context)
         namespace = settings.namespace or found.namespace

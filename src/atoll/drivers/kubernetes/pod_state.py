@@ -15,6 +15,8 @@ from atoll.model.instance import Observation, State
 from atoll.model.session import Cause
 
 CONTAINER = "executor"
+HANDSHAKE = frozenset({"key", "ready"})
+"""Lines that an executor writes when it starts (`executor_start`)."""
 SIGNALLED = 128
 """Exit codes above this one mean that a signal ended the process."""
 ZYGOTE_LOST = 70
@@ -242,6 +244,12 @@ def _disruption(pod: PodState) -> str:
     return f"The cluster ended the pod ({pod.disruption}): {pod.disruption_message}"
 
 
+def _last_words(pod: PodState) -> str:
+    """What the executor wrote, apart from the handshake of its start."""
+    lines = pod.exit_message.splitlines()
+    return "\n".join(line for line in lines if line not in HANDSHAKE)
+
+
 def _end(pod: PodState) -> tuple[Cause, str | None]:
     if pod.exit_reason == "OOMKilled":
         return Cause.OOM, "The container used more memory than its limit (OOMKilled)."
@@ -257,7 +265,7 @@ def _end(pod: PodState) -> tuple[Cause, str | None]:
         return Cause.EVICTED, _disruption(pod)
     if pod.reason in ("Preempting", "Terminated", "Shutdown", "NodeShutdown"):
         return Cause.EVICTED, f"The cluster ended the pod ({pod.reason}): {pod.message}"
-    message = pod.exit_message or pod.message or None
+    message = _last_words(pod) or pod.message or None
     if pod.exit_code is not None and pod.exit_code > SIGNALLED:
         return Cause.SIGNAL, message
     return Cause.EXIT, message
