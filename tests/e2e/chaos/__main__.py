@@ -7,6 +7,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests import drivers
@@ -47,7 +48,8 @@ def _rounds(seed: int, asked: argparse.Namespace) -> int:
                 print(torment(Path(directory), seed, asked.round, size=asked.replicas), flush=True)
             except AssertionError as error:
                 failed += 1
-                print(error, flush=True)
+                # With the place: a check that only waits says no more.
+                print("".join(traceback.format_exception(error)), flush=True)
         seed += 1
     return failed
 

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll import ids
+from atoll.reconcile import orphaned_instances
 from tests import drivers
+from tests.e2e.api import eventually
 from tests.e2e.chaos.cluster_faults import ClusterFaults
 from tests.e2e.chaos.history import History
 from tests.e2e.chaos.plan import CONTROL_PLANE, MACHINES, PODS, Fault, Kind, Plan
 from tests.e2e.chaos.witness import Witness
 from tests.e2e.chaos.world import World
+
+ORPHAN_AGE = 20.0
+"""Seconds after which a pod is removed that a killed server has begun to make."""
 
 
 class ClusterWorld(World):
@@ -25,6 +30,8 @@ class ClusterWorld(World):
         assert drivers.cluster is not None
         self._faults = ClusterFaults(drivers.cluster.cluster)
         self._witness = Witness(drivers.cluster.cluster.network.host)
+        for member in self.members:
+            member.with_constants({f"{orphaned_instances.__name__}.ORPHAN_AGE": ORPHAN_AGE})
         self._sessions_of = {job.number: job.session for job in plan.jobs}
 
     def __enter__(self) -> Self:
@@ -45,6 +52,16 @@ class ClusterWorld(World):
     def session_fields(self) -> dict[str, Any]:
         # Otherwise files of finished executions may be lost too.
         return {"durability": "execution"}
+
+    def check_instances(self) -> None:
+        for session in self.sessions:
+            # An instance that ended while nothing ran is replaced by the next request.
+            assert self[0].api.run(session, "print(1)")["stdout"] == "1\n"
+        try:
+            eventually(lambda: self.instances() == set(self._known()), 3 * ORPHAN_AGE)
+        except AssertionError:
+            pods, known = self.instances(), self._known()
+            raise AssertionError(f"pods: {pods}, recorded: {known}") from None
 
     def tokens(self, files: list[str]) -> list[str]:
         found: list[list[str]] = [[] for _ in self.sessions]
