@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import drivers
 from tests.e2e.chaos.torment import torment
 
-SECONDS = 4.0
+# On a cluster there are more kinds of faults, and they last longer.
+SECONDS = 10.0 if drivers.CHOSEN == "kubernetes" else 4.0
 SEEDS = (42, None)
 """A fixed seed, and a random one that is printed."""
 
