@@ -223,6 +223,45 @@ async def test_a_result_is_stored_although_no_warning_can_be(
         assert len(stored.attempts) == 1
 
 
+@pytest.mark.parametrize(
+    ("gone", "attempts"),
+    [
+        pytest.param(True, 2, id="with its instance"),
+        pytest.param(False, 1, id="while its instance runs"),
+    ],
+)
+async def test_an_execution_is_retried_if_its_files_were_lost_before_its_result_was_stored(
+    tmp_path: Path, bubblewrap: str, monkeypatch: pytest.MonkeyPatch, gone: bool, attempts: int
+) -> None:
+    """With durability `execution`, on a node whose workspaces end with their instances."""
+    async with adoptable(tmp_path) as (found, other):
+        session = await found.records.get(other.session_id)
+        found.connections.disconnect(session.id)
+        await found.records.save_silently(replace(session, durability=Durability.EXECUTION))
+        monkeypatch.setattr(found.driver.workspaces, "outlive_instances", False)
+        taken: list[str] = []
+
+        async def checkpoint(connection: Connection) -> None:
+            taken.append(connection.instance.id)
+            if len(taken) > 1:
+                return
+            if gone:
+                await found.driver.destroy(connection.instance.handle)
+            connection.link.close()
+            await connection.link.closed
+            raise LinkLost("gone")
+
+        monkeypatch.setattr(found.autosave, "checkpoint", checkpoint)
+        request = Request(code="print('done')", language=Language.PYTHON)
+        running = await found.executions.submit(session.id, request)
+        stored = await running.wait(SECONDS)
+        assert stored.outcome is not None
+        assert (stored.status, stored.outcome.stdout) == (ExecutionStatus.COMPLETED, b"done\n")
+        assert len(stored.attempts) == attempts
+        assert len(set(taken)) == attempts
+        assert len(taken) == 2
+
+
 async def test_a_start_that_has_just_failed_is_not_shared_again(
     tmp_path: Path, bubblewrap: str
 ) -> None:

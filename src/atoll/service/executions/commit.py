@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from atoll.model.execution import ExecutionStatus
+from atoll.model.outcome import without_result
+from atoll.model.retry import RETRIED_CAUSES
+from atoll.model.session import Cause
+
 if TYPE_CHECKING:
     from atoll.model.execution import Execution, Outcome
     from atoll.service.executions.approvals import Approvals
@@ -47,7 +52,6 @@ class ResultCommit:
         the end when it has given the lease back: what waits for it may use the session at once.
         """
         run.committing()
-        await self.take_checkpoint(run.execution)
         outcome = run.events.with_log(outcome)
         now = self._replica.clock.now()
         ended = run.execution.ended(outcome, at=now, node_id=self._replica.node_id)
@@ -68,8 +72,22 @@ class ResultCommit:
             run.finish_from_record(stored)
         self._approvals.forget(run)
 
-    async def take_checkpoint(self, execution: Execution) -> None:
-        """With durability `execution`, the files are stored before the result."""
-        connection = self._connections.reachable(execution.session_id)
-        if connection is not None:
-            await self._autosave.before_result(connection)
+    async def secure(self, execution: Execution, outcome: Outcome) -> Outcome:
+        """
+        With durability `execution`, the files are stored before the result. If they were lost with
+        their instance, so is an attempt that has succeeded.
+        """
+        if outcome.cause in RETRIED_CAUSES:
+            return outcome
+        succeeded = outcome.status is ExecutionStatus.COMPLETED
+        if await self._autosave.before_result(
+            execution.session_id, execution.instance_id, succeeded=succeeded
+        ):
+            return outcome
+        return without_result(
+            ExecutionStatus.CRASHED,
+            Cause.INSTANCE_LOST,
+            "The instance was lost before the files of the execution were stored.",
+            stdout=outcome.stdout,
+            stderr=outcome.stderr,
+        )

@@ -304,6 +304,8 @@ class Runner(SessionObserver):
                 with run.waiting_for_others():
                     await stack.enter_async_context(lease)
                 outcome = await self._attempts.make(run, lease, presence)
+                if outcome is not None:
+                    outcome = await self._commit.secure(run.execution, outcome)
                 if outcome is not None and self._is_retried(run, outcome):
                     failed = outcome
                 elif outcome is not None:
@@ -324,6 +326,7 @@ class Runner(SessionObserver):
         if outcome is None:
             run.not_started()
         else:
+            outcome = await self._commit.secure(run.execution, outcome)
             await self._retry_or_commit(run, outcome)
 
     async def _retry_or_commit(self, run: Run, outcome: Outcome) -> None:

@@ -7,7 +7,8 @@ next to the workspace protects from nothing: then a checkpoint is taken on reque
 (`checkpoint_requests.py`), and at the end of a session whose files may still be requested.
 
 A session with durability `execution` gets one before each result is committed. A failed checkpoint
-does not fail the execution: the session has a warning until one succeeds.
+does not fail the execution: the session has a warning until one succeeds. Only if the files are
+lost with the instance, an execution that has succeeded is lost too.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import structlog
 
 from atoll.errors import (
     AtollError,
+    BackendUnavailable,
     InstanceNotObserved,
     TemporaryError,
     VersionConflict,
 )
 from atoll.link.errors import ExecutorError, LinkLost
-from atoll.model.session import Cause, Durability, Session, Warning, WorkspaceMode
+from atoll.model.instance import State
+from atoll.model.session import Cause, Durability, Session, Wanted, Warning, WorkspaceMode
 from atoll.model.session_changes import NOT_SAVED, with_warnings, without_warnings
 from atoll.service.backoff import Backoff
 from atoll.service.sessions.observers import SessionObserver
@@ -152,27 +155,67 @@ class Autosave(SessionObserver):
             if session_id in self._changes and self._connections.reachable(session_id) is not None:
                 self._schedule(session_id)  # It changed meanwhile.
 
-    async def before_result(self, connection: Connection) -> None:
-        """Take a checkpoint if the durability is `execution`; a failure becomes a warning."""
-        self.workspace_changed(connection.session.id)
-        session = connection.session
+    async def before_result(
+        self, session_id: str, instance_id: str | None, *, succeeded: bool
+    ) -> bool:
+        """
+        With durability `execution`, take a checkpoint of what has run in an instance; a failure
+        becomes a warning. If it has succeeded, the files may not be lost: false if they have ended
+        with the instance, and `BackendUnavailable` while that is not known.
+        """
+        connection = self._connections.reachable(session_id)
+        outlive = self._driver.workspaces.outlive_instances
+        if connection is not None:
+            self.workspace_changed(session_id)
+            session = connection.session
+        elif outlive:
+            return True  # The next instance has the files.
+        else:
+            session = await self._records.get(session_id)
         if session.durability is not Durability.EXECUTION or (
             session.workspace_mode is not WorkspaceMode.SYNC
         ):
-            return
+            return True
+        if connection is None or not (outlive or connection.instance.id == instance_id):
+            return not succeeded or await self._are_dispensable(session_id, instance_id)
         try:
             await self.checkpoint(connection)
         except AtollError as error:
-            try:
-                await self._warn(connection.session.id, error.message)
-            except TemporaryError as unwritten:
-                # The result must not be lost for a warning.
-                log.warning(
-                    "autosave.warning_not_stored",
-                    session_id=connection.session.id,
-                    warning=error.message,
-                    error=unwritten.message,
-                )
+            if isinstance(error, LinkLost) and succeeded and not outlive:
+                return await self._are_dispensable(session_id, instance_id)
+            await self._warn_of(error, session_id)
+        return True
+
+    async def _are_dispensable(self, session_id: str, instance_id: str | None) -> bool:
+        """
+        Whether the files of an instance that is not connected are not needed any more. False if
+        they have ended with it; raises `BackendUnavailable` if it may still have them.
+        """
+        session = await self._records.get(session_id)
+        if session.status.ended or session.wanted is not Wanted.RUNNING:
+            return True  # Whatever ended the session has saved what it could.
+        instance = None
+        if instance_id is not None:
+            instance = await self._store.instances.get(instance_id)
+        if instance is None:
+            return False
+        if (await self._driver.observe(instance.handle)).state in (State.EXITED, State.GONE):
+            return False
+        raise BackendUnavailable(
+            f"Instance {instance_id}, which has the files of the execution, is not connected."
+        )
+
+    async def _warn_of(self, error: AtollError, session_id: str) -> None:
+        try:
+            await self._warn(session_id, error.message)
+        except TemporaryError as unwritten:
+            # The result must not be lost for a warning.
+            log.warning(
+                "autosave.warning_not_stored",
+                session_id=session_id,
+                warning=error.message,
+                error=unwritten.message,
+            )
 
     async def run(self, busy: Callable[[], Collection[str]]) -> None:
         """
