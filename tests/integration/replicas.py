@@ -261,10 +261,14 @@ class Cluster:
         last = self.start_single("--stop-sessions")
         assert last.stop() == 0
         assert last.errors() == []
-        assert self.instances() == set()
-        assert self.workspaces() == set()
+        self.check_empty()
         eventually(lambda: not self.processes())
         assert self.groups() == []
+
+    def check_empty(self) -> None:
+        """Nothing is left on the node."""
+        assert self.instances() == set()
+        assert self.workspaces() == set()
 
     def check_settled(self) -> None:
         """Accepted executions have ended, and all members agree with the database."""

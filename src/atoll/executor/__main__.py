@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_CONFIG = 1 << 20
+CONFIG_TIMEOUT = 600
+"""Seconds after which an executor ends whose control plane was killed while it started it."""
 CLUSTER_VARIABLES = "KUBERNETES_"
 """Prefix of variables that describe the cluster: a kubelet sets them in every container."""
 JOURNAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -85,8 +87,12 @@ def _read_config() -> dict[str, Any]:
     Read the configuration from the standard input, then close the inherited standard streams, so
     that no child has them. Only stderr stays open, for the log.
     """
+    import select  # Only executors that wait for their configuration.
+
     text = b""
     while not text.endswith(b"\n") and len(text) < MAX_CONFIG:
+        if not select.select([0], [], [], CONFIG_TIMEOUT)[0]:
+            sys.exit("The control plane that started this executor does not configure it.")
         piece = os.read(0, 65_536)
         if not piece:
             raise ValueError("the standard input has no configuration")

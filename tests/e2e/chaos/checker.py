@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from atoll.model.execution import ExecutionStatus, may_become
+from tests import drivers
 from tests.e2e.chaos import code
 from tests.e2e.chaos.code import Run
 from tests.e2e.chaos.history import Done, History, Received, ReceivedEvent
@@ -22,6 +23,7 @@ from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan
 RETRIES = 3
 RETRIED_CAUSES = frozenset({"instance_lost", "node_lost", "evicted"})
 RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
+ON_CLUSTER = drivers.CHOSEN == "kubernetes"
 SETTLED = 3_000_000_000
 """Nanoseconds in which the result of code that has ended is made and written down."""
 
@@ -222,7 +224,10 @@ def is_retried_for_losses_only(case: Case) -> Iterator[str]:
 
 
 def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
-    """A result survives its instance, even if no server was running to receive it."""
+    """
+    A result survives its instance, even if no server was running to receive it. On a cluster it is
+    in the memory of an executor until a server has it.
+    """
     for before, after in pairwise(case.runs):
         if not before.ended:
             continue
@@ -230,9 +235,9 @@ def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
             (loss.began for loss in case.losses if before.last <= loss.ended <= after.began),
             default=after.began,
         )
-        # The process that writes the result was not running.
+        # The process that writes the result was not running, or nothing could receive it.
         disturbed = any(
-            fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE)
+            (fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE) or ON_CLUSTER)
             and fault.began <= first
             and fault.ended >= before.last - SETTLED
             for fault in case.faults

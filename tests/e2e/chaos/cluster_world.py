@@ -63,6 +63,9 @@ class ClusterWorld(World):
             pods, known = self.instances(), self._known()
             raise AssertionError(f"pods: {pods}, recorded: {known}") from None
 
+    def check_empty(self) -> None:
+        """A pod that the last server has begun to make ends later (`executor.__main__`)."""
+
     def tokens(self, files: list[str]) -> list[str]:
         found: list[list[str]] = [[] for _ in self.sessions]
         for line in self._witness.lines():
