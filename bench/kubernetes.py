@@ -295,7 +295,11 @@ def _watch(
 ) -> dict[str, float]:
     """Show what a server uses, beside one without sessions."""
     pid = server.process.pid
-    time.sleep(3)  # What a start leaves to be done has been done.
+    # After a start, pods get the labels of their sessions.
+    asked = -1
+    while asked != setup.bench.requests(ATOLL):
+        asked = setup.bench.requests(ATOLL)
+        time.sleep(3)
     cpu, asked = processes.cpu_seconds(pid), setup.bench.requests(ATOLL)
     time.sleep(seconds)
     found = {

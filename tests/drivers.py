@@ -123,6 +123,7 @@ NOT_ON_KUBERNETES = {
         _ELSEWHERE
     ),
     "e2e/test_health_at_need.py": _LOST,
+    "e2e/test_lifecycle.py::test_an_archived_session_uses_no_disk_on_the_node": _ELSEWHERE,
     **{
         f"e2e/test_lifecycle.py::test_{name}": "a cluster cannot freeze pods"
         for name in (

@@ -42,7 +42,7 @@ def objects(driver: BucketDriver, prefix: str) -> dict[str, bytes]:
     return {
         path.removeprefix(f"{prefix}/"): bytes(store.get(path).bytes())
         for path in found
-        if not path.endswith("/") and MARKER not in path
+        if not path.endswith(("/", MARKER))
     }
 
 
@@ -106,6 +106,27 @@ print([line for line in open("/proc/mounts") if "passwd" in line or "secret" in 
         mounting.api.end(session)
     eventually(lambda: http.delete(f"{V1}/volumes/shared").status_code == 204, LONG)
     assert objects(bucket_volumes, f"{mounting.namespace}/volumes") == {}
+
+
+def test_a_volume_with_names_that_cannot_be_listed_is_not_removed(
+    mounting: Sandboxes, bucket_volumes: BucketDriver
+) -> None:
+    """Otherwise the next volume of this name would have its files."""
+    http = mounting.api.http
+    answer(http.post(f"{V1}/volumes", json={"id": "shared"}), 201)
+    session = mounting.create(volumes=[volume(read_only=False)])
+    prints(mounting, session, f"open('{SHARED}/a\\x01', 'w').write('left')")
+    mounting.api.end(session)
+    refused: list[str] = []
+
+    def is_refused() -> bool:
+        response = http.delete(f"{V1}/volumes/shared")
+        refused.append(response.json()["code"])
+        return refused[-1] != "volume_in_use"
+
+    eventually(is_refused, LONG)
+    assert refused[-1] == "volume_not_emptied"
+    assert answer(http.get(f"{V1}/volumes/shared"))["id"] == "shared"
 
 
 def volume(*, read_only: bool) -> dict[str, Any]:

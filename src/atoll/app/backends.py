@@ -146,7 +146,7 @@ def _driver(settings: Settings, cluster: str, secret: str, blobs: Blobs) -> Driv
             settings.local,
             cluster=cluster,
             secret=secret,
-            bucket=None if bucket is None else BucketDirectory(bucket.prefix, blobs.put),
+            bucket=None if bucket is None else BucketDirectory(bucket.prefix, blobs),
         )
     return LocalDriver(
         settings.data_dir, settings.local, settings.link, bucket, packages=settings.packages

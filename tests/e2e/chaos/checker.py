@@ -23,7 +23,13 @@ from tests.e2e.chaos.plan import LOSES_INSTANCE, Finish, Job, Kind, Naming, Plan
 RETRIES = 3
 RETRIED_CAUSES = frozenset({"instance_lost", "node_lost", "evicted"})
 RESULT_FIELDS = ("stdout", "stderr", "exit_code", "return_value", "cause", "signal", "error")
-ON_CLUSTER = drivers.CHOSEN == "kubernetes"
+DISTURBING = {Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE}
+"""Faults during which no result is written."""
+if drivers.CHOSEN == "kubernetes":
+    # Or during which no server has received it from the memory of an executor.
+    DISTURBING |= {*Kind} - LOSES_INSTANCE | {Kind.KILL_BOTH, Kind.KILL_MACHINE}
+UNNOTICED = 15_000_000_000
+"""Nanoseconds in which a result may wait for a server while its machine is lost."""
 SETTLED = 3_000_000_000
 """Nanoseconds in which the result of code that has ended is made and written down."""
 
@@ -190,7 +196,15 @@ def _failed_rightly(case: Case) -> Iterator[str]:
 
 
 def keeps_the_files_of_a_finished_run(case: Case) -> Iterator[str]:
-    if case.status is ExecutionStatus.COMPLETED and case.runs and case.runs[-1] not in case.kept:
+    if case.status is not ExecutionStatus.COMPLETED or not case.runs:
+        return
+    last = case.runs[-1]
+    # That a machine is lost is noticed after its result was stored, with a warning.
+    excused = any(
+        fault.kind is Kind.KILL_MACHINE and last.last <= fault.began <= last.last + UNNOTICED
+        for fault in case.losses
+    )
+    if last not in case.kept and not excused:
         yield "it completed, and what it wrote is not in the workspace"
 
 
@@ -237,7 +251,7 @@ def is_not_run_after_its_result_exists(case: Case) -> Iterator[str]:
         )
         # The process that writes the result was not running, or nothing could receive it.
         disturbed = any(
-            (fault.kind in (Kind.STOP_EXECUTOR, Kind.KILL_ZYGOTE) or ON_CLUSTER)
+            fault.kind in DISTURBING
             and fault.began <= first
             and fault.ended >= before.last - SETTLED
             for fault in case.faults

@@ -3,33 +3,41 @@ Directories of the bucket in pods: volumes of the kind `s3`, and workspaces that
 
 Atoll mounts nothing here. The operator makes one persistent volume claim whose volume is the
 bucket, which a CSI driver mounts on the machines; a pod has the directories of its own volumes
-only. Whoever removes a volume or a workspace removes its objects from the bucket.
+only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from atoll.drivers.base import NotEmptied
 from atoll.drivers.kubernetes.labels import Annotation
 from atoll.drivers.kubernetes.pod_manifest import WORKSPACE, PodVolume
-from atoll.errors import Conflict, InvalidRequest
+from atoll.errors import BackendUnavailable, Conflict, InvalidRequest, TemporaryError
 from atoll.model.volume import S3
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from atoll.drivers.kubernetes.instance_pods import InstancePods
+    from atoll.drivers.kubernetes.pod_state import PodState
     from atoll.model.instance import InstanceSpec
     from atoll.model.volume import Volume
 
 NAME = "bucket"
 """Of the volume in a pod."""
-MARKER = ".tmp/directory"
+MARKER = ".tmp/.atoll-directory"
 """
 An empty object in each directory. Without it, the kubelet would have to make the directory, with a
-mode, which many drivers cannot set.
+mode, which many drivers cannot set. Executors leave `.tmp` out of lists of a workspace.
 """
+
+
+class Objects(Protocol):
+    """The part of the blob store that is used here."""
+
+    async def put(self, key: str, data: bytes) -> None: ...
+
+    async def remove_all(self, prefix: str, *, deferrable: bool = True) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,8 @@ class BucketDirectory:
 
     path: str
     """Empty for the bucket itself."""
-    put: Callable[[str, bytes], Awaitable[None]]
-    """Writes an object below it."""
+    blobs: Objects
+    """Writes and removes objects below it."""
 
 
 class BucketVolumes:
@@ -53,6 +61,7 @@ class BucketVolumes:
 
     async def make(self, volume: Volume) -> None:
         _require_bucket(volume)
+        await self.discard(_prefix(volume))
 
     async def check(self, volume: Volume, *, read_only: bool) -> None:
         _require_bucket(volume)
@@ -68,12 +77,22 @@ class BucketVolumes:
 
     async def remove(self, volume: Volume) -> None:
         await self.check_unused(volume)
+        await self.discard(_prefix(volume))
 
     async def broken(self) -> list[str]:
         # Only the cluster knows the state of its mounts.
         return []
 
-    async def discard(self, prefix: str) -> None: ...
+    async def discard(self, prefix: str) -> None:
+        try:
+            await self._directory.blobs.remove_all(f"{prefix}/", deferrable=False)
+        except TemporaryError as error:
+            if isinstance(error, BackendUnavailable):
+                raise
+            raise NotEmptied(
+                f"{prefix} has objects whose names cannot be listed: {error.message} Remove them "
+                "with a tool of the S3 server."
+            ) from error
 
     async def of(self, spec: InstanceSpec) -> PodVolume:
         """What the pod of an instance mounts; raises `InvalidRequest` if it cannot."""
@@ -84,19 +103,26 @@ class BucketVolumes:
             annotations[Annotation.MOUNTED] = spec.prefix
         for volume, mount in spec.volumes:
             _require_bucket(volume)
-            mounts.append(
-                await self._mount(f"volumes/{volume.id}", mount.path, read_only=mount.read_only)
-            )
+            mounts.append(await self._mount(_prefix(volume), mount.path, read_only=mount.read_only))
         if spec.volumes:
             annotations[Annotation.VOLUMES] = ",".join(volume.id for volume, _ in spec.volumes)
         claim = {"name": NAME, "persistentVolumeClaim": {"claimName": self._claim}}
         return PodVolume((claim,), tuple(mounts), annotations)
 
     async def _mount(self, prefix: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
-        await self._directory.put(f"{prefix}/{MARKER}", b"")
+        await self._directory.blobs.put(f"{prefix}/{MARKER}", b"")
         directory = f"{self._directory.path}/{prefix}".strip("/")
         # Of the volume only this directory is in the pod.
         return {"name": NAME, "mountPath": path, "subPath": directory, "readOnly": read_only}
+
+
+def is_mounting(pod: PodState) -> bool:
+    """Whether a pod has directories of the bucket, which other pods may have too."""
+    return Annotation.MOUNTED in pod.annotations or Annotation.VOLUMES in pod.annotations
+
+
+def _prefix(volume: Volume) -> str:
+    return f"volumes/{volume.id}"
 
 
 def _require_bucket(volume: Volume) -> None:

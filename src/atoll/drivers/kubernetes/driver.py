@@ -27,7 +27,7 @@ from atoll.drivers.kubernetes import (
     resizing,
 )
 from atoll.drivers.kubernetes.api import ApiClient, Priority
-from atoll.drivers.kubernetes.bucket_volumes import BucketVolumes
+from atoll.drivers.kubernetes.bucket_volumes import BucketVolumes, is_mounting
 from atoll.drivers.kubernetes.capabilities import find_capabilities
 from atoll.drivers.kubernetes.cluster_load import ClusterLoad
 from atoll.drivers.kubernetes.disruptions import PodDisruptions
@@ -421,8 +421,9 @@ class KubernetesDriver:
         pod = await self._pods.by_id(handle.instance_id)
         if pod is None:
             return
-        # Two instances must never have one claim; a directory ends with its pod.
-        shared = self.workspaces.outlive_instances and not pod.on_lost_machine
+        # Two instances must never have the same files; a directory ends with its pod.
+        shared = self.workspaces.outlive_instances or is_mounting(pod)
+        shared = shared and not pod.on_lost_machine
         await self._pods.kill(pod.name, pod.uid, confirmed=shared)
         with translated():
             async with asyncio.timeout(self._settings.timeout.total_seconds()):

@@ -107,27 +107,32 @@ class KubernetesResizing:
 
         if not await self._wait(pod.name, generation, is_done):
             return False
-        return not grows or await self._has_grown(handle, pod, resources)
+        if grows:
+            await self._wait_for_growth(handle, pod, resources)
+        return True
 
-    async def _has_grown(self, handle: Handle, pod: PodState, resources: Resources) -> bool:
-        """Wait until user code can use the memory."""
+    async def _wait_for_growth(self, handle: Handle, pod: PodState, resources: Resources) -> None:
+        """
+        Wait until user code can use the memory. The cluster has accepted the change, so nothing is
+        undone if that cannot be seen.
+        """
         wanted = resources.memory + pod_manifest.MEMORY_MARGIN - PAGE
         try:
             link = await self._links.connect(handle, pod, timeout=TIMEOUT)
-        except LinkLost:
-            return False
+        except LinkLost as error:
+            log.info("growth.not_seen", instance_id=handle.instance_id, error=error.message)
+            return
         try:
             async with asyncio.timeout(TIMEOUT.total_seconds()):
                 # The kernel reports no event.
                 while 0 < (await link.call("memory_limit"))["bytes"] < wanted:  # noqa: ASYNC110
                     await asyncio.sleep(POLL)
         except ExecutorError:
-            return True  # It is older than this request.
-        except (LinkLost, TimeoutError):
-            return False
+            pass  # It is older than this request.
+        except (LinkLost, TimeoutError) as error:
+            log.info("growth.not_seen", instance_id=handle.instance_id, error=str(error))
         finally:
             link.close()
-        return True
 
     async def _wait(self, name: str, generation: int, is_done: Callable[[PodState], bool]) -> bool:
         def is_over(pod: PodState | None) -> bool:

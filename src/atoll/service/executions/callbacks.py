@@ -77,10 +77,12 @@ class ExecutorCallbacks:
         if execution.status.ended:
             return False
         outcome = self._outcome(execution, raw, entries)
-        outcome = await self._commit.secure(execution, outcome)
         for _ in range(MAX_CONFLICTS):
             if is_retried(execution, outcome, self._settings.retries):
                 return False  # Its owner retries it.
+            secured = await self._commit.secure(execution, outcome)
+            if is_retried(execution, secured, self._settings.retries):
+                return False
             ended = self._ended(execution, await self._location(instance_id), outcome)
             try:
                 event = execution_event(ended, ended.status, self._clock.now())

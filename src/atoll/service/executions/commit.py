@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from atoll.model.execution import ExecutionStatus
 from atoll.model.outcome import without_result
-from atoll.model.retry import RETRIED_CAUSES
 from atoll.model.session import Cause
 
 if TYPE_CHECKING:
@@ -75,14 +74,10 @@ class ResultCommit:
     async def secure(self, execution: Execution, outcome: Outcome) -> Outcome:
         """
         With durability `execution`, the files are stored before the result. If they were lost with
-        their instance, so is an attempt that has succeeded.
+        their instance, the outcome of an attempt that has succeeded is that of a lost one.
         """
-        if outcome.cause in RETRIED_CAUSES:
-            return outcome
-        succeeded = outcome.status is ExecutionStatus.COMPLETED
-        if await self._autosave.before_result(
-            execution.session_id, execution.instance_id, succeeded=succeeded
-        ):
+        kept = await self._autosave.before_result(execution.session_id, execution.instance_id)
+        if kept or outcome.status is not ExecutionStatus.COMPLETED:
             return outcome
         return without_result(
             ExecutionStatus.CRASHED,

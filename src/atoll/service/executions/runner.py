@@ -305,11 +305,7 @@ class Runner(SessionObserver):
                     await stack.enter_async_context(lease)
                 outcome = await self._attempts.make(run, lease, presence)
                 if outcome is not None:
-                    outcome = await self._commit.secure(run.execution, outcome)
-                if outcome is not None and self._is_retried(run, outcome):
-                    failed = outcome
-                elif outcome is not None:
-                    await self._commit.commit(run, outcome)
+                    failed = await self._commit_or_fail(run, outcome)
         # Without the lease: other replicas may use the session during the pause.
         if failed is not None:
             await self._retry(run, failed)
@@ -326,15 +322,24 @@ class Runner(SessionObserver):
         if outcome is None:
             run.not_started()
         else:
-            outcome = await self._commit.secure(run.execution, outcome)
             await self._retry_or_commit(run, outcome)
 
     async def _retry_or_commit(self, run: Run, outcome: Outcome) -> None:
-        if self._is_retried(run, outcome):
-            await self._retry(run, outcome)
+        failed = await self._commit_or_fail(run, outcome)
+        if failed is not None:
+            await self._retry(run, failed)
         else:
-            await self._commit.commit(run, outcome)
             await self._records.announce_end(run.id)
+
+    async def _commit_or_fail(self, run: Run, outcome: Outcome) -> Outcome | None:
+        """Commit the outcome of an attempt; the outcome instead if the attempt is retried."""
+        if not self._is_retried(run, outcome):
+            secured = await self._commit.secure(run.execution, outcome)
+            if not self._is_retried(run, secured):
+                await self._commit.commit(run, outcome)
+                return None
+            outcome = secured
+        return outcome
 
     def _is_retried(self, run: Run, outcome: Outcome) -> bool:
         return not run.stopped and retry.is_retried(run.execution, outcome, self._settings.retries)

@@ -7,8 +7,8 @@ next to the workspace protects from nothing: then a checkpoint is taken on reque
 (`checkpoint_requests.py`), and at the end of a session whose files may still be requested.
 
 A session with durability `execution` gets one before each result is committed. A failed checkpoint
-does not fail the execution: the session has a warning until one succeeds. Only if the files are
-lost with the instance, an execution that has succeeded is lost too.
+does not fail the execution: the session has a warning until one succeeds. If the files were lost
+with the instance, so was the attempt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ import structlog
 
 from atoll.errors import (
     AtollError,
-    BackendUnavailable,
     InstanceNotObserved,
     TemporaryError,
     VersionConflict,
 )
 from atoll.link.errors import ExecutorError, LinkLost
 from atoll.model.instance import State
-from atoll.model.session import Cause, Durability, Session, Wanted, Warning, WorkspaceMode
+from atoll.model.session import (
+    Cause,
+    Durability,
+    Session,
+    SessionStatus,
+    Wanted,
+    Warning,
+    WorkspaceMode,
+)
 from atoll.model.session_changes import NOT_SAVED, with_warnings, without_warnings
 from atoll.service.backoff import Backoff
 from atoll.service.sessions.observers import SessionObserver
@@ -155,55 +162,47 @@ class Autosave(SessionObserver):
             if session_id in self._changes and self._connections.reachable(session_id) is not None:
                 self._schedule(session_id)  # It changed meanwhile.
 
-    async def before_result(
-        self, session_id: str, instance_id: str | None, *, succeeded: bool
-    ) -> bool:
+    async def before_result(self, session_id: str, instance_id: str | None) -> bool:
         """
         With durability `execution`, take a checkpoint of what has run in an instance; a failure
-        becomes a warning. If it has succeeded, the files may not be lost: false if they have ended
-        with the instance, and `BackendUnavailable` while that is not known.
+        becomes a warning. False if the files have certainly been lost with the instance.
         """
         connection = self._connections.reachable(session_id)
-        outlive = self._driver.workspaces.outlive_instances
-        if connection is not None:
-            self.workspace_changed(session_id)
-            session = connection.session
-        elif outlive:
-            return True  # The next instance has the files.
-        else:
-            session = await self._records.get(session_id)
+        if connection is None:
+            return not await self._has_lost_files(session_id, instance_id)
+        self.workspace_changed(session_id)
+        session = connection.session
         if session.durability is not Durability.EXECUTION or (
             session.workspace_mode is not WorkspaceMode.SYNC
         ):
             return True
-        if connection is None or not (outlive or connection.instance.id == instance_id):
-            return not succeeded or await self._are_dispensable(session_id, instance_id)
         try:
             await self.checkpoint(connection)
         except AtollError as error:
-            if isinstance(error, LinkLost) and succeeded and not outlive:
-                return await self._are_dispensable(session_id, instance_id)
+            if await self._has_lost_files(session_id, instance_id):
+                return False
             await self._warn_of(error, session_id)
         return True
 
-    async def _are_dispensable(self, session_id: str, instance_id: str | None) -> bool:
+    async def _has_lost_files(self, session_id: str, instance_id: str | None) -> bool:
         """
-        Whether the files of an instance that is not connected are not needed any more. False if
-        they have ended with it; raises `BackendUnavailable` if it may still have them.
+        Whether files that had to be kept have ended with an instance that failed. An instance that
+        is stopped or evicted, or was replaced already, has been saved by others.
         """
-        session = await self._records.get(session_id)
-        if session.status.ended or session.wanted is not Wanted.RUNNING:
-            return True  # Whatever ended the session has saved what it could.
-        instance = None
-        if instance_id is not None:
+        if self._driver.workspaces.outlive_instances or instance_id is None:
+            return False
+        try:
+            session = await self._records.get(session_id)
             instance = await self._store.instances.get(instance_id)
-        if instance is None:
+            if instance is None or not _needs_files_of(session, instance_id):
+                return False
+            observed = await self._driver.observe(instance.handle)
+        except AtollError as error:
+            # The result is known, and must not wait for this.
+            log.info("instance.not_observed", instance_id=instance_id, error=error.message)
             return False
-        if (await self._driver.observe(instance.handle)).state in (State.EXITED, State.GONE):
-            return False
-        raise BackendUnavailable(
-            f"Instance {instance_id}, which has the files of the execution, is not connected."
-        )
+        ended = observed.state in (State.EXITED, State.GONE)
+        return ended and observed.cause is not Cause.EVICTED
 
     async def _warn_of(self, error: AtollError, session_id: str) -> None:
         try:
@@ -392,3 +391,13 @@ class Autosave(SessionObserver):
     def close(self) -> None:
         for timer in self._due.values():
             timer.cancel()
+
+
+def _needs_files_of(session: Session, instance_id: str) -> bool:
+    return (
+        session.durability is Durability.EXECUTION
+        and session.workspace_mode is WorkspaceMode.SYNC
+        and session.instance_id == instance_id
+        and session.status is SessionStatus.RUNNING
+        and session.wanted is Wanted.RUNNING
+    )
