@@ -13,7 +13,8 @@ import pytest
 
 from atoll import Atoll
 from atoll.app.embedded import embedded
-from tests.e2e.hostile.host import below, eventually, processes
+from tests.e2e.hostile.host import eventually
+from tests.host_processes import below, processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.quick]
 

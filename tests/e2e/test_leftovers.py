@@ -15,9 +15,9 @@ import pytest
 from tests import preloaded
 from tests.drivers import pausing
 from tests.e2e.api import V1, Api, answer, eventually
-from tests.e2e.hostile.host import below, living, of_instances, processes
 from tests.e2e.test_recovery import groups_of
 from tests.harness import Server
+from tests.host_processes import below, living, of_instances, processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.drivers.kubernetes.labels import Label
 from atoll.model.instance import Handle
 from tests.contract.drivers.conftest import Node, template
-from tests.e2e.hostile.host import living
+from tests.host_processes import living
 from tests.kubernetes.pods import first_process, processes_of_pod
 from tests.servers.kubernetes.cluster import Cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.e2e.hostile.host import living
+from tests.host_processes import living
 from tests.servers.kubernetes.images import PAUSE_PROGRAM
 
 

@@ -66,7 +66,7 @@ def test_a_mounted_workspace_is_in_the_bucket_and_outlives_its_pods(
     mounting.replaced(session, before)
 
     answer(mounting.api.http.post(f"{V1}/sessions/{session}/stop"))
-    assert mounting.cluster.ask("GET", mounting.pods)["items"] == []
+    eventually(lambda: mounting.cluster.ask("GET", mounting.pods)["items"] == [], LONG)
     assert objects(bucket_volumes, prefix) == {"kept": b"kept", "runs": b"xx"}
     assert prints(mounting, session, "import os; print(*sorted(os.listdir()))") == ".tmp kept runs"
     assert "workspace_restored" not in {
@@ -115,17 +115,10 @@ def test_a_volume_with_names_that_cannot_be_listed_is_not_removed(
     http = mounting.api.http
     answer(http.post(f"{V1}/volumes", json={"id": "shared"}), 201)
     session = mounting.create(volumes=[volume(read_only=False)])
-    prints(mounting, session, f"open('{SHARED}/a\\x01', 'w').write('left')")
+    prints(mounting, session, f"open('{SHARED}/' + chr(1), 'w').write('left')")
     mounting.api.end(session)
-    refused: list[str] = []
-
-    def is_refused() -> bool:
-        response = http.delete(f"{V1}/volumes/shared")
-        refused.append(response.json()["code"])
-        return refused[-1] != "volume_in_use"
-
-    eventually(is_refused, LONG)
-    assert refused[-1] == "volume_not_emptied"
+    # Until the pod has ended, the volume is in use.
+    eventually(lambda: http.delete(f"{V1}/volumes/shared").text.count("not_emptied") > 0, LONG)
     assert answer(http.get(f"{V1}/volumes/shared"))["id"] == "shared"
 
 

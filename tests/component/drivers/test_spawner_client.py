@@ -17,7 +17,7 @@ from atoll.drivers.local.spawner_client import DataDirectory, SpawnerClient, Spa
 from atoll.drivers.shared import bounded_log
 from atoll.errors import TemporaryError
 from tests.contract.drivers.test_driver_contract import until
-from tests.e2e.hostile.host import below, living
+from tests.host_processes import below, living
 from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from atoll.executor.callbacks import RESULT_DELAY
-from tests.e2e.hostile.host import below, processes
 from tests.executors import Executor, RunOutput, executor, job
+from tests.host_processes import below, processes
 from tests.runs import run_over
 from tests.standstill import go_on, stand_still
 

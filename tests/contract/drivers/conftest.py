@@ -28,7 +28,7 @@ from atoll.model.instance import Handle, InstanceSpec
 from atoll.model.resources import Resources
 from atoll.model.template import Template
 from atoll.settings import DockerSettings, KubernetesSettings, LinkSettings, LocalSettings
-from tests.e2e.hostile.host import below, living, of_instances, processes
+from tests.host_processes import below, living, of_instances, processes
 from tests.runs import run_over
 from tests.servers.images import PYTHON
 from tests.servers.kubernetes import images as cluster_images

@@ -39,7 +39,7 @@ from tests.contract.drivers.conftest import (
     template,
 )
 from tests.contract.drivers.parts import resizing_of
-from tests.e2e.hostile.host import living
+from tests.host_processes import living
 from tests.rootfs import build_rootfs
 from tests.runs import run_over
 from tests.standstill import stand_still

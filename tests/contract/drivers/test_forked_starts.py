@@ -22,7 +22,7 @@ from atoll.errors import InstanceNotStarted
 from atoll.settings import LocalSettings
 from tests.contract.drivers.conftest import LINK, opened, printed, spec, started, template
 from tests.contract.drivers.test_driver_contract import until
-from tests.e2e.hostile.host import below, living, of_instances, processes
+from tests.host_processes import below, living, of_instances, processes
 from tests.standstill import stand_still
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from atoll.settings import LinkSettings, LocalSettings
 from tests.contract.drivers.conftest import opened, printed, spec, started, template
 from tests.contract.drivers.parts import pausing_of
 from tests.e2e.api import eventually
-from tests.e2e.hostile.host import below, living, of_instances
+from tests.host_processes import below, living, of_instances
 from tests.standstill import go_on, stand_still
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tests.contract.drivers.conftest import (
 )
 from tests.contract.drivers.parts import pausing_of
 from tests.contract.drivers.test_driver_contract import until
-from tests.e2e.hostile.host import living
+from tests.host_processes import living
 from tests.runs import run_over
 
 if TYPE_CHECKING:

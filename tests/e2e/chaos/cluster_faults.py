@@ -12,7 +12,7 @@ import httpx
 
 from tests.chosen_cluster import NAMESPACE
 from tests.e2e.chaos.plan import Kind
-from tests.e2e.hostile.host import below
+from tests.host_processes import below
 from tests.servers.kubernetes.cluster import Cluster
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import drivers
+from tests.host_processes import below, is_fork_server, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,61 +34,13 @@ def eventually(
     return found
 
 
-def processes() -> dict[int, tuple[int, str, str]]:
-    """Parent, state and name of every process of the host, by pid."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                text = Path("/proc", entry, "stat").read_text(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            name = text[text.index("(") + 1 : text.rindex(")")]
-            fields = text[text.rindex(")") + 2 :].split()
-            found[int(entry)] = (int(fields[1]), fields[0], name)
-    return found
-
-
-def living() -> set[int]:
-    """Pids of processes that have not ended."""
-    return {pid for pid, (_, state, _) in processes().items() if state not in "ZX"}
-
-
-def below(pid: int) -> set[int]:
-    """Living processes below one."""
-    every = processes()
-    found: set[int] = set()
-    stack = [pid]
-    while stack:
-        parent = stack.pop()
-        children = {child for child, (above, _, _) in every.items() if above == parent} - found
-        found |= children
-        stack += children
-    return {child for child in found if every[child][1] not in "ZX"}
-
-
-def of_instances(pids: set[int]) -> set[int]:
-    """Those of a spawner's processes that are of instances: not its fork server."""
-    return {pid for pid in pids if not _is_fork_server(pid)}
-
-
-def _is_fork_server(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        outside = os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    # Instances that are its forks have the same command line.
-    return b"fork_server" in command and outside
-
-
 def fork_server(server: int) -> int:
     """The pid of the fork server of a server that has started an instance."""
     every = processes()
     (found,) = (
         pid
         for pid, (parent, _, _) in every.items()
-        if parent in every and every[parent][0] == server and _is_fork_server(pid)
+        if parent in every and every[parent][0] == server and is_fork_server(pid)
     )
     return found
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests import drivers
 from tests.e2e.hostile.conftest import either_variant
-from tests.e2e.hostile.host import eventually, living
+from tests.e2e.hostile.host import eventually
+from tests.host_processes import living
 
 if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target

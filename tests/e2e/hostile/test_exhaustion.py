@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import drivers
-from tests.e2e.hostile.host import MiB, below, disk_use, eventually, resident
+from tests.e2e.hostile.host import MiB, disk_use, eventually, resident
+from tests.host_processes import below
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,8 @@ from atoll.drivers.local import leftovers
 from atoll.settings import LocalSettings
 from tests import drivers
 from tests.e2e.hostile.conftest import SECRET, attackable
-from tests.e2e.hostile.host import eventually, fork_server, living
+from tests.e2e.hostile.host import eventually, fork_server
+from tests.host_processes import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

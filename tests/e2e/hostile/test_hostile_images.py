@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 
 from tests import drivers
-from tests.e2e.hostile.host import Box, MiB, eventually, living, resident
+from tests.e2e.hostile.host import Box, MiB, eventually, resident
 from tests.fuzz.hostile import Said, scripts
 from tests.fuzz.servers import hostile_server, play
+from tests.host_processes import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

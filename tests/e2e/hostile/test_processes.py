@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import drivers
-from tests.e2e.hostile.host import below, eventually, processes
+from tests.e2e.hostile.host import eventually
+from tests.host_processes import below, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.hostile.host import below, eventually
+from tests.e2e.hostile.host import eventually
+from tests.host_processes import below
 
 if TYPE_CHECKING:
     from tests.e2e.hostile.conftest import Target
