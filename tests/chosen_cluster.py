@@ -74,14 +74,7 @@ class ChosenCluster:
         child = first_process(str(found["uid"]))
         if child is None:
             raise FileNotFoundError(f"{instance_id} does not run")
-        began, parent = stat(child)
-        return {
-            "child": child,
-            "child_started": began,
-            "pid": parent,
-            "started": stat(parent)[0],
-            "workspace": found["workspace"],
-        }
+        return handle_of(child, found["workspace"])
 
     def instances(self, data_dir: Path) -> set[str]:
         """Those of the database in this directory that are in the cluster."""
@@ -101,7 +94,19 @@ def running(place: Path) -> Iterator[ChosenCluster]:
         found.close()
 
 
-def stat(pid: int) -> tuple[int, int]:
+def handle_of(child: int, workspace: str) -> dict[str, Any]:
+    """What `drivers.handle` returns, of an instance with this first process."""
+    began, parent = _stat(child)
+    return {
+        "child": child,
+        "child_started": began,
+        "pid": parent,
+        "started": _stat(parent)[0],
+        "workspace": workspace,
+    }
+
+
+def _stat(pid: int) -> tuple[int, int]:
     """When a process began, and its parent."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from tests import chosen_cluster
-from tests.chosen_cluster import ChosenCluster, stat
+from tests.chosen_cluster import ChosenCluster, handle_of
 from tests.servers import docker
 from tests.servers.images import PYTHON, make_archives
 
@@ -204,14 +204,7 @@ def handle(data_dir: Path, instance_id: str) -> dict[str, Any]:
     child = int(found["State"]["Pid"])
     if child == 0:
         raise FileNotFoundError(f"{instance_id} does not run")
-    began, parent = stat(child)
-    return {
-        "child": child,
-        "child_started": began,
-        "pid": parent,
-        "started": stat(parent)[0],
-        "workspace": found["Config"]["Labels"]["atoll.workspace"],
-    }
+    return handle_of(child, found["Config"]["Labels"]["atoll.workspace"])
 
 
 def instances(data_dir: Path) -> set[str]:

@@ -53,7 +53,7 @@ def _limit_processes(limits: dict[str, int]) -> None:
         try:
             resource.setrlimit(kind, (bound, bound))
         except (OSError, ValueError):
-            pass  # gVisor does not have all of them, for its processes do not share the host's.
+            pass  # gVisor refuses MSGQUEUE and SIGPENDING, which its kernel does not have.
 
 
 def prepare(hooks: bool) -> None:

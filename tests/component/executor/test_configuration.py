@@ -14,7 +14,7 @@ executor.main()
 """
 
 
-def test_an_executor_that_nobody_configures_ends() -> None:
+def test_an_executor_that_is_not_configured_ends() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", IMPATIENT],
         stdin=subprocess.PIPE,

@@ -25,7 +25,7 @@ hostile image's own program, whose output the log of a failed start may quote.
 """
 VARIANTS = ["root", "unprivileged"] if os.geteuid() == 0 else ["unprivileged"]
 if drivers.CHOSEN != "local":
-    # Whoever may use a Docker engine or a cluster needs no other rights.
+    # A user who may use a Docker engine or a cluster needs no other rights.
     VARIANTS = ["root"]
 either_variant = pytest.mark.parametrize("target", VARIANTS[:1], indirect=True, scope="module")
 """For attacks on the executor, which is the same program for root and for an ordinary user."""

@@ -332,7 +332,7 @@ class Runner(SessionObserver):
             await self._records.announce_end(run.id)
 
     async def _commit_or_fail(self, run: Run, outcome: Outcome) -> Outcome | None:
-        """Commit the outcome of an attempt; the outcome instead if the attempt is retried."""
+        """Commit the outcome, unless the attempt is to be retried: then return why it failed."""
         if not self._is_retried(run, outcome):
             secured = await self._commit.secure(run.execution, outcome)
             if not self._is_retried(run, secured):
